@@ -74,10 +74,6 @@ class RunHeldError(MoeLabError):
         """The folder that the other process holds, if it is known."""
 
 
-class LeaseLostError(RunHeldError):
-    """Another process has taken over what this one held, because this one was suspended for longer than its lease."""
-
-
 class Terminated(KeyboardInterrupt):
     """SIGTERM, as an exception that unwinds like Ctrl-C does."""
 

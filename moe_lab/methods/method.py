@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from moe_lab.methods.trained import Trained
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
-    from moe_lab.results.model import RunResult
 
 
 Counters = Mapping[str, int]
@@ -214,14 +213,6 @@ class Method(ABC):
         A method whose own block has `changed_fraction` fills the table's column `re-routed`: its footnote says of what.
         """
         return []
-
-    @staticmethod
-    def without_neighbour(result: RunResult) -> tuple[int, int] | None:
-        """(questions without a neighbour, which it answers as the base model does; all questions).
-
-        None if its questions need no neighbours, or if each has one.
-        """
-        return None
 
 
 def share(counters: Counters, some: str, every: str) -> float | None:

@@ -6,7 +6,7 @@ from functools import partial
 
 from moe_lab.metrics.registry import counted_metrics, intervention_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
-from moe_lab.reports.columns import Column, count, names, numbers, print_table, texts
+from moe_lab.reports.columns import Column, names, numbers, print_table, texts
 from moe_lab.reports.scores import limits, run_labels
 from moe_lab.results.measured import Difference, Interval, number
 from moe_lab.results.model import RunResult
@@ -33,18 +33,6 @@ def logged_values(content: StoredMetrics) -> dict[str, float]:
         for task, losses in content.losses(name, each).items()
         for metric, loss in losses.items()
     }
-
-
-def layer_columns(content: StoredMetrics) -> list[Column]:
-    """The entropies of each MoE layer over all tokens, for a page."""
-    layers = {metric.label: content.layers(name, "all") for name, metric in counted_metrics().items()}
-    columns = []
-    for label, own in layers.items():
-        columns += [
-            numbers(label, [one.value for one in own], number),
-            limits("95% interval", [one.interval for one in own]),
-        ]
-    return [numbers("layer", list(range(len(own))), count), *columns] if layers else []
 
 
 UNCHANGED = "unchanged routing"

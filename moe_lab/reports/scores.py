@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any
 
 from moe_lab.reports.columns import Column, count, fixed, names, numbers, seconds, texts
-from moe_lab.reports.provenance import not_shared
 from moe_lab.results.measured import interval, number
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import NO_COMPARISONS, Family, SeedGroup
@@ -230,9 +229,17 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) ->
     """
     methods = [tuple(text for text in typed if text.startswith("method=")) for typed in overrides]
     several = len({*methods} - {(), ("method=base",)}) > 1
+    shared = {
+        own: set.intersection(
+            *(set(typed) for typed, one in zip(overrides, methods, strict=True) if one == own)
+        )
+        for own in methods
+    }
     labels = []
-    for typed, own, seed in zip(overrides, not_shared(overrides, methods), seeds, strict=True):
-        shown = [text for text in typed if text in own or (several and text.startswith("method."))]
+    for typed, own, seed in zip(overrides, methods, seeds, strict=True):
+        shown = [
+            text for text in typed if text not in shared[own] or (several and text.startswith("method."))
+        ]
         shown = [PROFILE.sub(r"\1", text) for text in shown if not text.startswith(NAMED_ELSEWHERE)]
         labels.append(" ".join(shown if seed is None or not any(seeds) else [*shown, f"seed={seed}"]))
     return labels

@@ -114,12 +114,9 @@ def study_columns(profiles: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 # mode=compare
 
-SHOWN_CHANGES = 10
-"""Most document numbers in a line of changed answers."""
-
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print the evaluations, a row per evaluation, task and metric, the first changed answers, and the notes."""
+    """Print the evaluations, a row per evaluation, task and metric, and the notes."""
     for evaluation in comparison.evaluations:
         print(f"{evaluation.key}: {evaluation.label}, {one_line(evaluation.file)}")
         if below := "  ".join([*filter(None, [evaluation.settings]), *evaluation.marks]):
@@ -127,7 +124,7 @@ def print_comparison(comparison: Comparison) -> None:
     print_table("Compared with a", comparison_columns(comparison))
     marks = explained_marks(mark for evaluation in comparison.evaluations for mark in evaluation.marks)
     lines = [ScoreLine(score, score.run_id) for score in comparison.scores]
-    for line in [conclusion(lines, "a"), *changed_lines(comparison), *marks, *comparison.notes]:
+    for line in [conclusion(lines, "a"), *marks, *comparison.notes]:
         print(line)
 
 
@@ -146,20 +143,3 @@ def comparison_columns(comparison: Comparison) -> list[Column]:
         *difference_columns(scores),
         texts("verdict", [score.verdict for score in scores]),
     ]
-
-
-def changed_lines(comparison: Comparison) -> list[str]:
-    """The numbers of the first documents whose answers changed, a line per row of the table and direction."""
-    lines = []
-    for (other, task, metric, _), changed in comparison.changed.items():
-        ways = {
-            "to_right": f"wrong in a and right in {other}",
-            "to_wrong": f"right in a and wrong in {other}",
-        }
-        for kind, way in ways.items():
-            numbers = [str(mine.document) for mine, _ in changed[kind]]
-            left = len(numbers) - SHOWN_CHANGES
-            more = f" and {left:,} more" if left > 0 else ""
-            if numbers:
-                lines.append(f"{task} {metric}, {way}: {', '.join(numbers[:SHOWN_CHANGES])}{more}")
-    return lines

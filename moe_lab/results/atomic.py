@@ -1,52 +1,28 @@
 """Atomic writes: a file is absent or complete."""
 
-import errno
 import json
 import math
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from moe_lab.errors import ResultsError
-from moe_lab.results.lock import check_lease
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-REFUSED = ("I/O error", "os error", "inline_container", "PytorchStreamWriter", "iostream error")
-"""Parts of the messages of safetensors, tokenizers and torch.save for a failed write of the system."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write (full disk, no permission) into a ResultsError that names the path.
-
-    Raises LeaseLostError, before anything is written, if another process has taken the folder over.
-    """
-    check_lease(path)
+    """Turn a failed write (full disk, no permission) into a ResultsError that names the path."""
     try:
         yield
-    except Exception as error:
-        reason = _refusal(error)
-        if reason is None:
-            raise
+    except OSError as error:
+        reason = error.strerror or error
         raise ResultsError(f"{path} could not be written: {reason}. What was finished is kept.") from error
-
-
-def _refusal(error: Exception) -> str | None:
-    """Why the system did not write; None for any other error."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    # tokenizers raises Exception itself
-    ours = isinstance(error, RuntimeError | SafetensorError) or type(error) is Exception
-    if not ours or not any(sign in str(error) for sign in REFUSED):
-        return None
-    number = re.search(r"os error (\d+)", str(error))
-    return os.strerror(int(number[1])) if number else f"{os.strerror(errno.ENOSPC)}, most likely"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -62,7 +38,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
                 file.write(encoded)
                 file.flush()
                 os.fsync(file.fileno())
-            check_lease(path)  # writing may have taken long
             os.replace(name, path)
         except BaseException:
             with suppress(FileNotFoundError):
@@ -76,6 +51,18 @@ def write_file(path: Path, content: str | bytes) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
     return path
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows as CSV. None, NaN and missing keys are empty fields."""
+    from pandas import DataFrame
+
+    return str(DataFrame(list(rows), dtype=object).to_csv(index=False))
+
+
+def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
+    """Write rows as CSV; returns the path. Raises ResultsError."""
+    return write_file(path, csv_text(rows))
 
 
 def obey_umask(folder: Path) -> None:

@@ -19,7 +19,6 @@ from moe_lab.results.lock import acquire, is_locked
 from moe_lab.results.model import RunResult, read_run
 from moe_lab.results.stored_files import DamagedError, tidy, warn_once, whole_mapping
 
-LEAST_FREE_BYTES = 64 * 2**20
 ATTEMPT = "MOE_LAB_ATTEMPT"
 """Environment variable that a command with `launcher=` and its workers share: what failed in one of them is not tried
 in another. The same command again has another value, and tries it again."""
@@ -89,7 +88,7 @@ class RunFolder:
         try:
             yield
         except RunHeldError:
-            raise  # another process holds what the run needs, or has taken the folder over
+            raise  # another process holds what the run needs
         except Exception as error:
             kind = "" if isinstance(error, MoeLabError) else f"{type(error).__name__}: "
             reason = without_passwords(f"{kind}{error}")
@@ -116,17 +115,13 @@ def check_writable(output_dir: str) -> None:
     folder = Path(output_dir).absolute()
     while not folder.exists():
         folder = folder.parent
-    free, least = shutil.disk_usage(folder).free, LEAST_FREE_BYTES
-    choose = "choose another output_dir=."
-    space = f"{free / 2**20:.0f} MiB are free on its disk, {least / 2**20:.0f} MiB are needed. Free some, or {choose}"
     problems = {
-        f"{folder} is a file. {choose.capitalize()}": not folder.is_dir(),
-        f"{folder} is not writable. {choose.capitalize()}": not os.access(folder, os.W_OK | os.X_OK),
-        space: free < least,
+        "is a file": not folder.is_dir(),
+        "is not writable": not os.access(folder, os.W_OK | os.X_OK),
     }
     for problem, holds in problems.items():
         if holds:
-            raise ConfigError(f"output_dir={output_dir}: {problem}")
+            raise ConfigError(f"output_dir={output_dir}: {folder} {problem}. Choose another folder.")
 
 
 # Artifacts that runs share: a trained model, an adapter, a set of references, a profile

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.config.terminal import without_passwords
-from moe_lab.errors import LeaseLostError
 from moe_lab.results.atomic import writing
-from moe_lab.results.lock import check_lease
 from moe_lab.results.stored_files import free_name, typed
 
 # The log of answered requests: one line each, appended and flushed at once. A restart replays it
@@ -78,8 +76,7 @@ class ResponseLog(Answers):
             if lines and not is_own:
                 self.set_aside = free_name(path)
                 path.rename(self.set_aside)
-            # Unbuffered: closing the file does not repeat a failed write. Appending: a process that was suspended
-            # and has lost the run never writes over the lines of the next one.
+            # unbuffered: closing the file does not repeat a failed write
             self._file = path.open("ab", buffering=0)
             if not is_own:
                 self._file.truncate(0)
@@ -172,40 +169,25 @@ def _readable(content: bytes) -> list[Line]:
     return lines
 
 
-# run.log: a logging handler that survives a full disk
+# The handlers of a run's log records
 
 
-class RunLog(logging.Handler):
-    """Appends every record to a file. After a failed write it prints one line on stderr and writes no more.
-
-    Raises ResultsError if the file cannot be opened.
-    """
+class RunLog(logging.FileHandler):
+    """Appends every record to a file, without passwords. Raises ResultsError if the file cannot be opened."""
 
     def __init__(self, path: Path):
-        super().__init__()
-        self.path = path
-        self._failed = False
         with writing(path):
-            # unbuffered: closing the file does not repeat a failed write
-            self._file = path.open("ab", buffering=0)
+            super().__init__(path, encoding="utf-8", errors="backslashreplace")
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._failed:
-            return
-        try:
-            check_lease(self.path)
-        except LeaseLostError:
-            return  # the log is another process's now
-        try:
-            line = without_passwords(self.format(record)) + "\n"
-            self._file.write(line.encode("utf-8", "backslashreplace"))
-        except OSError as error:
-            self._failed = True
-            print(f"{self.path} could not be written: {error.strerror}. The run goes on.", file=sys.stderr)
+    def format(self, record: logging.LogRecord) -> str:
+        return without_passwords(super().format(record))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Of a full disk the log of answers says so, which ends the run."""
 
     def close(self) -> None:
-        self._file.close()
-        super().close()
+        with suppress(OSError):
+            super().close()
 
 
 class WarningsOnce(logging.Handler):

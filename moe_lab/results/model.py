@@ -5,7 +5,8 @@ docs/results.md describes the file.
 """
 
 import glob
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -184,6 +185,11 @@ class RunResult(LmEvalResults):
         return self.content[key]
 
     @property
+    def command(self) -> str:
+        """The command line that computes it."""
+        return command_line(self.overrides, self.config_dirs)
+
+    @property
     def metric(self) -> str | None:
         """The headline metric as lm-eval's `metric,filter`; None with predict_only."""
         return self.asked or self.headline
@@ -266,6 +272,12 @@ class RunResult(LmEvalResults):
         found = self.others.get(other)
         pairs = self.paired_with_base if other == BASE else found.paired if found else {}
         return Paired.from_json(pairs.get(task, {}).get(metric, {}))
+
+
+def command_line(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> str:
+    """The command line of some overrides, quoted for a shell; `config_dirs` are the folders of `--config-dir`."""
+    flags = [part for folder in config_dirs for part in ("--config-dir", folder)]
+    return shlex.join(["python", "-m", "moe_lab", *flags, *overrides])
 
 
 def stored_results(content: Mapping[str, Any], file: Path, advice: str = AGAIN) -> LmEvalResults:

@@ -52,7 +52,7 @@ def test_paths_with_blanks_and_equal_signs(logs, capsys):
         ([], "go together"),
         (["a=mine", "b=theirs", "mode=run"], "go together"),
         (["a=mine", "b=mine/"], "the same result twice"),
-        (["a=mine", "b=gone"], "b=gone: there is no such file or folder"),
+        (["a=mine", "b=gone"], "b=gone has no results"),
         (["a=mine", "b=theirs", "limit=5"], "limit=5 changes nothing"),
         (["a=mine", "b=theirs", "experiment=roe/figure3"], "experiment=roe/figure3 changes nothing"),
         (["a=mine", "b=theirs", "seed=0,1", "-m"], "takes no grid"),

@@ -3,26 +3,18 @@
 What is made once. Broken by: a record of another id that is taken, a record without its files, work that is lost.
 
 Breaks if a lock is acquired twice, or if asking whether a file is locked keeps it locked.
-
-A lease, too: it is its holder's as long as the holder lives, and another's once nobody refreshes it.
 """
 
 import json
 import multiprocessing
 import os
-import shutil
-import signal
-import threading
 import time
-from collections import namedtuple
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moe_lab.errors import ConfigError, RunHeldError
-from moe_lab.results import lock as locks
 from moe_lab.results.folder import ATTEMPT, Artifact, RunFolder, check_writable
 from moe_lab.results.identity import versions
 from moe_lab.results.lock import acquire, is_locked
@@ -129,14 +121,6 @@ def test_an_output_folder_that_is_not_writable(tmp_path, monkeypatch):
         check_writable(str(tmp_path / "outputs"))
 
 
-def test_a_full_disk_is_seen_before_any_work(tmp_path, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12, 2**20))
-    with pytest.raises(ConfigError, match=r"1 MiB are free on its disk, 64 MiB are needed"):
-        check_writable(str(tmp_path / "outputs"))
-    assert not (tmp_path / "outputs").exists()
-
-
 def test_other_versions_are_marked():
     now = versions()
     assert result_with(versions=now).version_notes == []
@@ -217,60 +201,3 @@ def test_a_lock_is_acquired_once_until_it_is_released(tmp_path):
     assert lock is not None and acquire(file) is None and is_locked(file)
     lock.release()
     assert not is_locked(file) and acquire(file) is not None
-
-
-@pytest.fixture
-def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
-    """Leases that expire after this many seconds. One that is kept would end the process in a later test, once it is late."""
-    monkeypatch.setenv(locks.LEASES, "1")
-    monkeypatch.setattr(locks, "LEASE_SECONDS", 0.4)
-    monkeypatch.setattr(locks, "HEARTBEAT_SECONDS", 0.05)
-    own: dict[Path, Any] = {}
-    monkeypatch.setattr(locks, "_own", own)
-    yield 0.4
-    for lease, _ in own.values():
-        lease.release()
-    assert not [one for one in threading.enumerate() if one.name.startswith("filelock-lease")]
-
-
-@pytest.mark.slow
-def test_a_living_holder_keeps_its_lease(tmp_path, leases):
-    file = tmp_path / ".lock"
-    assert not is_locked(file) and not list(tmp_path.iterdir())
-    lease = acquire(file)
-    assert lease is not None
-    end = time.monotonic() + 3 * leases
-    while time.monotonic() < end:
-        assert acquire(file) is None and is_locked(file)
-        time.sleep(0.02)
-    lease.release()
-    assert not is_locked(file) and acquire(file) is not None
-
-
-def test_a_lease_that_nobody_refreshes_is_taken_over(tmp_path, leases):
-    file = tmp_path / ".lock"
-    lease = acquire(file)
-    assert lease is not None
-    marker = tmp_path / ".lock.lease"
-    record = marker.read_text()
-    lease.release()
-    marker.write_text(record)  # what a machine leaves that has been switched off
-    start = time.monotonic()
-    while (taken := acquire(file)) is None:
-        assert time.monotonic() < start + 20
-        time.sleep(0.02)
-    assert time.monotonic() - start >= 0.9 * leases
-    assert acquire(file) is None
-    taken.release()
-
-
-def test_a_process_that_has_lost_its_lease_stops(tmp_path, leases, monkeypatch, capsys):
-    sent: list[int] = []
-    monkeypatch.setattr(locks.os, "kill", lambda pid, number: sent.append(number))
-    lease = acquire(tmp_path / ".lock")
-    assert lease is not None
-    (tmp_path / ".lock.lease").unlink()
-    end = time.monotonic() + 20
-    while not sent and time.monotonic() < end:
-        time.sleep(0.02)
-    assert sent == [signal.SIGTERM] and "The same command continues" in capsys.readouterr().err

@@ -1,21 +1,16 @@
 """The command on a small random model, nothing replaced: run, stored result, grid, and a table that was killed.
 
-Broken by: a stored result that is computed again or parsed twice, a model that a grid loads twice, a cell lost to `kill -9`, a process
-that writes into a run that another one has taken over.
+Broken by: a stored result that is computed again or parsed twice, a model that a grid loads twice, a cell lost to `kill -9`.
 """
 
 import json
-import os
-import signal
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from moe_lab.results import lock
 from moe_lab.results import stored_files as stored_results
-from moe_lab.results.logs import ResponseLog
 from tests.support.command import fork_command, run_command
 from tests.support.pages import rows_of, tree
 
@@ -67,42 +62,6 @@ def test_a_killed_table_is_completed_without_running_a_finished_cell_again(tiny_
     [table] = (output / "tables").glob("roe-figure3-tiny-limit-2-*.md")
     assert "6 of 6 cells are measured" in table.read_text()
     assert str(table) in ended.out
-
-
-@pytest.mark.slow
-def test_a_process_that_lost_its_lease_writes_nothing(tiny_olmoe_dir, tmp_path, capsys, monkeypatch):
-    """It stops itself with three of six answers stored; another process takes the run over and ends it."""
-    monkeypatch.setenv(lock.LEASES, "1")
-    monkeypatch.setattr(lock, "LEASE_SECONDS", 1.0)
-    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.1)
-    command = ["method=base", f"model.path={tiny_olmoe_dir}", "task=toy_math", "limit=6", "batch_size=1"]
-    command.append(f"output_dir={tmp_path / 'out'}")
-    store, parent = ResponseLog.answer, os.getpid()
-
-    def answer(log: ResponseLog, *parts) -> None:
-        store(log, *parts)
-        if os.getpid() != parent and len(log) == 3:
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    monkeypatch.setattr(ResponseLog, "answer", answer)
-    suspended = fork_command(tmp_path, *command)
-    assert suspended.pid is not None
-    assert os.WIFSTOPPED(os.waitpid(suspended.pid, os.WUNTRACED)[1])
-    deadline = time.monotonic() + 120
-    while (ended := run_command(capsys, *command)).code == 3 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert ended.code == 0, ended.err
-    [folder] = (tmp_path / "out" / "runs").iterdir()
-
-    def content() -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
-
-    before = content()
-    os.kill(suspended.pid, signal.SIGCONT)
-    suspended.join(60)
-    assert suspended.exitcode in (3, 130, 143)
-    assert content() == before
-    assert "status.json" not in before
 
 
 @pytest.mark.slow

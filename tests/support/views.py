@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from moe_lab.reports import csv_rows
 from moe_lab.reports.pages import runs_page
 from moe_lab.reports.papers import markdown as papers
 from moe_lab.reports.papers.cells import TableCell, p_values
 from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.reports.papers.table import Table, table_of
 from moe_lab.reports.scores import CommandTable
-from moe_lab.results import score_table
+from moe_lab.results import atomic, score_table
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family, SeedGroup
@@ -32,7 +31,7 @@ def markdown(experiment: Experiment, scale: str, cells: Cells, folder: Path = Pa
 
 
 def csv_text(experiment: Experiment, cells: Cells) -> str:
-    return csv_rows.csv_text(table(experiment, next(iter(experiment.scales)), cells).records())
+    return atomic.csv_text(table(experiment, next(iter(experiment.scales)), cells).records())
 
 
 def write_record(experiment: Experiment, scale: str, cells: Cells, folder: Path) -> Path:

@@ -190,7 +190,7 @@ class C3PO(Method):
 
     @staticmethod
     def without_neighbour(result: RunResult) -> tuple[int, int] | None:
-        """Also None for the oracle, which has no neighbours."""
+        """(questions without a neighbour, all questions); None if each has one, and for the oracle."""
         without = result.report.get("reference", {}).get("questions_without", 0)
         if result.report.get("upper_bound") or (result.report.get("epsilon") is None and not without):
             return None

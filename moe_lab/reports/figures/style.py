@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from moe_lab.reports.csv_rows import write_rows
-from moe_lab.results.atomic import write_file
+from moe_lab.results.atomic import write_file, write_rows
 
 DPI = 200
 FORMATS: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}

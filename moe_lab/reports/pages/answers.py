@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from moe_lab.results.atomic import plain
 from moe_lab.results.model import RunResult, find_run
 from moe_lab.results.samples import Sample, metric_values, read_samples
 from moe_lab.results.scores import headline
@@ -180,7 +181,8 @@ def answer_data(answers: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(one["prompt"] for one in answers))}
     longest = max(SHORTEST_CUT, PROMPTS // max(1, len(numbers)))
     prompts = [[prompt[-longest:], max(0, len(prompt) - longest)] for prompt in numbers]
-    return {"prompts": prompts, "answers": [{**one, "prompt": numbers[one["prompt"]]} for one in answers]}
+    found = [{**one, "prompt": numbers[one["prompt"]]} for one in answers]
+    return {"prompts": prompts, "answers": plain(found)}
 
 
 # All answers of the runs of a page, next to the base model's answers if a run is compared with it

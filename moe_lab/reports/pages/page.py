@@ -1,6 +1,5 @@
 """Shared code of all pages: rendering, embedded files, downloads, and forest plots."""
 
-import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
@@ -23,16 +22,13 @@ from moe_lab.reports.scores import (
     panel_title,
     sentence,
 )
-from moe_lab.results import measured
-from moe_lab.results.atomic import plain as as_json
 from moe_lab.results.atomic import write_file
+from moe_lab.results.measured import interval, number
 
 # A page is one self-contained HTML file. Values are escaped by jinja2. Style, script, data and pictures are in the
 # page; its content security policy forbids every request and every script but the page's own.
 
 TEMPLATES = Path(__file__).parent / "templates"
-IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""Characters that could end a script element or a line of it, as JSON escapes."""
 
 
 def write_page(path: Path, template: str, **content: Any) -> Path:
@@ -45,8 +41,8 @@ def environment() -> Environment:
     """jinja2 with autoescape. An undefined name is an error."""
     options: dict[str, Any] = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, **options)
-    made.filters |= dict(number=number, interval=interval, plain=plain, fact=fact)
-    made.filters |= dict(sentence=sentence, json=inline_json)
+    made.filters |= {"number": number, "interval": interval, "sentence": sentence}
+    made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     script = (TEMPLATES / "script.js").read_text(encoding="utf-8")
     made.globals |= {
         "style": Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
@@ -56,36 +52,6 @@ def environment() -> Environment:
         "script_hash": b64encode(sha256(script.encode()).digest()).decode(),
     }
     return made
-
-
-def plain(value: float | None) -> str:
-    """A number as it is stored, for sorting; empty for None."""
-    return "" if value is None else repr(value)
-
-
-def number(value: float | None, sign: bool = False) -> str:
-    """As everywhere, with the minus sign U+2212."""
-    return measured.number(value, sign).replace("-", "\u2212")
-
-
-def interval(bounds: Any, sign: bool = False) -> str:
-    """As everywhere, with the minus sign U+2212."""
-    return measured.interval(bounds, sign).replace("-", "\u2212")
-
-
-def fact(value: str | int | float, name: str) -> str:
-    """A fact as a text; one that is called a fraction as per cent."""
-    if isinstance(value, str | bool):
-        return str(value)
-    return f"{100 * value:.1f}%" if name.endswith("_fraction") else f"{value:.6g}"
-
-
-def inline_json(value: Any) -> Markup:
-    """JSON for a script element, of which no text can end the element; NaN and infinities become null."""
-    text = json.dumps(as_json(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character, escape in IN_SCRIPT.items():
-        text = text.replace(character, escape)
-    return Markup(text)
 
 
 def picture_of(svg: Path) -> str:
@@ -106,7 +72,6 @@ def text_uri(text: str, kind: str) -> str:
 # Tables as LaTeX for download
 
 IN_LATEX = {
-    "\u2212": "-",
     "\u2192": r"$\rightarrow$",
     "\u03c4": r"$\tau$",
     "\u00b1": r"$\pm$",
@@ -155,7 +120,7 @@ class ForestPanel:
 
         found = map(float, MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(self.low, self.high))
         ticks = [tick for tick in found if self.low <= tick <= self.high]
-        return [(self.share(tick), f"{tick:+g}".replace("-", "\u2212") if tick else "0") for tick in ticks]
+        return [(self.share(tick), f"{tick:+g}" if tick else "0") for tick in ticks]
 
 
 def forest(lines: Iterable[ScoreLine]) -> list[ForestPanel]:

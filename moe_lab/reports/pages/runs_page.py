@@ -2,17 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.columns import Column, count, numbers, texts
-from moe_lab.reports.csv_rows import csv_text
-from moe_lab.reports.expert import expert_metrics_of, layer_columns
 from moe_lab.reports.pages.answers import CHANGES, answer_data, examples_of
-from moe_lab.reports.pages.page import fact, forest, latex_of, pictures_in, text_uri, write_page
-from moe_lab.reports.provenance import Provenance
+from moe_lab.reports.pages.page import forest, latex_of, pictures_in, text_uri, write_page
 from moe_lab.reports.scores import CommandTable, by_outcome, conclusion, has_verdict, plotted
+from moe_lab.results.atomic import csv_text
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import explained_marks
 
@@ -52,7 +49,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         facts=facts_columns(routing),
         profiles=profiles_of(routing),
         costs=cost_columns(runs, names),
-        runs=[Provenance.of(run) for run in runs],
+        runs=runs,
         notes=explained_marks(mark for line in table.lines for mark in line.score.marks),
     )
 
@@ -97,8 +94,6 @@ class RunRouting:
     """Its study, and the single numbers and words of the method's report in results.json."""
     temperatures: tuple[float, ...]
     """One per MoE layer; empty for a method without."""
-    layers: list[Column]
-    """The expert metrics of each MoE layer (`metrics=expert`)."""
     pictures: list[tuple[str, str]]
     """Name and data URI of the figures in the run's folder."""
 
@@ -107,11 +102,9 @@ def routing_of(run: RunResult, label: str) -> RunRouting | None:
     """The routing of a run; None if nothing about it is stored."""
     stored = {"study": run.tuning.get("study"), **run.report}
     facts = {key: value for key, value in stored.items() if isinstance(value, str | int | float)}
-    measured = expert_metrics_of(run)
-    layers = [] if measured is None else layer_columns(measured)
     pictures = pictures_in(run.stored_in)
     temperatures = tuple(run.report.get("temperatures") or ())
-    return RunRouting(label, facts, temperatures, layers, pictures) if facts or layers or pictures else None
+    return RunRouting(label, facts, temperatures, pictures) if facts or pictures else None
 
 
 def profiles_of(routing: Sequence[RunRouting]) -> dict[tuple[float, ...], list[str]]:
@@ -125,11 +118,15 @@ def profiles_of(routing: Sequence[RunRouting]) -> dict[tuple[float, ...], list[s
 
 def facts_columns(routing: Sequence[RunRouting]) -> list[Column]:
     """What the methods report, a row per run."""
+
+    def text(value: str | int | float) -> str:
+        return str(value) if isinstance(value, str | bool) else f"{value:.6g}"
+
     shown = [one for one in routing if one.facts]
     return [
         texts("run", [one.label for one in shown]),
         *(
-            numbers(name.replace("_", " "), [one.facts.get(name) for one in shown], partial(fact, name=name))
+            numbers(name.replace("_", " "), [one.facts.get(name) for one in shown], text)
             for name in dict.fromkeys(name for one in shown for name in one.facts)
         ),
     ]

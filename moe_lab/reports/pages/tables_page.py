@@ -2,35 +2,24 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from moe_lab.reports.columns import Column, count, numbers, texts
-from moe_lab.reports.pages.page import forest, latex_of, picture_of, text_uri, write_page
+from moe_lab.reports.pages.page import latex_of, picture_of, text_uri, write_page
 from moe_lab.reports.papers.experiment import FIGURES
-from moe_lab.reports.papers.metrics import EXPERT
 from moe_lab.reports.papers.table import PAPERS, Row, State, Table
-from moe_lab.reports.scores import ScoreLine, by_outcome, conclusion, difference_columns, has_verdict, limits
+from moe_lab.reports.scores import difference_columns, limits
 from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks
 from moe_lab.results.scores import NO_SCORE
 from moe_lab.results.stored_files import damaged, typed, warn_once, whole_mapping
 
-OF_PAPERS = (*(State.AGREES, State.DISAGREES, State.NOT_COMPARABLE, State.NOT_PUBLISHED), State.NOT_AT_SCALE)
-"""States of cells in tables of a paper."""
-EMPTY = (State.FAILED, State.NOT_RUN)
-SUMMARY: dict[str, list[State]] = {
-    "cells": [state for state in State if state != State.NOT_AT_SCALE],
-    "measured": [state for state in State if state not in (*EMPTY, State.NOT_AT_SCALE)],
-    "agree": [State.AGREES],
-    "disagree": [State.DISAGREES],
-    "cannot be compared": [State.NOT_COMPARABLE, State.NOT_PUBLISHED],
-    **{str(state): [state] for state in EMPTY},
-    "published, not at this scale": [State.NOT_AT_SCALE],
-}
-"""The columns of the summary by paper, and the states that each of them counts."""
+WITHOUT_NUMBER = (State.FAILED, State.NOT_RUN, State.NOT_AT_SCALE)
 
 
 def write_tables_page(folder: Path) -> Path:
@@ -53,58 +42,32 @@ def write_tables_page(folder: Path) -> Path:
     papers: dict[str, list[ShownTable]] = {}
     for shown in sorted(tables, key=_order):
         papers.setdefault(shown.paper, []).append(shown)
-    compared = compared_scores([one.content for one in tables])
-    kinds = {one.content.of_paper for one in tables}
-    states = [state for state in State if (state in OF_PAPERS) in kinds or state in EMPTY]
-    counts = {name: own for name, own in SUMMARY.items() if {*own} & {*states}}
+    cells = {paper: [row.state for one in own for row in one.content.every] for paper, own in papers.items()}
+    counts = Counter(chain.from_iterable(cells.values()))
+    of_papers = any(one.content.of_paper for one in tables)
     return write_page(
         folder / "index.html",
         "tables.html.j2",
         papers=papers,
         summary=[
-            texts("paper" if True in kinds else "experiment", list(papers)),
+            texts("paper" if of_papers else "experiment", list(papers)),
             *(
-                numbers(name, [_counted(own, kind) for own in papers.values()], count)
-                for name, kind in counts.items()
+                numbers(state, [own.count(state) for own in cells.values()], count)
+                for state in State
+                if counts[state]
             ),
         ],
-        total={name: _counted(tables, own) for name, own in SUMMARY.items()},
-        of_papers=True in kinds,
-        states={state: state.meaning for state in states},
-        conclusion=conclusion(compared),
-        verdicts=by_outcome(compared),
-        forest=forest(replace(line, label=line.name) for line in compared),
-        count=len(compared),
+        measured=sum(number for state, number in counts.items() if state not in WITHOUT_NUMBER),
+        cells=counts.total() - counts[State.NOT_AT_SCALE],
+        agree=counts[State.AGREES],
+        disagree=counts[State.DISAGREES],
+        of_papers=of_papers,
+        states={state: state.meaning for state in State if counts[state]},
         notes=explained_marks(
             mark for one in tables for row in one.content.rows if row.score for mark in row.score.marks
         ),
         scales=list(dict.fromkeys(one.content.scale for own in papers.values() for one in own)),
     )
-
-
-def compared_scores(tables: Sequence[Table]) -> list[ScoreLine]:
-    """The comparisons with base of all tables. A run in several tables counts once.
-
-    Averages are left out, and expert metrics, for which neither more nor less is better.
-    """
-    found: dict[tuple[str, str, str], ScoreLine] = {}
-    for row in (row for table in tables for row in table.rows):
-        score = row.score
-        if (
-            score is not None
-            and has_verdict(score)
-            and not row.average
-            and not score.metric.startswith(EXPERT)
-        ):
-            # dotted keys with their names
-            rest = ", ".join(
-                f"{key.rpartition('.')[2]}={value}" if "." in key else value
-                for key, value in row.coordinates.items()
-                if value not in ("-", score.method, score.task)
-            )
-            place = (score.run_id, score.task, score.metric)
-            found.setdefault(place, ScoreLine(score, rest))
-    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -122,11 +85,6 @@ class ShownTable:
     """The file next to the page."""
     latex: str | None
     """A data URI."""
-
-
-def _counted(tables: Sequence[ShownTable], states: Sequence[State]) -> int:
-    """The number of cells with one of some states."""
-    return sum(row.state in states for table in tables for row in table.content.every)
 
 
 def shown_table(table: Table, folder: Path) -> ShownTable:
@@ -184,7 +142,7 @@ def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
         ),
         numbers("published", published, "{:.4g}".format),
         texts("place", [row.published.where if row.published else "" for row in rows]),
-        numbers("measured \u2212 published", [row.off for row in rows], partial(number, sign=True)),
+        numbers("measured - published", [row.off for row in rows], partial(number, sign=True)),
         texts("state", [": ".join(filter(None, [str(row.state), row.reason])) for row in rows]),
         texts("notes", [" ".join(score.marks) for score in scores]),
     ]

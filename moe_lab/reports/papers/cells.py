@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.methods import get_method
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import AVERAGE, MEASURE, Experiment, Published
 from moe_lab.reports.papers.metrics import EXPERT, METRICS, TRAINING, expert_score, training_score, unit_of
@@ -80,13 +79,6 @@ class TableCell:
         if self.of_training:
             return METRICS[score.metric][3]
         return f"{score.metric}, lower is better" if score.lower_is_better else score.metric
-
-    def without_neighbour(self) -> tuple[int, int] | None:
-        """`Method.without_neighbour` of the first seed; the sums over the parts of an average."""
-        results = [result for each in self.parts or [self] for result in each.results[:1]]
-        counted = (get_method(result.method).without_neighbour(result) for result in results)
-        known = [counts for counts in counted if counts is not None]
-        return (sum(none for none, _ in known), sum(all for _, all in known)) if known else None
 
     @property
     def of_training(self) -> bool:

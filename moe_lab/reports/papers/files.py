@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.columns import Column
-from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment
-from moe_lab.results.atomic import write_file
+from moe_lab.results.atomic import write_file, write_rows
 from moe_lab.results.identity import RUNTIME, folder_name
 from moe_lab.results.scores import scores_of
 

@@ -59,7 +59,7 @@ def _grid(experiment: Experiment, table: Table) -> str:
     by_place = {(_key(row, named), _key(row, across)): row for row in shown}
     lines = list(dict.fromkeys(line for line, _ in by_place))
     columns = list(dict.fromkeys(column for _, column in by_place))
-    header = [*named, "documents", "seeds", "without a neighbour"]
+    header = [*named, "documents", "seeds"]
     for name in (_column_name(across, column) for column in columns):
         minus = [f"{name} - {other.replace('_', ' ')}" for other in ("base", *others)]
         header += [name, f"{name}, published", *minus]
@@ -94,20 +94,17 @@ def _value(score: Score) -> str:
 
 
 def _counts(cells: Sequence[Row]) -> list[str]:
-    """The columns `documents`, `seeds` and `without a neighbour` of a line; of its averages if it has no other cells.
+    """The columns `documents` and `seeds` of a line; of its averages if it has no other cells.
 
-    `seeds` is empty if every cell is one run, `without a neighbour` if every question has its k nearest neighbours.
+    `seeds` is empty if every cell is one run.
     """
     counted = [row for row in cells if not row.average] or cells
     scores = [row.score for row in counted if row.score]
     documents = dict.fromkeys(str(score.n) for score in scores if score.n is not None)
     seeds = dict.fromkeys(str(score.seeds) for score in scores)
-    alone = [row.without_neighbour for row in counted if row.without_neighbour is not None]
-    none, questions = (sum(numbers) for numbers in zip(*alone, strict=True)) if alone else (0, 0)
     return [
         "/".join(documents) or "-",
         "/".join(seeds) if any(score.seeds > 1 for score in scores) else "",
-        f"{none} of {questions}" if alone else "",
     ]
 
 

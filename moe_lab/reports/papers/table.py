@@ -12,8 +12,7 @@ from moe_lab.reports.papers.cells import TableCell, averages, averages_alone, pu
 from moe_lab.reports.papers.experiment import TABLES, Experiment, Published
 from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.metrics import TRAINING
-from moe_lab.reports.provenance import Provenance, command
-from moe_lab.results.model import BASE, compared_names
+from moe_lab.results.model import BASE, command_line, compared_names
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import NO_SCORE, Score
 
@@ -65,8 +64,6 @@ class Row:
     compared: dict[str, Score] = field(default_factory=dict)
     """The comparisons with other runs than the base model's, by name."""
     published: Published | None = None
-    without_neighbour: tuple[int, int] | None = None
-    """Of C3PO, the number of questions without a neighbour, and of all questions."""
     problem: str | None = None
     """Why the cell failed."""
     run_id: str | None = None
@@ -87,6 +84,16 @@ class Row:
         if self.state not in (State.AGREES, State.DISAGREES) or self.score is None or self.published is None:
             return None
         return (self.score.value or 0.0) - self.published.fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """The origin of a run's numbers."""
+
+    run_id: str
+    command: str
+    seed: int | None
+    versions: dict[str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +149,8 @@ class Table:
         """The rows of CSV file and data frame: one per cell, average and run that it is compared with.
 
         Coordinates of the cell, the columns of its score (`Score.columns`), `published` (the paper's number, a fraction
-        where the score is one) with the `place` in the paper and a `mark` where it is doubtful, `state`, `reason`, the
-        number of questions `without_neighbour` of C3PO, and the ids of its `runs` and `studies`.
+        where the score is one) with the `place` in the paper and a `mark` where it is doubtful, `state`, `reason`,
+        and the ids of its `runs` and `studies`.
         """
         found = []
         for row in self.rows:
@@ -154,7 +161,6 @@ class Table:
                 "mark": paper and paper.mark,
                 "state": str(row.state),
                 "reason": row.problem or row.reason or None,
-                "without_neighbour": row.without_neighbour and row.without_neighbour[0],
                 "runs": " ".join(row.runs) or row.run_id,
                 "studies": " ".join(row.studies) or None,
             }
@@ -181,7 +187,6 @@ def table_of(
             score=scores.pop(BASE, None),
             compared=scores,
             published=published_of(experiment, cell),
-            without_neighbour=cell.without_neighbour(),
             problem=cell.problem,
             run_id=cell.run_id,
             runs=[each.run_id for each in cell.results],
@@ -198,7 +203,7 @@ def table_of(
         title=title(experiment, scale),
         source=experiment.source,
         scale=scale,
-        command=command(typed, experiment.config_dirs),
+        command=command_line(typed, experiment.config_dirs),
         axes=experiment.keys,
         figure=experiment.figure,
         averages_alone=averages_alone(experiment, cells),
@@ -210,7 +215,13 @@ def table_of(
             for one in experiment.paper
             if id(one) not in matched
         ],
-        runs={each.run_id: Provenance.of(each) for cell in cells for each in cell.results},
+        runs={
+            run.run_id: Provenance(
+                run_id=run.run_id, command=run.command, seed=run.seed, versions=run.versions
+            )
+            for cell in cells
+            for run in cell.results
+        },
     )
 
 

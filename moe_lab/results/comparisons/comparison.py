@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from operator import sub
 from typing import Any
 
@@ -16,7 +15,7 @@ from moe_lab.results.scores import ComparisonKey, Score, compared, pooled
 from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import VERSION, Aggregate
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 Pair = tuple[Sample, Sample]
 """One document in the sample logs of two evaluations."""
 Changed = dict[str, list[Pair]]
@@ -52,26 +51,7 @@ class Comparison:
                 for score in self.scores
             ],
             "notes": self.notes,
-            "documents": self._documents(),
         }
-
-    def _documents(self) -> dict[str, dict[int, dict[str, Any]]]:
-        """The changed documents by task and number, with the answers of the evaluations between which they changed."""
-        found: dict[str, dict[int, dict[str, Any]]] = {}
-        for (key, task, _, other), changed in self.changed.items():
-            for mine, theirs in chain.from_iterable(changed.values()):
-                choices = [each[1] for each in mine.requests if isinstance(each[-1], str)]
-                document = {
-                    "prompt": mine.requests[0][0] if mine.requests else None,
-                    "target": mine.target,
-                    **({"choices": choices} if len(choices) > 1 else {}),
-                    "answers": {},
-                }
-                answers = found.setdefault(task, {}).setdefault(mine.document, document)["answers"]
-                for name, one in ((other, mine), (key, theirs)):
-                    logged = {"resps": one.responses, "filtered_resps": one.filtered}
-                    answers.setdefault(name, {})[one.filter] = logged
-        return {task: dict(sorted(documents.items())) for task, documents in found.items()}
 
 
 def compare(evaluations: Sequence[Evaluation]) -> Comparison:

@@ -20,9 +20,6 @@ from moe_lab.results.stored_files import damaged, read_lines, read_mapping
 
 DATED = re.compile(r".+_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?)\.json")
 """The name of a results file of lm-eval."""
-OWN = "results.json"
-SHOWN = 5
-"""Folders that an error names."""
 
 
 def results_file(key: str, path: Path) -> Path:
@@ -34,18 +31,18 @@ def results_file(key: str, path: Path) -> Path:
     named = f"{key}={one_line(path)}"
     if path.is_file() and path.suffix == ".json":
         return path
-    if not path.exists():
-        raise ConfigError(f"{named}: there is no such file or folder.")
+    below = sorted(folder for folder in path.iterdir() if folder.is_dir()) if path.is_dir() else []
     own = _results_in(path)
-    below = sorted(path.iterdir()) if path.is_dir() and not own else []
     folders = [own] if own else [found for folder in below if (found := _results_in(folder))]
     if not folders:
         raise ConfigError(
             f"{named} has no results. Give a run's folder, a results_*.json of lm-eval, or its folder."
         )
     if len(folders) > 1:
-        some = "".join(f"\n  {key}={one_line(files[0].parent)}" for files in folders[:SHOWN])
-        raise ConfigError(f"{named} has results in {len(folders)} folders. Name one of them:{some}")
+        raise ConfigError(
+            f"{named} has results in {len(folders)} folders. Name one of them, such as "
+            f"{key}={one_line(folders[0][0].parent)}."
+        )
     [found] = folders
     if len(found) > 1:
         print(f"{key}={one_line(found[-1])} is the newest of {len(found)} results there.", file=sys.stderr)
@@ -54,10 +51,9 @@ def results_file(key: str, path: Path) -> Path:
 
 def _results_in(folder: Path) -> list[Path]:
     """The results of a folder without its subfolders, the newest last."""
-    if (folder / OWN).is_file():
-        return [folder / OWN]
-    files = folder.iterdir() if folder.is_dir() else ()
-    dated = [(match["date"], file) for file in files if (match := DATED.fullmatch(file.name))]
+    if (folder / "results.json").is_file():
+        return [folder / "results.json"]
+    dated = [(match["date"], file) for file in folder.glob("*") if (match := DATED.fullmatch(file.name))]
     return [file for _, file in sorted(dated)]
 
 
@@ -69,14 +65,11 @@ def lm_eval_samples(results: Path, task: str) -> Path:
     match = DATED.fullmatch(results.name)
     if match is None:
         raise ConfigError(
-            f"{one_line(results)}: its samples are not known, as its name does not end in lm-eval's date. Give it the "
-            "name that lm-eval gave it (results_<date>.json)."
+            f"{one_line(results)}: give it lm-eval's name (results_<date>.json), by which its samples are found."
         )
     file = results.with_name(f"samples_{task}_{match['date']}.jsonl")
     if not file.is_file():
-        raise ConfigError(
-            f"{one_line(file)} is missing. Evaluate again with --log_samples; lm-eval then writes it."
-        )
+        raise ConfigError(f"{one_line(file)} is missing. Evaluate again with --log_samples.")
     return file
 
 
@@ -152,15 +145,9 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
     """
     file = results_file(key, path)
     results = read_mapping(file, MOVED) or {}
-    if isinstance(results.get("run_ids"), list) and "scores" in results:
-        ids = " ".join(f"*-{str(run_id)[:8]}" for run_id in results["run_ids"])
-        raise ConfigError(
-            f"{key}={one_line(file)} is a summary over seeds, which has no documents. Give the folder of one of its "
-            f"runs in runs/: {ids}"
-        )
     if not all(isinstance(results.get(part), dict) for part in ("results", "configs")):
         raise ConfigError(
-            f"{key}={one_line(file)} is no result of lm-eval or moe_lab: it has no results and configs."
+            f"{key}={one_line(file)} is no result of lm-eval or moe_lab. Give the folder of a run, in runs/."
         )
     found = stored_results(results, file, MOVED)
     own = found if isinstance(found, RunResult) else None

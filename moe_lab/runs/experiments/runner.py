@@ -15,7 +15,6 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
-from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.frames import typed_frame
 from moe_lab.reports.loggers import open_logger
 from moe_lab.reports.pages.tables_page import write_tables_page
@@ -25,7 +24,7 @@ from moe_lab.reports.papers.files import file_stem, reference_rows, title, write
 from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.table import table_of
 from moe_lab.reports.scores import CommandTable
-from moe_lab.results.atomic import json_text, write_file
+from moe_lab.results.atomic import json_text, write_file, write_rows
 from moe_lab.results.identity import folder_name
 from moe_lab.results.score_table import Family
 from moe_lab.runs.experiments.cells import NOTHING_STORED, Experiments, filled

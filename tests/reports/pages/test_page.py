@@ -2,13 +2,10 @@
 
 Forest plots. Broken by a point at another place than its number, a row that is out of order or left out, and by axes that
 blow up a small difference.
-
-CSV files of rows. Broken by a text that a spreadsheet executes, and by a number that becomes a text.
 """
 
-import csv
-import io
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -16,19 +13,15 @@ from dataclasses import replace
 import pytest
 from jinja2 import UndefinedError
 
-from moe_lab.config.terminal import shown
 from moe_lab.reports.columns import Column, texts
-from moe_lab.reports.csv_rows import csv_text, safe_cell, write_rows
 from moe_lab.reports.figures.comparisons import draw_control
+from moe_lab.reports.pages.answers import answer_data
 from moe_lab.reports.pages.page import (
     TEMPLATES,
     ForestPanel,
     environment,
     forest,
-    inline_json,
-    interval,
     latex_of,
-    number,
     write_page,
 )
 from moe_lab.reports.scores import ScoreLine
@@ -40,17 +33,14 @@ from tests.support.stored_runs import pair_of_runs
 from tests.support.views import write_runs_page
 
 
-def test_numbers():
-    assert number(-0.12344) == "\u22120.1234" and number(0.5, sign=True) == "+0.5000" and number(None) == ""
-    assert number(-0.0000021, sign=True) == "\u22122.1e\u221206"
-    assert interval((-0.1, 0.25), sign=True) == "[\u22120.1000, +0.2500]" and interval(None) == ""
-
-
-def test_json_in_a_script_element_ends_neither_the_element_nor_a_line():
-    text = str(inline_json({"answer": HOSTILE}))
-    assert not set("<>&\u2028\u2029") & set(text)
-    assert json.loads(text) == {"answer": HOSTILE}
-    assert inline_json([float("nan"), -float("inf"), 0.5]) == "[null,null,0.5]"
+def test_json_in_a_script_element_does_not_end_it():
+    text = (
+        environment()
+        .from_string("{{ data|tojson }}")
+        .render(data=answer_data([{"prompt": HOSTILE, "x": math.nan}]))
+    )
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {"prompts": [[HOSTILE, 0]], "answers": [{"prompt": 0, "x": None}]}
 
 
 def test_values_are_escaped_and_unknown_names_refused():
@@ -88,27 +78,10 @@ def test_latex_has_booktabs_and_escapes():
     text = latex_of(columns, "50% of a_b")
     assert all(rule in text for rule in ("\\toprule", "\\midrule", "\\bottomrule"))
     assert "a\\_b & 61.0\\%" in text and "1 \\& 2" in text and "\\caption{50\\% of a\\_b}" in text
-    arrow = latex_of([texts("schedule", ["N\u2192R"]), texts("value", ["\u22120.1"])], "x")
+    arrow = latex_of([texts("schedule", ["N\u2192R"]), texts("value", ["-0.1"])], "x")
     assert "N$\\rightarrow$R & -0.1" in arrow
     shared = [Column(heading="task", cells=["t_1", "t_1"], name=True), texts("value", ["1", "2"])]
     assert "\\caption{x: task=t\\_1}" in latex_of(shared, "x"), "what all rows share"
-
-
-FORMULAS = ['=HYPERLINK("http://x")', "+cmd|'/c calc'!A1", "-2+3", "@SUM(A1)", "\tx", "\rx", "+0 -1"]
-
-
-@pytest.mark.parametrize("text", FORMULAS)
-def test_a_formula_is_text(text, tmp_path):
-    rows = [{"model": text, "value": -0.5, "difference": "-0.0370", "p": "+1.5e-05", "n": "-"}]
-    for content in (write_rows(rows, tmp_path / "rows.csv").read_bytes().decode(), csv_text(rows)):
-        [row] = csv.DictReader(io.StringIO(content, newline=""))
-        assert row["model"] == f"'{shown(text)}"
-        assert [row[key] for key in ("value", "difference", "p", "n")] == ["-0.5", "-0.0370", "+1.5e-05", "-"]
-
-
-def test_numbers_and_other_texts_stay():
-    values = [-0.5, None, 3, True, "", "a=b", "-0.5", "+1", ".5", "-1e-3", "roe", "[-0.1, 0.2]"]
-    assert [safe_cell(value) for value in values] == values
 
 
 def row(label: str, difference: float, task: str = "t", width: float = 0.1) -> ScoreLine:
@@ -121,10 +94,9 @@ def test_rows_are_ordered_and_within_the_axis():
     [panel] = forest([row("a", -0.2), row("b", 0.3)])
     assert [one.label for one in panel.rows] == ["b", "a"]
     assert (panel.low, panel.high) == pytest.approx((-0.3, 0.4)), "the ends of the intervals"
-    assert [text for _, text in panel.ticks()] == ["\u22120.2", "0", "+0.2", "+0.4"]
+    assert [text for _, text in panel.ticks()] == ["-0.2", "0", "+0.2", "+0.4"]
     assert all(
-        panel.share(float(text.replace("\u2212", "-"))) == pytest.approx(share)
-        for share, text in panel.ticks()
+        panel.share(float(text.replace("-", "-"))) == pytest.approx(share) for share, text in panel.ticks()
     )
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.figures.cost import draw_overhead
 from moe_lab.reports.figures.traces import retained_rows, step_rows
 from moe_lab.reports.papers.experiment import Experiment, find_experiments
 from moe_lab.reports.papers.table import QUANTITIES, stated_numbers
+from moe_lab.results.atomic import write_rows
 from tests.support.stored_results import cell_table, overhead_cell
 from tests.support.stored_traces import run_of
 from tests.support.views import markdown

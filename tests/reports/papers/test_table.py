@@ -11,13 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.reports.csv_rows import write_rows
 from moe_lab.reports.pages.tables_page import shown_table
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Published, Scale
 from moe_lab.reports.papers.table import Row, State, Table, with_state
-from moe_lab.reports.provenance import command, ranges
-from moe_lab.results.model import RunResult
+from moe_lab.results.atomic import write_rows
+from moe_lab.results.model import RunResult, command_line
 from moe_lab.results.scores import Score
 from moe_lab.results.stored_files import typed
 from tests.support.pretrained_cells import trained_results
@@ -45,10 +44,9 @@ def test_what_is_written_is_read_again(tmp_path):
     assert typed(Table, content) == table(TABLE9, "tiny", CELLS)
 
 
-def test_documents_and_commands_are_short_and_exact():
-    assert ranges([7, 0, 1, 2, 4, 3]) == "0-4, 7" and ranges([]) == ""
-    assert command(["task=a b", "limit=5"]) == "python -m moe_lab 'task=a b' limit=5"
-    own = command(["experiment=mine"], ["/my conf"])
+def test_commands_are_exact():
+    assert command_line(["task=a b", "limit=5"]) == "python -m moe_lab 'task=a b' limit=5"
+    own = command_line(["experiment=mine"], ["/my conf"])
     assert own == "python -m moe_lab --config-dir '/my conf' experiment=mine"
 
 

@@ -224,29 +224,6 @@ def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path):
     assert low < group.difference < high
 
 
-def test_changed_documents_have_the_answers_between_which_they_changed(tmp_path):
-    a = evaluation(tmp_path, "a", {"t": samples_of(acc=[0.0, 0.0, 1.0])})
-    b1 = evaluation(tmp_path, "b1", {"t": samples_of(acc=[0.0, 1.0, 1.0])})
-    b2 = evaluation(tmp_path, "b2", {"t": samples_of(acc=[0.0, 0.0, 0.0])})
-    evaluations = [a, b1, b2]
-    documents = compare(evaluations).to_json()["documents"]["t"]
-    assert list(documents) == [1, 2]
-    first, second = documents.values()
-    assert (first["prompt"], first["target"]) == ("Question: document 1", "target of document 1")
-    answers = {key: found["none"]["resps"] for key, found in second["answers"].items()}
-    expected = {"a": 1.0, "b2": 0.0}
-    assert answers == {key: [[f"answer {{'acc': {acc}}}"]] for key, acc in expected.items()}
-
-
-def test_multiple_choice_has_its_choices(tmp_path):
-    lines = [samples_of(acc=[acc]) for acc in (0.0, 1.0)]
-    for [line] in lines:
-        line["arguments"] = {f"gen_args_{i}": {"arg_0": "Q:", "arg_1": f" {i}"} for i in range(3)}
-    evaluations = [evaluation(tmp_path, key, {"t": each}) for key, each in zip("ab", lines, strict=True)]
-    documents = compare(evaluations).to_json()["documents"]
-    assert documents["t"][0]["choices"] == [" 0", " 1", " 2"]
-
-
 def pairs_of(tmp_path: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[str, list[Any]]:
     a, b = evaluation(tmp_path, "a", {"t": mine}), evaluation(tmp_path, "b", {"t": theirs}, **more)
     return paired_lines(a, b, "t")

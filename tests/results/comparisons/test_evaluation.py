@@ -44,19 +44,9 @@ def test_a_run_of_this_package(tmp_path):
     assert found.settings == "method.n=8 limit=2"
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (
-            {"run_ids": ["0123456789", "abcdefghij"], "scores": {}},
-            r"summary over seeds.*\*-01234567 \*-abcdefgh",
-        ),
-        ({}, "no result of lm-eval or moe_lab"),
-    ],
-)
-def test_a_summary_over_seeds_names_its_runs_and_other_files_are_refused(content, told, tmp_path):
-    (tmp_path / "x.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=told):
+def test_a_summary_over_seeds_and_other_files_are_refused(tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps({"run_ids": ["0123456789"], "scores": {}}))
+    with pytest.raises(ConfigError, match=r"no result of lm-eval or moe_lab. Give the folder of a run"):
         read_evaluation("a", tmp_path / "x.json")
 
 
@@ -98,23 +88,20 @@ def test_the_newest_of_several_is_taken_and_said(tmp_path, capsys):
 def test_results_in_several_folders_are_named(tmp_path):
     for name in ("one", "two"):
         write_log(tmp_path / name, ONE)
-    with pytest.raises(ConfigError, match=f"in 2 folders.*\n  a={tmp_path}/one\n  a={tmp_path}/two"):
+    with pytest.raises(ConfigError, match=f"in 2 folders.*a={tmp_path}/one"):
         results_file("a", tmp_path)
 
 
 def test_no_results(tmp_path):
-    with pytest.raises(ConfigError, match="has no results"):
-        results_file("a", tmp_path)
-    with pytest.raises(ConfigError, match="no such file or folder"):
-        results_file("a", tmp_path / "gone")
-    write_log(tmp_path, ONE)
-    with pytest.raises(ConfigError, match="has no results"):
-        results_file("a", tmp_path / f"samples_t_{DATE}.jsonl")
+    write_log(tmp_path / "one", ONE)
+    for path in (tmp_path / "two", tmp_path / "one" / f"samples_t_{DATE}.jsonl"):
+        with pytest.raises(ConfigError, match="has no results"):
+            results_file("a", path)
 
 
 def test_samples_that_are_missing_or_unknown(tmp_path):
     file = write_log(tmp_path, ONE)
     with pytest.raises(ConfigError, match="--log_samples"):
         lm_eval_samples(file, "u")
-    with pytest.raises(ConfigError, match="does not end in lm-eval's date"):
+    with pytest.raises(ConfigError, match="results_<date>.json"):
         lm_eval_samples(tmp_path / "renamed.json", "t")

@@ -121,7 +121,7 @@ const optionTable = (answer) => {
   answer.options.forEach(([text, ...scores], index) => {
     const row = body.insertRow();
     row.append(make("td", text));
-    scores.forEach((score, side) => row.append(make("td", (score === null ? "−∞" : score.toFixed(3).replace("-", "−")) + (answer.picked[side] === index ? " *" : ""), "n")));
+    scores.forEach((score, side) => row.append(make("td", (score === null ? "−∞" : score.toFixed(3)) + (answer.picked[side] === index ? " *" : ""), "n")));
   });
   return table;
 };

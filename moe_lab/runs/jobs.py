@@ -117,7 +117,8 @@ class Job:
     @property
     def folders(self) -> list[Path]:
         """The folders of its trainings and studies."""
-        return [one.folder for one in (*self.trainings, *self.studies)]
+        trainings = [training.folder for training in self.trainings]
+        return [*trainings, *(study.folder for study in self.studies)]
 
     @property
     def coming(self) -> int:

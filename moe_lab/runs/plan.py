@@ -1,13 +1,13 @@
 """`mode=plan`: the runs to compute, the stored runs, and the remaining work."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
 
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
@@ -30,7 +30,7 @@ from moe_lab.runs.budget import (
     study_workload,
     workload_of,
 )
-from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, run_after, with_baselines
+from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of, with_baselines
 from moe_lab.runs.prepare import check_code_execution, check_router, facts_of
 from moe_lab.runs.run import Run
 from moe_lab.runs.tuning.study import Study
@@ -156,7 +156,11 @@ class Plan(Shown):
             self.trainings |= training.left()
             self.budget.add(training, trains=True)
         if not job.trainings:
-            run = run_after(job)
+            config = job.evaluated or job.studies[0].evaluated
+            method: Any = config.method
+            if (search := job.studies[0].search).grid is None and search.tuning != "scale":
+                method = replace(method, temperature=1.0)  # a placeholder
+            [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
             workload = workload_of(run)
             tokens = round(job.coming * run.method.forward_tokens(workload, run.config, run.facts))
             documents, memory = run.num_documents, planned_memory(run, workload)

@@ -66,7 +66,6 @@ WRONG = {
     "n=True": lambda m, t: roe(m, t, n=True),
     "n=0": lambda m, t: roe(m, t, n=0),
     "seed=-1": lambda m, t: roe(m, t, seed=-1),
-    "seed=9223372036854775808": lambda m, t: roe(m, t, seed=2**63),
     "temperature=-1": lambda m, t: roe(m, t, temperature=-1),
     "temperature=nowhere.yaml": lambda m, t: roe(m, t, temperature=Path("nowhere.yaml")),
     "5 entries": lambda m, t: roe(m, t, temperature=(0.1,) * 5),

@@ -498,7 +498,7 @@ def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, o
     assert run_command(capsys, "experiment=table_u", "method.weights=perturbed", "mode=plan").code == 2
     ended = run_command(capsys, "experiment=table_t", "scale=small", "method=base")
     assert ended.code == 2
-    assert "method=roe has it" in ended.err and "applies to every cell" in ended.err
+    assert "it is a key of roe" in ended.err and "applies to every cell" in ended.err
 
 
 def test_another_method_takes_its_settings_in_every_cell(seen, capsys, monkeypatch):

@@ -187,7 +187,7 @@ WRONG = {
     r"moe_lab.report\(overrides\)='method=roe'": lambda m, t: moe_lab.report("method=roe"),
     "give a second evaluation": lambda m, t: moe_lab.compare("a"),
     "give paths": lambda m, t: moe_lab.compare("a", 3),
-    "a=nowhere: there is no such": lambda m, t: moe_lab.compare("nowhere", "elsewhere"),
+    "a=nowhere has no results": lambda m, t: moe_lab.compare("nowhere", "elsewhere"),
 }
 
 

@@ -117,7 +117,6 @@ def score_columns(lines: Sequence[ScoreLine]) -> list[Column]:
     """The columns of scores: what they are of, value, difference, and notes last."""
     scores = [line.score for line in lines]
     others = [one.other.replace("_", " ") if one.difference is not None else "" for one in scores]
-    seeds = [score.seeds for score in scores]
     return [
         *names(
             model=[score.model for score in scores],
@@ -126,15 +125,23 @@ def score_columns(lines: Sequence[ScoreLine]) -> list[Column]:
             task=[score.task for score in scores],
             metric=[score.metric for score in scores],
         ),
-        *[numbers("seeds", seeds, count, name=True)] * any(number > 1 for number in seeds),
+        *value_columns(scores),
+        *[texts("against", others)] * bool({*others} - {BASE, ""}),
+        *difference_columns(scores),
+        texts("notes", [" ".join(score.marks) for score in scores]),
+    ]
+
+
+def value_columns(scores: Sequence[Score]) -> list[Column]:
+    """The value of each score with its intervals, and what it is a mean over."""
+    seeds = [None if score.value is None else score.seeds for score in scores]
+    return [
+        *[numbers("seeds", seeds, count, name=True)] * any(score.seeds > 1 for score in scores),
         numbers("n", [score.n for score in scores], count, name=True),
         numbers("value", [score.value for score in scores], number),
         limits("95% over documents", [score.interval for score in scores], spare=2),
         numbers("std", [score.std for score in scores], number, spare=4),
         limits("95% over seeds", [score.seed_interval for score in scores], spare=3),
-        *[texts("against", others)] * bool({*others} - {BASE, ""}),
-        *difference_columns(scores),
-        texts("notes", [" ".join(score.marks) for score in scores]),
     ]
 
 

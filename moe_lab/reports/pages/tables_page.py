@@ -1,6 +1,5 @@
 """`outputs/tables/index.html`: every table and figure of the folder, published and measured numbers side by side."""
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.pages.page import latex_of, picture_of, text_uri, write_page
 from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.table import PAPERS, Row, State, Table
-from moe_lab.reports.scores import difference_columns, limits
+from moe_lab.reports.scores import difference_columns, value_columns
 from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks
 from moe_lab.results.scores import NO_SCORE
@@ -89,15 +88,15 @@ class ShownTable:
 
 def shown_table(table: Table, folder: Path) -> ShownTable:
     """The rows and columns of a table on the page, with its downloads and the figures in `folder`."""
+    from pandas import DataFrame, read_csv
+
     file = folder / f"{table.stem}.csv"
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     # a design has no number of a training that does not apply to it, such as the leak of token choice
     rows = [row for row in table.every if not (row.of_training and row.score and row.score.value is None)]
+    columns = cell_columns(table, rows)
     if table.of_settings:
-        heading, *lines = csv.reader(text.splitlines() or [""])
-        columns = [texts(name.replace("_", " "), cells) for name, *cells in zip(heading, *lines, strict=True)]
-    else:
-        columns = cell_columns(table, rows)
+        frame = read_csv(file, dtype=str, keep_default_na=False) if file.is_file() else DataFrame()
+        columns = [texts(str(name).replace("_", " "), list(frame[name])) for name in frame]
     pictures = [folder / f"{table.stem}-{kind}.svg" for kind in FIGURES]
     paper = PAPERS.get(table.paper, table.paper)
     return ShownTable(
@@ -110,8 +109,8 @@ def shown_table(table: Table, folder: Path) -> ShownTable:
             for row, score in ((row, row.score or NO_SCORE) for row in rows)
         ],
         pictures=[picture_of(picture) for picture in pictures if picture.is_file()],
-        csv=file.name if text else None,
-        latex=text_uri(latex_of(columns, table.title), "x-tex") if rows or text else None,
+        csv=file.name if file.is_file() else None,
+        latex=text_uri(latex_of(columns, table.title), "x-tex") if columns else None,
     )
 
 
@@ -121,19 +120,16 @@ def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
     named = dict.fromkeys([*table.axes, *(axis for row in rows for axis in row.coordinates)])
     given = {axis: [row.coordinates.get(axis, "-") for row in rows] for axis in named}
     published = [row.published and row.published.fraction for row in rows]
-    seeds = [score.seeds if score.seeds > 1 else None for score in scores]
     return [
         *(
             texts(axis.rpartition(".")[2].replace("_", " "), cells)
             for axis, cells in given.items()
             if {*cells} - {"-"}
         ),
-        numbers("measured", [score.value for score in scores], number),
-        limits("95% over documents", [score.interval for score in scores]),
-        numbers("std", [score.std for score in scores], number),
-        limits("95% over seeds", [score.seed_interval for score in scores]),
-        numbers("documents", [score.n for score in scores], count),
-        numbers("seeds", seeds, count),
+        *(
+            replace(one, heading="documents") if one.heading == "n" else one  # n is RoE's number of samples
+            for one in value_columns(scores)
+        ),
         *difference_columns(scores),
         *(
             replace(column, heading=f"{column.heading}, {other.replace('_', ' ')}")
@@ -142,7 +138,7 @@ def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
         ),
         numbers("published", published, "{:.4g}".format),
         texts("place", [row.published.where if row.published else "" for row in rows]),
-        numbers("measured - published", [row.off for row in rows], partial(number, sign=True)),
+        numbers("value - published", [row.off for row in rows], partial(number, sign=True)),
         texts("state", [": ".join(filter(None, [str(row.state), row.reason])) for row in rows]),
         texts("notes", [" ".join(score.marks) for score in scores]),
     ]

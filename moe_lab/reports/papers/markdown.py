@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from jinja2 import StrictUndefined, Template
 
 from moe_lab.reports.columns import texts
 from moe_lab.reports.papers.cells import NOTE
-from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published
+from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.reports.papers.files import column_lines, table_lines
 from moe_lab.reports.papers.table import NOTHING_STORED, Row, Table
 from moe_lab.reports.scores import EXPLAINED
@@ -24,7 +24,6 @@ def markdown(experiment: Experiment, table: Table) -> str:
     cells = [row for row in table.rows if not row.average]
     measured = [row.score for row in cells if row.score]
     compared = [score for row in table.shown for score in (row.score, *row.compared.values()) if score]
-    stated = [row.published for row in table.stated]
     header = ["quantity", "model, task", "measured", "published", "place"]
     file = Path(__file__).with_name("table.md.j2")
     options: dict[str, Any] = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -37,19 +36,10 @@ def markdown(experiment: Experiment, table: Table) -> str:
         grid=_grid(experiment, table),
         metrics=_metrics(experiment, cells),
         stated=table_lines(header, map(_stated, table.stated)),
-        published=_published(experiment, stated),
         marks=explained_marks(mark for score in measured for mark in score.marks),
         failed=[f"{', '.join(row.coordinates.values())}: {row.problem}" for row in cells if row.problem],
-        runs=dict.fromkeys(map(_runs, (row for row in cells if row.runs or row.studies))),
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-
-
-def _runs(row: Row) -> str:
-    """The runs and studies of a cell, whatever its measure."""
-    name = ", ".join(value for key, value in row.coordinates.items() if key != MEASURE)
-    tuned = f" (tuned by {', '.join(row.studies)})" if row.studies else ""
-    return f"{name}: {' '.join(row.runs)}{tuned}"
 
 
 def _grid(experiment: Experiment, table: Table) -> str:
@@ -160,24 +150,6 @@ def _metrics(experiment: Experiment, cells: Sequence[Row]) -> list[str]:
         named = (f"{metric} ({', '.join(dict.fromkeys(tasks))})" for metric, tasks in metrics.items())
         lines.append(f"{name}: {'; '.join(named if len(metrics) > 1 else metrics)}")
     return lines
-
-
-def _published(experiment: Experiment, stated: Sequence[Published | None]) -> list[str]:
-    """The published numbers but those in the text, a line for those of one line of the paper's table."""
-    own = [key for key in (experiment.average, MEASURE) if key]
-
-    def origin(each: Published) -> tuple[str, str, str | None, tuple[str, ...]]:
-        where = tuple(value for key, value in each.cell.items() if key not in own and value != "-")
-        return each.place, each.unit, each.mark, where
-
-    def number(each: Published) -> str:
-        return " ".join([*(each.cell[key] for key in own if key in each.cell), f"{each.value:g}"])
-
-    groups = groupby([each for each in experiment.paper if each not in stated], origin)
-    return [
-        f"{', '.join(where)}: {', '.join(map(number, group))} {unit} ({place}){f' {mark}' if mark else ''}"
-        for (place, unit, mark, where), group in groups
-    ]
 
 
 def _stated(row: Row) -> list[str]:

@@ -98,10 +98,10 @@ def test_tables_are_sorted_and_filtered(opened, tmp_path):
     write_record(table.experiment, "paper", cells, tmp_path)
     write_record(cell_table(name="c3po/table1").experiment, "paper", [], tmp_path)
     tab = opened(write_tables_page(tmp_path))
-    box = tab.get_by_role("columnheader", name="measured", exact=True).last.bounding_box()
+    box = tab.get_by_role("columnheader", name="value", exact=True).last.bounding_box()
     assert box["x"] + box["width"] <= tab.viewport_size["width"], "the value is in sight"
     assert visible(tab) == ["u", "t", "v", "w"]
-    sort = tab.get_by_role("button", name="measured", exact=True).last
+    sort = tab.get_by_role("button", name="value", exact=True).last
     sort.focus()
     tab.keyboard.press("Enter")
     assert visible(tab) == ["u", "v", "t", "w"], "by value, the empty cell last"

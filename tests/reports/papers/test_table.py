@@ -112,7 +112,7 @@ def test_all_places_and_numbers_have_a_column(tmp_path):
     absent = Row(coordinates=published.cell, published=published, state=State.NOT_AT_SCALE)
     shown = on_page(tmp_path, ROW, unmatched=[absent])
     assert [one["data-state"] for one in shown.data] == ["no published number", "not at this scale"]
-    numbers = ["measured", "95% over documents", "documents", "published", "place", "state"]
+    numbers = ["documents", "value", "95% over documents", "published", "place", "state"]
     assert headings(shown) == ["task", "n", "quantity", *numbers], "no row has a model"
     assert on_page(tmp_path, ROW, figure="setup").columns == []
 
@@ -127,7 +127,7 @@ def test_a_number_that_a_design_does_not_have_is_no_empty_cell(tmp_path):
         )
     ]
     shown = shown_table(table(cell_table(rows=["task"]).experiment, "tiny", cells), tmp_path)
-    assert [list(one.cells) for one in shown.columns if one.heading in ("task", "measured")] == [
+    assert [list(one.cells) for one in shown.columns if one.heading in ("task", "value")] == [
         ["expert"],
         ["0.5000"],
     ]

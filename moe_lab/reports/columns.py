@@ -16,20 +16,8 @@ from rich.table import Table
 
 from moe_lab.config.terminal import one_line, shown
 
-
-def seconds(value: float) -> str:
-    """Seconds with one decimal."""
-    return f"{value:,.1f} s"
-
-
-def count(value: float) -> str:
-    """A whole number with separators."""
-    return f"{value:,.0f}"
-
-
-def fixed(value: float) -> str:
-    """A number with two decimals."""
-    return f"{value:.2f}"
+seconds, count, fixed = "{:,.1f} s".format, "{:,.0f}".format, "{:.2f}".format
+"""Texts of numbers: seconds, a whole number with separators, a number with two decimals."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -40,15 +39,13 @@ def settings_of(
         key for key in dict.fromkeys(key for one in asked_for for key in one) if key not in SHOWN_ELSEWHERE
     ]
     if not every:
-        options = {key: f"{key.partition('.')[0]}.name" if "." in key else "" for key in keys}
-        found = {
-            (key, repr(one.get(options[key])), repr(one[key]))
-            for one in asked_for
-            for key in keys
-            if key in one
-        }
-        counts = Counter((key, option) for key, option, _ in found)
-        keys = [key for key in keys if any(counts[key, repr(one.get(options[key]))] > 1 for one in asked_for)]
+        values: dict[tuple[str, str], set[str]] = {}
+        for one in asked_for:
+            for key, value in one.items():
+                option = one.get(f"{key.partition('.')[0]}.name") if "." in key else None
+                values.setdefault((key, repr(option)), set()).add(repr(value))
+        differing = {key for (key, _), found in values.items() if len(found) > 1}
+        keys = [key for key in keys if key in differing]
     return [{key: one.get(key) for key in keys} for one in (flat(asdict(config)) for config in configs)]
 
 

@@ -36,10 +36,6 @@ RECORD = "wandb.json"
 """In a run's folder: the W&B run that has its result."""
 MOST_OF_AN_ID = 64
 """Characters of a W&B run's id, the last ones of the folder's name."""
-INIT_SECONDS = 30.0
-"""Timeout of the server; after it the run is logged offline."""
-FINISH_SECONDS = 300.0
-"""Timeout of the upload at the end of a run; `wandb sync` uploads the rest."""
 
 
 class Logger:
@@ -134,11 +130,7 @@ class WandbLogger(Logger):
 
     @property
     def logged(self) -> bool:  # type: ignore[override]
-        stored = None if self._record is None else whole_mapping(self._record)
-        if stored is None or {**stored, "mode": None} != {**self._place, "mode": None}:
-            return False
-        # online asked for: what was logged offline is logged again
-        return self._mode != "online" or stored.get("mode") == "online"
+        return self._record is not None and whole_mapping(self._record) == self._place
 
     @_guarded
     def begin(self) -> None:
@@ -163,7 +155,7 @@ class WandbLogger(Logger):
         if (content := expert_metrics_of(result)) is not None:
             run.log(logged_values(content) | {"expert/layers": _table(layer_frame(content))})
         if self._record is not None:
-            write_json(self._record, self._place | {"mode": run.settings.mode})
+            write_json(self._record, self._place)
 
     @_guarded
     def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
@@ -247,8 +239,8 @@ class WandbLogger(Logger):
                 console="off",
                 disable_git=True,
                 disable_code=True,
-                init_timeout=INIT_SECONDS,
-                finish_timeout=FINISH_SECONDS,
+                init_timeout=30,  # seconds; after it the run is logged offline
+                finish_timeout=300,  # `wandb sync` uploads the rest
                 finish_timeout_raises=True,
             ),
         )

@@ -33,11 +33,6 @@ def interval(bounds: Sequence[float] | None, sign: bool = False) -> str:
     return f"[{low}, {high}]" if low and high else ""
 
 
-def bounds_text(bounds: Interval | None, sign: str = "", name: str = "") -> str:
-    """`<name> [low, high]`, or nothing."""
-    return "" if bounds is None else f"{name} [{bounds[0]:{sign}.4f}, {bounds[1]:{sign}.4f}]"
-
-
 class Measured:
     """Base of frozen dataclasses of plain values that stand in JSON files with a 95% interval."""
 

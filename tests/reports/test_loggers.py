@@ -172,7 +172,7 @@ def test_results_samples_and_configuration_can_be_read_back(logged):
 def test_a_run_is_logged_once_under_an_id_of_its_own(logged):
     runs, _, folder = logged
     assert runs["run-1"].run["run_id"] == "run-1" and runs["study-1"].run["run_id"] != "study-1"
-    record = {"entity": None, "project": "moe_lab", "id": "run-1", "mode": "offline"}
+    record = {"entity": None, "project": "moe_lab", "id": "run-1"}
     assert json.loads((folder / "run" / "wandb.json").read_text()) == record
     assert len(list((folder / "out" / "wandb").glob("offline-run-*-run-1"))) == 1
 
@@ -295,22 +295,6 @@ def test_the_variables_of_wandb_are_obeyed(config, tmp_path, monkeypatch):
 def test_impossible_loggers_are_refused():
     with pytest.raises(ConfigError, match=r"logger\.mode=ofline is unknown.*Did you mean 'offline'"):
         build(LoggerConfig, {"name": "wandb", "mode": "ofline"}, "logger.")
-
-
-@pytest.mark.parametrize(
-    ("stored", "asked", "logged"),
-    [
-        ("offline", None, True),
-        ("offline", "offline", True),
-        ("offline", "online", False),
-        ("online", "online", True),
-    ],
-)
-def test_what_was_logged_offline_is_logged_again_where_online_is_asked_for(tmp_path, stored, asked, logged):
-    logger = WandbLogger(Config(), "run", "run-1", None, asked, tmp_path)
-    assert not logger.logged
-    (tmp_path / "wandb.json").write_text(json.dumps(logger._place | {"mode": stored}))
-    assert logger.logged is logged
 
 
 def test_scores_have_the_harness_s_names_and_one_headline():

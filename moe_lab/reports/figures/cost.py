@@ -123,9 +123,7 @@ def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
         label = "calibration (one logit scale, free)"
         curve(axes[0], frame, "n", "calibrated_size_ratio", colour=GREEN, style=":", label=label)
     axes[0].set(title="equivalent size (95% interval)", ylabel="equivalent size / own size")
-    depths = sorted(frame["equivalent_layers"].unique())
-    shown = f"{depths[0]}" if len(depths) == 1 else f"{depths[0]} to {depths[-1]}"
-    plain = f"plain model of equivalent size ({shown} layers instead of {first['layers']}, random weights)"
+    plain = "plain model of equivalent size (more layers, random weights)"
     # the method and the larger model relative to the base model; all were measured in turns
     measured = {key.removesuffix("_mebibytes") for key in first if key.endswith("_mebibytes")}
     [method] = measured - {"base", "equivalent"}

@@ -76,7 +76,7 @@ def _training(axis: Axes, training: str, rows: DataFrame) -> None:
 
 FLOPS_COLUMNS = [
     *("model", "task", "metric", "core_experts", "experts", "flops", "plain_flops"),
-    *("value", "low", "high", "gain", "base", "examples"),
+    *("value", "low", "high", "gain", "flat", "base", "examples"),
 ]
 
 
@@ -85,7 +85,8 @@ def draw_flops(table: CellTable) -> Drawing:
 
     A row is base, or a cell of C3PO whose operations were counted, by core experts; base has 0. `flops` counts reading,
     optimizing and answering of a question, `plain_flops` reading and answering alone; `base` is the score of the base
-    model on the same questions. `gain` is the difference to the row before: what the further experts add.
+    model on the same questions. `gain` is the difference to the row before: what the further experts add. `flat`:
+    the 95% interval has the accuracy of every larger number.
     """
     counted = [
         cell
@@ -110,6 +111,12 @@ def draw_flops(table: CellTable) -> Drawing:
     ]
     frame["base"] = frame["other_value"].where(frame["core_experts"] > 0, frame["value"])
     frame["gain"] = groups["value"].diff()
+    frame["flat"] = [
+        row.core_experts > 0
+        and own["value"][own["core_experts"] >= row.core_experts].between(row.low, row.high).all()
+        for _, own in groups
+        for row in own.itertuples()
+    ]
     return panels_by(frame[FLOPS_COLUMNS], ["model", "task"], _flops, height=2.5)
 
 

@@ -1,6 +1,5 @@
 """Figures of the experts that tokens select: C3PO's pathways (its Figures 1, 7 and 8), and pairs of experts."""
 
-import textwrap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -66,9 +65,6 @@ def _activation_draw(shown: Sequence[tuple[StoredTraces, str, np.ndarray]], titl
 
 
 SHOWN_NEIGHBOURS = 3
-SHOWN_LINES = 5
-"""Lines of each text."""
-LINE_LENGTH = 112
 BEFORE, AFTER = "question, before", "question, after"
 
 
@@ -76,13 +72,14 @@ def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
     """One question's routing weights before and after, next to those of its neighbours (C3PO, Figure 8).
 
     The last re-routed token and layer of one question of the first run: the first that was wrong and became right. One
-    row per weight vector and expert.
+    row per weight vector and expert, with the text of the question or neighbour.
     """
     run = runs[0]
     corrected = next((i for i, states in enumerate(run.right) if states[-1] and not states[0]), None)
     chosen = "the first, as none" if corrected is None else "the first that was wrong and"
-    trace = run.traces[corrected or 0]
-    vectors = [(BEFORE, {"pathway": trace["before"]}), (AFTER, {"pathway": trace["after"]})]
+    trace, prompt = run.traces[corrected or 0], run.prompts[corrected or 0]
+    vectors = [(BEFORE, {"pathway": trace["before"], "text": prompt})]
+    vectors += [(AFTER, {"pathway": trace["after"], "text": prompt})]
     neighbours = enumerate(trace["neighbours"][:SHOWN_NEIGHBOURS], start=1)
     vectors += [(f"neighbour {i}", one) for i, one in neighbours]
     frames = []
@@ -97,49 +94,20 @@ def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
     rows = concat(frames, ignore_index=True)[names]
 
     def draw(title: str) -> Figure:
-        return _sample_draw(run, corrected or 0, rows, f"{title}\n{run.label}: {chosen} became right")
+        figure, [axis] = stacked_panels(2.9, [1], f"{title}\n{run.label}: {chosen} became right")
+        looks = {BEFORE: (RED, "-", "o"), AFTER: (BLUE, "-", "o")}
+        others = iter((COLOURS[1], COLOURS[2], COLOURS[4]))
+        for name, line in rows.groupby("of", sort=False):
+            colour, style, dot = looks.get(str(name)) or (next(others), "--", ".")
+            curve(axis, line, "expert", "weight", colour=colour, style=style, label=str(name))
+            curve(axis, line[line["taken"]], "expert", "weight", colour=colour, style=dot, zorder=4)
+        taken = f"MoE layer {run.layers[-1]}; dots: the {run.top_k} experts taken"
+        axis.set(title=taken, xlabel="expert", ylabel="routing weight", yscale="log")
+        axis.locator_params(axis="x", integer=True)
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        return figure
 
     return Drawing(rows.to_dict("records"), draw, "One question's pathway")
-
-
-def _sample_draw(run: StoredTraces, index: int, rows: DataFrame, title: str) -> Figure:
-    text = _texts(run, index, rows)
-    below = 0.125 * (text.count("\n") + 1) + 0.1
-    figure, (axis, under) = stacked_panels(2.9 + below, [2.4, below], title)
-    under.axis("off")
-    place: dict[str, Any] = {"va": "top", "ha": "left", "transform": under.transAxes}
-    under.text(0, 1, text, fontsize=7, family="monospace", parse_math=False, **place)
-    looks = {BEFORE: (RED, "-", "o"), AFTER: (BLUE, "-", "o")}
-    neighbours = iter((COLOURS[1], COLOURS[2], COLOURS[4]))
-    for name, line in rows.groupby("of", sort=False):
-        colour, style, dot = looks.get(str(name)) or (next(neighbours), "--", ".")
-        curve(axis, line, "expert", "weight", colour=colour, style=style, label=str(name))
-        curve(axis, line[line["taken"]], "expert", "weight", colour=colour, style=dot, zorder=4)
-    taken = f"MoE layer {run.layers[-1]}; dots: the {run.top_k} experts taken"
-    axis.set(title=taken, xlabel="expert", ylabel="routing weight", yscale="log")
-    axis.locator_params(axis="x", integer=True)
-    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure
-
-
-def _texts(run: StoredTraces, index: int, rows: DataFrame) -> str:
-    """The question, its answers before and after, and its neighbours, each in at most SHOWN_LINES lines."""
-    trace = run.traces[index]
-    first, last = (
-        trace["continuations"][max(range(len(state)), key=state.__getitem__)].strip()
-        for state in (trace["scores"][0], trace["scores"][-1])
-    )
-    parts = [
-        f"question: {run.prompts[index]}",
-        f"answered {first!r} before and {last!r} after; right is {run.golds[index]!r}",
-    ]
-    for row in rows[rows["distance"].notna()].drop_duplicates("of").itertuples():
-        parts.append(f"{row.of} (distance {row.distance:.2f}, share {row.kernel_share:.2f}): {row.text}")
-    lines = []
-    for part in parts:
-        own = textwrap.wrap(part.replace("\n", " / "), LINE_LENGTH, subsequent_indent="  ")
-        lines += own if len(own) <= SHOWN_LINES else [*own[: SHOWN_LINES - 2], "  ...", own[-1]]
-    return "\n".join(lines)
 
 
 PAIR_COLUMNS = ("layer", "expert", "other", "tokens", "probability")

@@ -164,10 +164,8 @@ def draw_sweep(studies: Sequence[StoredStudy]) -> Drawing:
     for study in studies:
         trials = study.complete[["temperature", "value"]].sort_values("temperature", kind="stable")
         count = study.info.num_samples
-        limits = []
-        for right in trials["value"] * count:
-            is_share = study.info.metric == "accuracy" and abs(right - round(right)) <= 1e-6 * count
-            limits.append(wilson(round(right), count) if is_share and count > 1 else (None, None))
+        share = study.info.metric == "accuracy" and count > 1
+        limits = [wilson(round(v * count), count) if share else (None, None) for v in trials["value"]]
         low, high = zip(*limits, strict=True)
         rows = trials.assign(low=low, high=high, calibrated=study.calibrated, documents=count)
         panels.append((study, [study.key | row for row in rows.to_dict("records")]))

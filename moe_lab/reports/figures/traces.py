@@ -36,8 +36,6 @@ class StoredTraces:
     """One per question. Where every choice has a prompt of its own, the trace of the right one."""
     prompts: list[str]
     """The prompts of the same questions."""
-    golds: list[str]
-    """The right answers."""
     right: list[list[bool]]
     """[N][S]: whether the right answer had the highest log-likelihood in each state."""
 
@@ -88,7 +86,7 @@ def read_traces(result: RunResult) -> StoredTraces:
     stored = read_lines(path, "The run's command with rerun=true makes it again.") or []
     by_prompt = {trace.get("prompt"): trace for trace in stored}  # of repeated lines the last one holds
     samples = read_samples(result)
-    run = StoredTraces(result, [], [], [], [])
+    run = StoredTraces(result, [], [], [])
     for sample in (one for task in samples.values() for one in sorted(task, key=lambda one: one.document)):
         choices = [(prompt, continuation) for prompt, continuation in sample.requests]
         # lm-eval logs either the index of the right answer or its text
@@ -109,7 +107,6 @@ def read_traces(result: RunResult) -> StoredTraces:
             ) from error
         run.traces.append(traces[gold])
         run.prompts.append(choices[gold][0])
-        run.golds.append(texts[gold])
         run.right.append([max(of_state) == of_state[gold] for of_state in zip(*scores, strict=True)])
     return run
 

@@ -50,6 +50,9 @@ class Published:
     unit: str = "fraction"
     place: str
     mark: str | None = None
+    data: str | None = None
+    """For a number in the text about a figure, what the rows of the figure's CSV have in its place: a query and an
+    expression of pandas, as in `n == 64 => relative_watts - 1`. The first row counts."""
     fraction: float = field(init=False)
     """The value as in results.json, where rates are fractions."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from moe_lab.reports.papers.cells import TableCell, averages, averages_alone, published_of
 from moe_lab.reports.papers.experiment import TABLES, Experiment, Published
@@ -15,9 +16,6 @@ from moe_lab.reports.papers.metrics import TRAINING
 from moe_lab.results.model import BASE, command_line, compared_names
 from moe_lab.results.score_table import Family
 from moe_lab.results.scores import NO_SCORE, Score
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
 PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
 """Names of the papers, by their folders of `experiments/`."""
@@ -252,94 +250,36 @@ def with_state(row: Row, scale: str, unpublished: State = State.NOT_PUBLISHED) -
     return replace(row, state=state, reason=published.mark or "")
 
 
-# Numbers in a paper's text about a figure, next to the same quantity computed from the figure's data here
-#
-# An entry of `paper` whose `cell` has a `quantity` is such a number. The data are the rows of `<stem>-<kind>.csv`.
-
-Quantity = Callable[["DataFrame"], "Series"]
-"""The values of a quantity in the figure's rows of one model and task, of which the first counts; empty without one."""
+# Numbers in a paper's text about a figure, next to the same quantity of the figure's data here
 
 
 def stated_numbers(experiment: Experiment, scale: str, folder: Path) -> list[Row]:
-    """The stated numbers, each with model and task, and its value in the figure in `folder`, or why it has none.
+    """The stated numbers (`Published.data`), each with model and task, and its value in the figure in `folder`.
 
-    Without such data a number has the coordinates of the paper.
+    Without the figure's data a number has the coordinates of the paper.
     """
-    of_kind = QUANTITIES.get(experiment.figure or "", {})
-    published = [each for each in experiment.paper if each.cell.get("quantity") in of_kind]
+    from pandas import read_csv
+
+    published = [each for each in experiment.paper if each.data is not None]
     file = folder / f"{file_stem(experiment, scale)}-{experiment.figure}.csv"
     if not published or not file.is_file():
         rows = [
             Row(coordinates=each.cell, metric=each.cell["quantity"], published=each) for each in published
         ]
         return [with_state(row, scale) for row in rows]
-    from pandas import read_csv
-
-    groups, rows = list(read_csv(file).groupby(["model", "task"], sort=False)), []
-    for each in published:
+    rows = []
+    for each, ((model, task), found) in product(
+        published, read_csv(file).groupby(["model", "task"], sort=False)
+    ):
+        where, _, value = str(each.data).partition("=>")
+        known = found.query(where).eval(value).dropna()
         name = each.cell["quantity"]
-        for (model, task), found in groups:
-            known = of_kind[name](found).dropna()
-            row = Row(
-                coordinates={"model": model, "task": task, "quantity": name},
-                metric=name,
-                score=replace(NO_SCORE, value=float(known.iloc[0])) if len(known) else None,
-                published=each,
-                reason="" if len(known) else ABSENT.get(name, "the figure's data lack it"),
-            )
-            rows.append(with_state(row, scale))
+        row = Row(
+            coordinates={"model": model, "task": task, "quantity": name},
+            metric=name,
+            score=replace(NO_SCORE, value=float(known.iloc[0])) if len(known) else None,
+            published=each,
+            reason="" if len(known) else "the figure's data lack it",
+        )
+        rows.append(with_state(row, scale))
     return rows
-
-
-def _of(where: str, value: str) -> Quantity:
-    """The quantity of the rows that a query of pandas selects."""
-    return lambda rows: rows.query(where).eval(value)
-
-
-def _flat_from(rows: DataFrame) -> Series:
-    """The numbers of core experts whose 95% interval holds the accuracy of every larger one, the smallest first."""
-    ordered = rows[rows["core_experts"] > 0].sort_values("core_experts")
-    flat = [
-        ordered["value"][i:].between(row.low, row.high).all() for i, row in enumerate(ordered.itertuples())
-    ]
-    return ordered["core_experts"][flat]
-
-
-LARGEST_N = "cache == 'clean' and temperature in [0, '0'] and n == 64"
-LARGEST_SIZE = "size_ratio == size_ratio.max()"
-QUANTITIES: dict[str, dict[str, Quantity]] = {
-    "overhead": {  # at temperature 0 (RoE, Figure 4)
-        "memory, n=64 over n=1": _of(LARGEST_N, "relative_memory_bytes - 1"),
-        "power, n=64 over n=1": _of(LARGEST_N, "relative_watts - 1"),
-    },
-    "equivalent": {  # at the n with the largest equivalent size (RoE, Figure 5)
-        "equivalent size of OLMoE-7B": _of(LARGEST_SIZE, "equivalent_non_embedding_parameters / 1e9"),
-        "memory below the larger model": _of(LARGEST_SIZE, "1 - roe_mebibytes / equivalent_mebibytes"),
-        "latency below the larger model": _of(
-            LARGEST_SIZE, "1 - roe_milliseconds_per_token / equivalent_milliseconds_per_token"
-        ),
-    },
-    "flops": {
-        # the largest gain over the next smaller number; base has none
-        "core experts with the greatest gain": _of("gain > 0 and gain == gain.max()", "core_experts"),
-        "core experts from which accuracy is flat": _flat_from,
-    },
-    "retained": {
-        "top 8 afterwards among the first 8": _of("n == 8", "share"),
-        "top 8 afterwards among the first 20": _of("n == 20", "share"),
-    },
-    "steps": {
-        "accuracy, step 0": _of("step == 0", "accuracy"),
-        "accuracy, step 6": _of("step == 6", "accuracy"),
-        "accuracy, step 10": _of("step == 10", "accuracy"),
-        "right at first and wrong after step 10, of those right at first": _of("step == 10", "became_wrong"),
-    },
-}
-"""The quantities by kind of figure and name."""
-
-ABSENT = {
-    "power, n=64 over n=1": "no power meter on this device",
-    "core experts with the greatest gain": "no number gains over the one before",
-    "top 8 afterwards among the first 20": "the model's layers have fewer than 20 experts",
-}
-"""Why the data of a figure may lack a quantity."""

@@ -82,7 +82,12 @@ def test_a_missing_number_says_why():
 
 def test_what_the_text_states_stands_next_to_the_measured_quantity(tmp_path):
     name, place = "memory, n=64 over n=1", {"unit": "percent", "place": "Figure 4"}
-    published = Published(cell={"quantity": name, "model": "olmoe"}, value=12, **place)
+    published = Published(
+        cell={"quantity": name, "model": "olmoe"},
+        value=12,
+        data="n == 64 => relative_memory_bytes - 1",
+        **place,
+    )
     experiment = cell_table(rows=["model"], paper=[published], figure="overhead").experiment
     [absent] = table(experiment, "tiny", [], tmp_path).stated
     assert absent.coordinates["model"] == "olmoe" and absent.score is None

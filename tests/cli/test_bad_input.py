@@ -120,7 +120,7 @@ WRONG = {
     "a grid of experiments": (["-m", "experiment=roe/figure3", "seed=1,2"], "brings its own grid"),
     "a grid in a table": (["-m", "experiment=roe/figure3", "method.n=4,8"], "brings its own grid"),
     "two values in a table": (["experiment=roe/figure3", "method.n=4,8"], "one value per key"),
-    "keys of a tuning without one": (["tuning.n_trials=3"], "Add tuning=tpe or tuning=uniform"),
+    "keys of a tuning without one": (["tuning.n_trials=3"], "Add tuning=tpe"),
     "a study without trials": (["tuning=tpe", "tuning.n_trials=0"], "at least 1"),
     "a study of another metric": (["tuning=tpe", "tuning.metric=loss"], "Choices: perplexity, accuracy"),
     "a study below zero": (["tuning=tpe", "tuning.max_temperature=-1"], "above 0"),

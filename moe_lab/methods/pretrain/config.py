@@ -18,7 +18,7 @@ NOT_WEIGHTS = ("name", "dataset", "dataset_size", "validation_rows", "save_steps
 """Keys that do not determine the weights, or do so only through the data and the tokenizer."""
 OF_EXPERTS = {
     *("experts", "experts_per_token", "shared_experts", "router", "capacity_factor", "aux_loss", "z_loss"),
-    *("bias_rate", "device_loss", "devices", "routing_noise", "routing_noise_schedule"),
+    *("bias_rate", "device_loss", "devices", "routing_noise"),
 }
 """Keys that a dense model does not read."""
 LEAST_POSITIONS = 2048
@@ -48,7 +48,6 @@ class PretrainConfig(Method.Config):
     device_loss: NonNegativeFloat = 0.0
     devices: PositiveInt = 4
     routing_noise: NonNegativeFloat = 0.0
-    routing_noise_schedule: Literal["constant", "linear"] = "constant"
     dataset: str = "toy"
     dataset_size: PositiveInt | None = None
     validation_rows: int = 64
@@ -155,7 +154,6 @@ class PretrainConfig(Method.Config):
             "capacity_factor": self.router == "expert",
             "devices": self.device_loss > 0,
             "z_loss": not self.is_hashed,
-            "routing_noise_schedule": self.routing_noise > 0,
         }
         return {key for key, is_read in read.items() if not is_read}
 

@@ -92,7 +92,6 @@ def test_a_recipe_has_what_determines_the_weights_and_no_more():
         ({"backbone": "dense"}, {"experts": 16, "router": "expert", "z_loss": 0.5, "routing_noise": 0.5}),
         ({}, {"capacity_factor": 2.0}),
         ({}, {"devices": 2}),
-        ({}, {"routing_noise_schedule": "linear"}),
     ],
 )
 def test_keys_without_effect_make_no_other_recipe(keys, unread):
@@ -102,10 +101,9 @@ def test_keys_without_effect_make_no_other_recipe(keys, unread):
 
 
 def test_keys_with_an_effect_make_another_recipe():
-    expert, devices, noise = {"router": "expert"}, {"device_loss": 0.1}, {"routing_noise": 0.5}
+    expert, devices = {"router": "expert"}, {"device_loss": 0.1}
     assert design(**expert, capacity_factor=2.0).recipe() != design(**expert).recipe()
     assert design(**devices, devices=2).recipe() != design(**devices).recipe()
-    assert design(**noise, routing_noise_schedule="linear").recipe() != design(**noise).recipe()
 
 
 def test_a_dense_model_reads_no_keys_of_experts():

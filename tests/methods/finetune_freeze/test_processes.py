@@ -33,10 +33,9 @@ from tests.support.trainings import names_by_group
 from tests.support.two_processes import FSDP, all_by_two, by_one, by_two
 
 WRAPS = ("ddp", "fsdp")
-NOISE = {"routing_noise": 1.0, "routing_noise_schedule": "linear"}
-KILLED = {"schedule": "router-none", "router_aux_loss_coef": 0.01, "save_steps": 2} | NOISE
+KILLED = {"schedule": "router-none", "router_aux_loss_coef": 0.01, "save_steps": 2}
 """A training that is killed in its second phase, and the same one whole."""
-TRAININGS = {schedule: {"schedule": schedule} | NOISE for schedule in SCHEDULES} | {"router-none": KILLED}
+TRAININGS = {schedule: {"schedule": schedule} for schedule in SCHEDULES} | {"router-none": KILLED}
 """All nine: `experts-router`, for example, freezes what had moments, and thaws what had none."""
 AUXILIARY = {"held_out": 0, "epochs": 1, "schedule": "none", "router_aux_loss_coef": 0.1}
 COUNTS = (9, 11)

@@ -266,7 +266,7 @@ def train_until(folder, last) -> None:
     torch.set_num_threads(1)
     trainer_module.FreezeTrainer._check = die
     model = deepcopy(small_model("olmoe"))
-    settings = {"router_aux_loss_coef": 0.01, "routing_noise": 1.0}
+    settings = {"router_aux_loss_coef": 0.01}
     train(model, folder, schedule="router-experts", save_steps=1, count=12, **settings)
     torch.save(model.state_dict(), folder / "weights.pt")
 

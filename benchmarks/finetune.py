@@ -94,7 +94,7 @@ def by_method(
     from moe_lab.methods.tokenized import Row
     from moe_lab.runs.config import to_config
 
-    on_gpu = str(model.device.type == "cuda").lower()
+    on_gpu = model.device.type == "cuda"
     config = to_config(
         compose_cell(
             [
@@ -106,19 +106,18 @@ def by_method(
                 ),
                 *(f"method.batch_size={batch}", f"method.gradient_accumulation={passes}"),
                 *(f"method.max_steps={STEPS}", "method.learning_rate=1e-6"),
-                *(f"method.bf16={on_gpu}", f"method.activation_checkpointing={on_gpu}"),
+                f"method.activation_checkpointing={str(on_gpu).lower()}",
             ],
             [],
         )
     )
     training = Training(
-        recipe=config.method.recipe(),
         config=config,
         folder=folder,
         rows=[Row(row["input_ids"], row["labels"]) for row in rows],
         validation=[],
         pad_token=0,
-        dtype="bfloat16",
+        dtype="bfloat16" if on_gpu else "float32",
     )
 
     def folder_alone(self: Any, *args: Any) -> None:

@@ -1,6 +1,5 @@
 """The boundary around readers of files that a user names. Broken by a traceback, or by a message without the path."""
 
-import gzip
 import json
 
 import pytest
@@ -9,18 +8,10 @@ from moe_lab.errors import ConfigError, ModelError, TaskError, first_line, readi
 from tests.support.command import run_command
 
 DEEP = b"[" * 100_000
-HALF = b'{"messages": [{"role": "user", "content": "\\ud83d"}]}\n'
-CUT = gzip.compress(b"a text\n" * 1000)[:-10]
-WRONG = CUT[:12] + bytes(20) + CUT[32:]
 FILES = {
-    "a conversation's cut gz": ("method=finetune-freeze method.dataset", "a.jsonl.gz", CUT),
-    "a conversation's damaged gz": ("method=finetune-freeze method.dataset", "a.jsonl.gz", WRONG),
     "a deep conversation": ("method=finetune-freeze method.dataset", "a.jsonl", DEEP),
-    "half a pair": ("method=finetune-freeze method.dataset", "a.jsonl", HALF),
-    "half a pair in a list": ("method=finetune-freeze method.dataset", "a.json", b"[" + HALF + b"]"),
     "a parquet that is none": ("method=finetune-freeze method.dataset", "a.parquet", b"PAR1" * 10),
-    "a csv that is none": ("method=finetune-freeze method.dataset", "a.csv", b"\xff\x00,\n1"),
-    "a corpus's damaged gz": ("method=pretrain method.dataset", "a.txt.gz", WRONG),
+    "a corpus that is none": ("method=pretrain method.dataset", "a.parquet", b"PAR1" * 10),
     "a deep profile": ("method=roe method.temperature", "a.yaml", DEEP[:1200]),
     "a binary profile": ("method=roe method.temperature", "a.yaml", b"\x00\xff"),
     "a profile that is a list": ("method=scmoe method.profile", "a.yaml", b"- 1"),

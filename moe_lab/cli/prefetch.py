@@ -26,17 +26,13 @@ def prefetch(configs: Sequence[Config], cells: Sequence[Cell] = ()) -> int:
         raise ConfigError(
             "mode=prefetch needs the network, which offline=true or HF_HUB_OFFLINE=1 forbids. Leave that out."
         )
-    errors, seen = [], set()
-    for config in configs:
-        weights, data = get_method(config.method.name).reads_weights, (config.task, config.data_dir)
-        for fetch, key in (
-            (_model, (config.model, weights)),
-            (_task, data),
-            (_method, (config.method, data)),
-        ):
-            if (step := (fetch, repr(key))) in seen:
-                continue
-            seen.add(step)
+    errors: list[MoeLabError] = []
+    for fetch, key in (
+        (_model, lambda config: (config.model, get_method(config.method.name).reads_weights)),
+        (_task, lambda config: (config.task, config.data_dir)),
+        (_method, lambda config: (config.method, config.task, config.data_dir)),
+    ):
+        for config in {repr(key(config)): config for config in configs}.values():
             try:
                 for line in fetch(config):
                     print(line)
@@ -76,8 +72,7 @@ def _task(config: Config) -> Iterator[str]:
 
 def _method(config: Config) -> Iterator[str]:
     """Data of a method other than the task's examples, such as C3PO's references."""
-    from moe_lab.models.facts import model_facts
+    from moe_lab.runs.prepare import facts_of
 
-    facts = model_facts(config.model, dtype=config.dtype, device=config.device, offline=False)
-    if get_method(config.method.name)(config.method).data_identity(config, facts):
+    if get_method(config.method.name)(config.method).data_identity(config, facts_of(config)):
         yield f"method {config.method.name}: its data other than {task_name(config)}"

@@ -158,7 +158,7 @@ def explain(error: BaseException, owners: Owners) -> str:
             "task": " Several tasks in one run: task=lm_eval task.name=[piqa,sciq].",
         }
         more = "" if key in GROUPS else f" A list, if the key takes one: {key}=[{values}]."
-        return f"{key}={values}: a run has one {key}. A grid: -m {key}={values}.{also.get(key, more)}"
+        return f"{key}={values}: a key takes one value. A grid: -m {key}={values}.{also.get(key, more)}"
     if isinstance(error, OverrideParseException) and "=" not in error.override:
         return f"{error.override!r} is no key=value, as mode=report is. See --help."
     lines = [line for line in str(error).splitlines() if line.strip() and not ADVICE_TO_FORCE.search(line)]

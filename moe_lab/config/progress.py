@@ -4,14 +4,14 @@ with naming("tiny-roe-gsm8k-1f2e3d4c"), Progress(400, "loglikelihood", "request"
     progress.update()
 """
 
+import io
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partialmethod
 from threading import Event, Thread
-from typing import Any, Self
+from typing import Self
 
 INTERVAL = 30.0
 """Seconds between two lines."""
@@ -47,6 +47,9 @@ def bars_of_libraries_hidden() -> Iterator[None]:
         tqdm.__init__ = shown
 
 
+LINE = "{desc}, {n_fmt} of {total_fmt} {unit}{postfix}, {remaining} left"
+
+
 class Progress:
     """Counts to `total`, and shows the progress inside its `with` block.
 
@@ -59,21 +62,22 @@ class Progress:
     """
 
     def __init__(self, total: int, what: str, unit: str, *, initial: int = 0, shown: bool = True):
-        self.total, self.unit, self.done, self.note = total, unit, initial, ""
+        from tqdm import tqdm
+
         self.title = f"{_name.get()}: {what}" if _name.get() else what
-        self._initial, self._start = initial, time.monotonic()
-        self._bar: Any = None
+        terminal = shown and sys.stderr.isatty()
+        own = {} if terminal else {"bar_format": LINE, "file": io.StringIO(), "mininterval": INTERVAL}
+        names = {"unit": unit if unit == "B" else f"{unit}s", "unit_scale": unit == "B"}
+        self._bar = tqdm(total=total, initial=initial, desc=self.title, disable=False, **names, **own)
         self._printed, self._ended = False, Event()
         self._thread = Thread(target=self._print_lines, daemon=True)
-        if shown and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            scale = unit == "B"
-            self._bar = tqdm(
-                total=total, initial=initial, desc=self.title, unit=unit, unit_scale=scale, disable=False
-            )
-        elif shown:
+        if shown and not terminal:
             self._thread.start()
+
+    @property
+    def done(self) -> int:
+        """The number done."""
+        return int(self._bar.n)
 
     def __enter__(self) -> Self:
         return self
@@ -83,49 +87,27 @@ class Progress:
 
     def update(self, count: int = 1) -> None:
         """Add to the number done."""
-        self.at(self.done + count)
+        self._bar.update(count)
 
     def at(self, done: int, note: str | None = None) -> None:
         """Set the number done. `note` is shown after it, the last loss for example."""
-        self.done, self.note = done, self.note if note is None else note
-        if self._bar is not None:
-            self._bar.set_postfix_str(self.note, refresh=False)
-            self._bar.update(done - self._bar.n)
+        if note is not None:
+            self._bar.set_postfix_str(note, refresh=False)
+        self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
         """Stop showing progress. If lines were printed, print a last one."""
-        if self._bar is not None:
-            self._bar.close()
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
             if self._printed:
-                print(self.line(), file=sys.stderr, flush=True)
-
-    def line(self) -> str:
-        """`<name>: <what>, 120 of 400 requests, about 03:20 left`."""
-        seconds, counted = time.monotonic() - self._start, self.done - self._initial
-        done = f"{self._count(self.done)} of {self._count(self.total)}"
-        parts = [self.title, done if self.unit == "B" else f"{done} {self.unit}s"]
-        if self.note:
-            parts.append(self.note)
-        if self.done >= self.total:
-            parts.append(f"took {duration(seconds)}")
-        elif counted > 0:
-            parts.append(f"about {duration(seconds / counted * (self.total - self.done))} left")
-        return ", ".join(parts)
-
-    def _count(self, amount: int) -> str:
-        return f"{amount / 1e9:.2f} GB" if self.unit == "B" else f"{amount:,}"
+                self._print()
+        self._bar.close()
 
     def _print_lines(self) -> None:
         while not self._ended.wait(INTERVAL):
-            self._printed = True
-            print(self.line(), file=sys.stderr, flush=True)
+            self._print()
 
-
-def duration(seconds: float) -> str:
-    """`03:20`, or `1:03:20`."""
-    from tqdm import tqdm
-
-    return str(tqdm.format_interval(seconds))
+    def _print(self) -> None:
+        self._printed = True
+        print(self._bar, file=sys.stderr, flush=True)

@@ -8,13 +8,17 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from moe_lab.config.validators import above_zero, at_least, one_of
+from moe_lab.config.validators import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    at_least,
+    check_limits,
+    one_of,
+)
 from moe_lab.errors import ConfigError, need_package
 
-MOST_WORKERS = 1000
 SEEDS_WITH_TUNING = 5
-LARGEST_SEED = 2**63 - 1
-MOST_SEEDS = 1000
 
 ExpertsImplementation = Literal["eager", "grouped_mm", "batched_mm", "weights_first"]
 
@@ -32,11 +36,11 @@ class ModelConfig:
     experts_implementation: ExpertsImplementation | None = None
     attn_implementation: str | None = None
     """transformers' attention function; null: the model's own choice, which is sdpa where the model has it."""
-    experts_per_token: int | None = None
+    experts_per_token: PositiveInt | None = None
     add_bos_token: bool | None = None
     think_end_token: str | None = None
     """With a chat template: the text that ends a reply's reasoning; null: the whole reply is the answer."""
-    max_gen_toks: int | None = None
+    max_gen_toks: PositiveInt | None = None
     """With `think_end_token`: new tokens of a reply where a task allows fewer; null: the task's number."""
     device_map: Literal["auto"] | None = None
     """transformers' placement of the layers on devices; null: all on `device`."""
@@ -48,15 +52,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.peft:
             need_package("peft", "peft", f"model.peft={self.peft}")
-        at_least("model.experts_per_token", self.experts_per_token, 1)
-        at_least("model.max_gen_toks", self.max_gen_toks, 1)
+        check_limits(self, "model.")
         if self.max_gen_toks is not None and self.think_end_token is None:
             raise ConfigError(
                 f"model.max_gen_toks={self.max_gen_toks} has no effect without model.think_end_token: it is the length "
                 "of replies that reason. The length of answers is gen_kwargs=max_gen_toks=<n>."
             )
-        if self.think_end_token == "":
-            raise ConfigError("model.think_end_token is an empty text, which ends nothing. Leave it out.")
         if self.recipe is not None and self.path is not None:
             raise ConfigError(
                 "model.path and model.recipe both say what the model is. Leave one of them out."
@@ -122,28 +123,23 @@ class TuningConfig:
     (`moe_lab/runs/tuning/search.py`)."""
 
     name: Literal["none", "tpe", "gp", "random", "uniform", "scale", "grid"] = "none"
-    n_trials: int | None = None
+    n_trials: PositiveInt | None = None
     """Number of trials of a study, including those of earlier commands."""
     metric: Literal["perplexity", "accuracy"] | None = None
     """Objective on the tuning documents."""
-    num_samples: int | None = None
-    max_temperature: float | None = None
-    step: float = 0.05
+    num_samples: PositiveInt | None = None
+    max_temperature: PositiveFloat | None = None
+    step: PositiveFloat = 0.05
     """The difference between two temperatures of tuning=uniform."""
     logit_scale: bool = False
     """Whether each trial's value is its perplexity at the best logit scale. tuning=scale searches nothing else."""
-    seeds: int = 1
+    seeds: PositiveInt = 1
     """Number of studies, with seed, seed+1, ..., each followed by one run with its seed; 1: one study for all runs."""
-    timeout: float | None = None
+    timeout: PositiveFloat | None = None
     """Seconds after which no further trial begins; null: no limit."""
 
     def __post_init__(self) -> None:
-        at_least("tuning.seeds", self.seeds, 1, MOST_SEEDS)
-        at_least("tuning.n_trials", self.n_trials, 1)
-        at_least("tuning.num_samples", self.num_samples, 1)
-        above_zero("tuning.max_temperature", self.max_temperature)
-        above_zero("tuning.step", self.step)
-        above_zero("tuning.timeout", self.timeout)
+        check_limits(self, "tuning.")
 
 
 @dataclass(kw_only=True)
@@ -170,9 +166,9 @@ class LauncherConfig:
     """The processes that share the runs of a grid or an experiment. It changes no number."""
 
     name: Literal["none", "local", "submitit", "ray"] = "none"
-    workers: int | None = None
+    workers: PositiveInt | None = None
     """Number of processes; null: as many as GPUs are there for, 2 without GPUs."""
-    gpus_per_worker: int = 1
+    gpus_per_worker: PositiveInt = 1
     """Of launcher=local. With ray and submitit `parameters` say it."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """Resources of each worker: arguments of submitit's `update_parameters` or of Ray's `remote`."""
@@ -182,8 +178,7 @@ class LauncherConfig:
     """The address of a Ray cluster, or auto; null: a new cluster on this machine."""
 
     def __post_init__(self) -> None:
-        at_least("launcher.workers", self.workers, 1, MOST_WORKERS)
-        at_least("launcher.gpus_per_worker", self.gpus_per_worker, 1)
+        check_limits(self, "launcher.")
         if self.name == "none" and self.workers is not None:
             raise ConfigError(f"launcher.workers={self.workers} starts nothing. Add launcher=local.")
 
@@ -211,17 +206,17 @@ class Config:
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
 
     mode: Literal["run", "plan", "prefetch", "report", "compare"] = "run"
-    seed: int = 0
-    seeds: int | None = None
+    seed: NonNegativeInt = 0
+    seeds: PositiveInt | None = None
     """Number of runs, with seed, seed+1, ...; None: 1, with tuning 5, or `tuning.seeds` above 1."""
-    sample_seed: int = 1234
-    fewshot_seed: int = 1234
+    sample_seed: NonNegativeInt = 1234
+    fewshot_seed: NonNegativeInt = 1234
     limit: int | float | None = None
     samples: list[int] | None = None
-    num_fewshot: int | None = None
+    num_fewshot: NonNegativeInt | None = None
     batch_size: int | str = "auto"
-    max_batch_size: int | None = None
-    max_length: int | None = None
+    max_batch_size: PositiveInt | None = None
+    max_length: PositiveInt | None = None
     gen_kwargs: dict[str, bool | int | float | str | list[str] | None] | None = None
     apply_chat_template: bool | str | None = None
     """Null: `task.chat_template`, which replaces null in a `Config`."""
@@ -252,12 +247,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.apply_chat_template is None:
             self.apply_chat_template = self.task.chat_template
+        check_limits(self, "")
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
-        for key in ("seed", "sample_seed", "fewshot_seed", "num_fewshot"):
-            at_least(key, getattr(self, key), 0, LARGEST_SEED)
-        at_least("seeds", self.seeds, 1, MOST_SEEDS)
-        at_least("max_batch_size", self.max_batch_size, 1)
-        at_least("max_length", self.max_length, 1)
         if self.num_studies > 1 and self.seeds not in (None, self.num_studies):
             raise ConfigError(
                 f"tuning.seeds={self.num_studies} evaluates each of its studies once, with the study's own seed, and "

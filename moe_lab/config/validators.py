@@ -8,7 +8,6 @@ import math
 import sys
 import types
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -20,15 +19,10 @@ Owners = Callable[[str], list[str]]
 """The methods that have a key."""
 
 
-def build(
-    cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambda key: [], *, texts: bool = False
-) -> Any:
+def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambda key: []) -> Any:
     """An instance of a dataclass from plain values, each checked against its annotation.
 
-    Args:
-        owners: returns the methods that have a key, for the error about an unknown key of a method.
-        texts: whether a text that is a number or a truth value is taken for it, as OmegaConf does: a variable of the
-            environment (`limit=${oc.env:LIMIT}`) is a text.
+    `owners` returns the methods that have a key, for the error about an unknown key of a method.
     """
     hints = hints_of(cls)
     known = [f.name for f in fields(cls)]
@@ -37,8 +31,7 @@ def build(
             raise unknown_key(
                 f"{prefix}{key}", [f"{prefix}{name}" for name in known], values.get("name"), owners
             )
-    given = {key: _converted(value, hints[key]) for key, value in values.items()} if texts else values
-    return cls(**{key: coerce(value, hints[key], f"{prefix}{key}") for key, value in given.items()})
+    return cls(**{key: coerce(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
 
 
 def unknown_key(
@@ -50,16 +43,13 @@ def unknown_key(
     hint = f" Did you mean {by_leaf[0]!r}?" if by_leaf else did_you_mean(key, known)
     group = key.partition(".")[0]
     if group == "method" and key.count(".") == 1 and (methods := owners(leaf)):
-        has = (
-            f"{' and '.join(f'method={one}' for one in methods)} {'has' if len(methods) == 1 else 'have'} it"
-        )
         advice = "In a grid of methods a key goes to all of them. Run them apart; mode=compare joins results."
         if option == "base":
             advice = "Leave base out: each method is compared with it anyway."
-        of = f"method={option}"
-        return ConfigError(f"Unknown key {key!r} of {of}: {has}, and {of} does not.\n{advice}")
-    keys = f"Keys of {group}={option}" if option else "Keys here"
-    where = f"{keys}: {', '.join(known)}." if "." in key else "--help keys lists all."
+        return ConfigError(
+            f"Unknown key {key!r} of method={option}: it is a key of {', '.join(methods)}.\n{advice}"
+        )
+    where = f"Keys here: {', '.join(known)}." if "." in key else "--help keys lists all."
     return ConfigError(f"Unknown key {key!r}.{hint}\n{where}")
 
 
@@ -79,17 +69,6 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
     expected = " or ".join(_describe(choice) for choice in choices)
     shown = "null" if value is None else value
     raise ConfigError(f"{key}={shown}: expected {expected}.")
-
-
-def _converted(value: Any, annotation: Any) -> Any:
-    """A text as the number or truth value that its annotation allows; any other value as it is."""
-    if isinstance(value, str):
-        truths = {"true": True, "false": False}
-        for kind, convert in ((int, int), (float, float), (bool, lambda text: truths[text.lower()])):
-            if kind in _alternatives(annotation):
-                with suppress(ValueError, KeyError):
-                    return convert(value)
-    return value
 
 
 def _alternatives(annotation: Any) -> list[Any]:

@@ -25,6 +25,33 @@ NOT_ARCHITECTURE = (
 """Entries of a model's config that do not change the training, or that the recipe sets."""
 
 
+class ToyRows:
+    """Rows of `length` tokens of the toy corpus: documents joined by the end token, the last one cut off.
+
+    Row i depends only on (seed, i), so a resumed training sees the same rows as an uninterrupted one.
+    """
+
+    def __init__(self, tokenizer: Any, *, seed: int, rows: int, length: int):
+        self.tokenizer, self.seed, self.rows, self.length = tokenizer, seed, rows, length
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        import torch
+
+        from moe_lab.tasks.toy.corpus import documents
+
+        ids: list[int] = []
+        group = index * 1000
+        while len(ids) < self.length:
+            for text in documents(self.seed, group, 8):
+                ids += [*self.tokenizer(text).input_ids, self.tokenizer.eos_token_id]
+            group += 1
+        row = torch.tensor(ids[: self.length])
+        return {"input_ids": row, "labels": row}
+
+
 class PretrainTiny(ModelMaker):
     """Training from scratch; writes `outputs/models/<model>-pretrain-tiny-<id8>/`."""
 
@@ -93,7 +120,7 @@ class PretrainTiny(ModelMaker):
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
-        from moe_lab.methods.trainer import ToyRows, fit
+        from moe_lab.methods.trainer import fit
         from moe_lab.models.experts import set_experts_in_training
 
         recipe = self.config

@@ -114,13 +114,12 @@ def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
     import torch
 
     from moe_lab.models.adapters import save_adapter
-    from moe_lab.models.checks import LARGEST, out_of_range
+    from moe_lab.models.checks import not_finite
     from moe_lab.routing.passes import is_peft
 
-    if name := out_of_range(model):
+    if name := not_finite(model):
         raise TrainingError(
-            f"The training diverged: {name} is NaN, infinite or larger than {LARGEST:g} after its last step. "
-            "Lower method.learning_rate."
+            f"The training diverged: {name} is NaN or infinite after its last step. Lower method.learning_rate."
         )
     with writing(folder):
         if is_peft(model):

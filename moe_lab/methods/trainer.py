@@ -1,26 +1,19 @@
-"""Training a causal language model with transformers' Trainer: log, checkpoints, exact resume, noise on the routers.
-
-T = tokens of a pass, B = its sequences, E = experts, K = experts per token.
-"""
+"""Training a causal language model with transformers' Trainer: log, checkpoints, exact resume."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import Dataset
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -36,10 +29,7 @@ from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.source import NO_CODE
 from moe_lab.results.atomic import write_atomically, writing
-from moe_lab.routing.hook import Router, Routing
-from moe_lab.routing.noise import NoisyTokens, gumbel_for_tokens
-from moe_lab.routing.passes import in_backward, is_peft
-from moe_lab.tasks.toy.corpus import documents
+from moe_lab.routing.passes import is_peft
 
 # Autocast of torch 2.13 leaves grouped products in the dtype of their weights, float32 here: most FLOPs of a training.
 for _product in ("aten::_grouped_mm", "transformers::grouped_mm_fallback"):
@@ -50,29 +40,6 @@ LearningRate = Callable[[int], float]
 """Optimizer step -> factor of the learning rate."""
 LOSS = "validation_loss"
 """The validation loss in the log."""
-
-
-class ToyRows(Dataset[dict[str, torch.Tensor]]):
-    """Rows of `length` tokens of the toy corpus: documents joined by the end token, the last one cut off.
-
-    Row i depends only on (seed, i), so a resumed training sees the same rows as an uninterrupted one.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, seed: int, rows: int, length: int):
-        self.tokenizer, self.seed, self.rows, self.length = tokenizer, seed, rows, length
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        ids: list[int] = []
-        group = index * 1000
-        while len(ids) < self.length:
-            for text in documents(self.seed, group, 8):
-                ids += [*self.tokenizer(text).input_ids, self.tokenizer.eos_token_id]
-            group += 1
-        row = torch.tensor(ids[: self.length])
-        return {"input_ids": row, "labels": row}
 
 
 class Log(TrainerCallback):
@@ -118,7 +85,7 @@ def fit(
     folder: Path,
     config: Config,
     model: Any,
-    rows: Dataset[Any],
+    rows: Any,
     *,
     steps: int,
     log_steps: int,
@@ -253,76 +220,3 @@ def load_checkpoint(model: Any, folder: Path, **options: Any) -> None:
 def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:
     """The model of a training's checkpoint, in the dtype of the trained weights."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **NO_CODE, **options)
-
-
-class RoutingNoise:
-    """RoE's noise on the routers' choice (equation 1) while a model trains, with a temperature for each sequence.
-
-    This policy chooses experts by scores + temperature x Gumbel noise, and weighs them by the clean scores. It changes
-    only the passes inside `noisy`. The key of the noise is (seed, sequence, position, layer, expert), so a resumed
-    training draws the same noise, and several processes draw the same noise as one.
-
-    Args:
-        temperatures: float32, of each sequence of the training.
-        falls_over: the number of optimizer steps over which the temperatures fall to 0; None: they stay.
-    """
-
-    def __init__(self, seed: int, temperatures: Tensor, falls_over: int | None = None):
-        self.seed, self.drawn, self.falls_over = seed, temperatures, falls_over
-        self._pass: tuple[NoisyTokens, Tensor] | None = None
-        """Tokens and temperatures [T] of the last pass with noise."""
-        self._noisy = False
-
-    @classmethod
-    def of(
-        cls, seed: int, highest: float, schedule: str, *, steps: int, sequences: int
-    ) -> RoutingNoise | None:
-        """With temperatures that are uniform between 0 and the highest one; None if that is 0.
-
-        They stay ("constant"), or fall to 0 at the last step ("linear").
-        """
-        if not highest:
-            return None
-        drawn = np.random.default_rng([seed, sequences]).random(sequences, dtype=np.float32)
-        return cls(seed, torch.from_numpy(drawn) * highest, steps if schedule == "linear" else None)
-
-    def temperatures(self, sequence_B: Tensor, step: int) -> Tensor:
-        """float32 [B]: the temperatures of these sequences (numbered over the training) at an optimizer step."""
-        share = 1 - step / max(1, self.falls_over - 1) if self.falls_over else 1.0
-        return share * self.drawn[sequence_B.cpu()]
-
-    @contextmanager
-    def noisy(self, sequence_B: Tensor, length: int, step: int = 0) -> Iterator[None]:
-        """Add noise to passes over these sequences, each of `length` tokens with padding on the right."""
-        device, count = sequence_B.device, sequence_B.numel() * length
-        zero_T = torch.zeros(count, dtype=torch.int64, device=device)
-        tokens = NoisyTokens(
-            index=torch.arange(count, device=device),
-            document=sequence_B.repeat_interleave(length),
-            repeat=zero_T,
-            row=zero_T + 1,
-            position=torch.arange(length, device=device).repeat(sequence_B.numel()),
-        )
-        temperature_B = self.temperatures(sequence_B, step).to(device)
-        self._pass, self._noisy = (tokens, temperature_B.repeat_interleave(length)), True
-        try:
-            yield
-        finally:
-            self._noisy = False
-
-    def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        # activation checkpointing repeats the last pass
-        if self._pass is None or not (self._noisy or in_backward()):
-            return None
-        (tokens, temperature_T), logits_TE = self._pass, routing.logits_TE
-        layer = torch.tensor([router.layer], device=logits_TE.device)
-        with torch.no_grad():
-            noise_TE = gumbel_for_tokens(
-                *(self.seed, tokens.document, tokens.repeat, tokens.row, tokens.position),
-                layer,
-                logits_TE.shape[-1],
-            )[0]
-            noisy_TE = router.scores(logits_TE) + temperature_T[:, None] * noise_TE
-            index_TK = router.choose(noisy_TE, routing.index_TK.shape[-1])
-        weights_TK = router.weights(logits_TE, index_TK).to(routing.weights_TK.dtype)
-        return Routing(logits_TE, weights_TK, index_TK)

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 
 from moe_lab.config.schema import Config
 from moe_lab.engine.footprint import Meter, OneOperation, known_of
-from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, MOMENTS, FinetuneConfig, Phase, Recipe
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig, Phase, Recipe
 from moe_lab.methods.finetune_freeze.lora import empty_to_train
 from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_groups, trainable
 from moe_lab.models.distributed import num_processes
@@ -32,8 +32,6 @@ BLOCK, CODES, LEAST_QUANTIZED = 256, 256, 4096
 """torchao's AdamW8bit: numbers that share a float32 scale, float32 values of the codes, its smallest 8-bit tensor."""
 STEP_BYTES = 42
 """Bytes for each number of the largest tensor in a step of torchao's AdamW8bit that is not compiled."""
-STEP_COPIES = {"adamw_torch": 1, "adamw_torch_fused": 0, "adagrad": 2, "rmsprop": 1, "sgd": 1}
-"""Copies of all gradients in a step of torch's optimizers on a GPU, where they compute all tensors at once."""
 
 
 def with_shapes(model: Any) -> Any:
@@ -51,7 +49,7 @@ def peak_bytes(model: Any, *, optimizer: str, on_gpu: bool, **passes: Any) -> in
 
     Args:
         model: `with_shapes`; the parameters that require gradients are trained.
-        optimizer: a name in `MOMENTS`.
+        optimizer: adamw_torch, adamw_torch_fused or adamw_torch_8bit.
         passes: arguments of `pass_bytes`.
     """
     trained = [each for each in model.parameters() if each.requires_grad]
@@ -59,7 +57,8 @@ def peak_bytes(model: Any, *, optimizer: str, on_gpu: bool, **passes: Any) -> in
     if optimizer == EIGHT_BIT:
         step = STEP_BYTES * max(each.numel() for each in trained)
     else:
-        step = STEP_COPIES[optimizer] * gradients * on_gpu
+        # on a GPU torch's step computes all tensors at once, with a copy of all gradients
+        step = gradients * (on_gpu and optimizer == "adamw_torch")
     return weights + moment_bytes(trained, optimizer) + max(pass_bytes(model, **passes), gradients + step)
 
 
@@ -107,15 +106,15 @@ def pass_bytes(
 
 
 def moment_bytes(parameters: Sequence[Tensor], optimizer: str) -> int:
-    """Bytes that the optimizer keeps for these parameters: numbers of their dtype, or torchao's blocks of 8 bits."""
+    """Bytes of AdamW's two moments of these parameters: numbers of their dtype, or torchao's blocks of 8 bits."""
     if optimizer != EIGHT_BIT:
-        return MOMENTS[optimizer] * bytes_of(parameters)
+        return 2 * bytes_of(parameters)
     found = 0
     for own in parameters:
         blocks, rest = divmod(own.numel(), BLOCK)
         quantized = own.numel() >= LEAST_QUANTIZED and not rest
         found += own.numel() + 4 * (blocks + CODES) if quantized else bytes_of([own])
-    return MOMENTS[optimizer] * found
+    return 2 * found
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
@@ -138,7 +137,7 @@ def phase_memory(model: Any, groups: Groups, phase: Phase, recipe: Recipe) -> di
         full = bytes_of(every) + moment_bytes(every, recipe.optimizer)
     else:  # in float32
         frozen = sum(each.numel() for each in model.parameters() if not each.requires_grad)
-        full = 4 * (1 + MOMENTS[recipe.optimizer]) * frozen
+        full = 4 * 3 * frozen
     gradients, moments = bytes_of(trained), moment_bytes(trained, recipe.optimizer)
     return {
         "gradient_bytes": gradients,
@@ -172,7 +171,7 @@ def finetuning_peak(own: FinetuneConfig, config: Config, facts: ModelFacts, *, r
             on_gpu=device.type != "cpu",
             rows=min(rows, recipe.batch_size),
             length=length,
-            bf16=recipe.autocasts(facts.dtype),
+            bf16=facts.dtype == "bfloat16",
             checkpointing=own.activation_checkpointing,
             accumulates=recipe.gradient_accumulation > num_processes(),
             **({"output_router_logits": True} if recipe.router_aux_loss_coef else {}),

@@ -69,8 +69,6 @@ def loading_options(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _method(stored: dict[str, Any]) -> str:
-    if stored.get("load_in_4bit") or stored.get("load_in_8bit"):
-        return "bitsandbytes"
     method = stored.get("quant_method", "an unnamed method")
     return str(getattr(method, "value", method))
 

@@ -79,9 +79,7 @@ def load_model(
     folder = model_folder(model, offline=offline, weights=True)
     if (folder / "generation_config.json").is_file():
         with reading(folder / "generation_config.json", "Correct or delete it.", raises=ModelError):
-            guidance = GenerationConfig.from_pretrained(folder, local_files_only=True).guidance_scale
-            if guidance not in (None, 1):
-                raise ValueError(f"guidance_scale={guidance} needs a second pass without the prompt")
+            GenerationConfig.from_pretrained(folder, local_files_only=True)  # transformers would ignore it
     start = time.perf_counter()
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
     options = placement(model, config, place, disk, shard) | loading_options(config)

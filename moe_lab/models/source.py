@@ -109,8 +109,6 @@ def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     file = model_folder(model, offline=offline) / "config.json"
     with reading_files(str(file)):
         config = AutoConfig.from_pretrained(file.parent, local_files_only=True, **NO_CODE)
-        if getattr(config, "transformers_weights", None) is not None:
-            raise ValueError("transformers_weights is not supported. Name the weights model.safetensors")
         for part in (config, config.get_text_config()):
             if "/" in str(kernel := attention_of(part)):
                 raise ValueError(f"attn_implementation={kernel} is code of the hub, which is never run")

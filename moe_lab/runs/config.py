@@ -71,11 +71,11 @@ def to_config(cell: Cell) -> Config:
         name = cell.choices[group] if section.get("name") is None else section["name"]
         if group == "model" and section.get("path") and "model.path" in keys and "model.name" not in keys:
             name = PurePath(str(section["path"])).name
-        typed[group] = build(schema, {**section, "name": name}, prefix=f"{group}.", texts=True)
+        typed[group] = build(schema, {**section, "name": name}, prefix=f"{group}.")
     method = values["method"]
     method_class = get_method(str(method.get("name")))
     config = config_class(str(method.get("name")), method)
-    typed["method"] = build(config, method, prefix="method.", owners=methods_with, texts=True)
+    typed["method"] = build(config, method, prefix="method.", owners=methods_with)
     if typed["task"].answer is None and method_class.answer:
         typed["task"] = replace(typed["task"], answer=method_class.answer)
     rest = {key: value for key, value in values.items() if key not in typed}
@@ -92,7 +92,7 @@ def to_config(cell: Cell) -> Config:
     # the launcher changes no number, and nothing that is stored
     overrides = [one for one in cell.overrides if not one.startswith(LAUNCHER)]
     record = {"overrides": overrides, "config_dirs": cell.config_dirs}
-    return build(Config, {**rest, **typed, **record}, prefix="", texts=True)
+    return build(Config, {**rest, **typed, **record}, prefix="")
 
 
 def _check_texts(values: dict[str, Any], prefix: str = "") -> None:

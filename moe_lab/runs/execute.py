@@ -19,7 +19,7 @@ from moe_lab.models.tokenizer import template_block
 from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.logs import ResponseLog, RunLog, WarningsOnce
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import Sample, check_samples, read_samples, write_samples
+from moe_lab.results.samples import check_samples, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError, warn_once
 from moe_lab.runs.evaluation.expert import measure
 from moe_lab.runs.evaluation.result_block import cost_block, judges_block, moe_lab_block
@@ -45,57 +45,43 @@ def memory_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def execute(
-    run: Run, models: ModelPool, *, compute: bool = True, begin: Callable[[], None] = lambda: None
-) -> Outcome:
+def execute(run: Run, models: ModelPool, *, begin: Callable[[], None] = lambda: None) -> Outcome:
     """Return the stored result, or compute the missing parts of a run and of the runs that it is compared with.
 
-    The same call after an interruption continues. With `compute=False` only a stored result is returned, even if a
-    comparison, metrics or samples are missing. Raises RunHeldError if another process works on this run, MoeLabError if
-    memory does not suffice, and ResultsError if nothing is stored and nothing may be computed.
+    The same call after an interruption continues. Raises RunHeldError if another process works on this run, and
+    MoeLabError if memory does not suffice.
 
     Args:
         begin: called when the run is to be computed and no other process works on it.
     """
-    if (stored := _stored(run, compute)) is not None:
+    if (stored := _whole_result(run)) is not None:
         return Outcome(run, stored, stored=True)
-    if not compute:
-        raise ResultsError(f"{run.folder.name} has no stored result any more. mode=run computes it.")
     with run.store.held():
-        if (stored := _stored(run, compute)) is not None:  # by the process that held it
+        if (stored := _whole_result(run)) is not None:  # by the process that held it
             return Outcome(run, stored, stored=True)
-        return Outcome(run, _computed(run, models, begin), stored=False)
+        with run.store.status(), memory_errors(run.folder.name):
+            begin()
+            before = _compared_results(run, models)
+            with _run_log(run), naming(run.folder.name):
+                return Outcome(run, evaluate_run(run, models, before), stored=False)
 
 
-def _computed(run: Run, models: ModelPool, begin: Callable[[], None] = lambda: None) -> RunResult:
-    """The missing parts of a run whose lock this process holds."""
-    with run.store.status(), memory_errors(run.folder.name):
-        begin()
-        before = _compared_results(run, models)
-        with _run_log(run), naming(run.folder.name):
-            return evaluate_run(run, models, before)
-
-
-def _stored(run: Run, compute: bool) -> RunResult | None:
-    """A stored result that may be returned: any, if nothing may be computed, else one that is complete."""
-    if compute and run.config.rerun:
+def _whole_result(run: Run) -> RunResult | None:
+    """The stored result if it has its comparisons, metrics and samples, and is not to be computed again."""
+    stored = None if run.config.rerun else run.stored()
+    if (
+        stored is None
+        or (run.baseline is not None and stored.base_id is None)
+        or not stored.others.keys() >= run.comparisons.keys()
+        or not all(other.measured for other in (run, *run.compared_runs.values()))
+    ):
         return None
-    stored = run.stored()
-    return stored if stored is None or not compute or _is_whole(run, stored) else None
-
-
-def _is_whole(run: Run, results: RunResult) -> bool:
-    """Whether a stored result has its comparisons, metrics and samples. The stored answers suffice to write samples."""
-    compared = run.baseline is None or results.base_id is not None
-    compared = compared and all(name in results.others for name in run.comparisons)
-    if not compared or not all(other.measured for other in (run, *run.compared_runs.values())):
-        return False
     try:
-        check_samples(results)
+        check_samples(stored)
     except DamagedError as error:
-        _warn_of_samples(error)
-        return False
-    return True
+        warn_once(f"{error.problem}. It is written again from the stored answers.")
+        return None
+    return stored
 
 
 def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
@@ -103,7 +89,8 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
     found = {}
     for name, other in run.compared_runs.items():
         try:
-            results, samples = _results_with_samples(other, models)
+            results = execute(other, models).results
+            samples = read_samples(results)
         except RunHeldError:
             raise
         except MoeLabError as error:
@@ -119,21 +106,6 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
             "rounding": results.rounding.measured,
         }
     return found
-
-
-def _results_with_samples(run: Run, models: ModelPool) -> tuple[RunResult, dict[str, list[Sample]]]:
-    results = execute(run, models).results
-    try:
-        return results, read_samples(results)
-    except DamagedError as error:
-        _warn_of_samples(error)
-    with run.store.held():
-        results = _computed(run, models)
-    return results, read_samples(results)
-
-
-def _warn_of_samples(error: DamagedError) -> None:
-    warn_once(f"{error.problem}. It is written again from the stored answers.")
 
 
 # The evaluation of one run inside its folder: answers, lm-eval's metrics, files

@@ -7,13 +7,13 @@ import hashlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import OWN_GRID
-from moe_lab.config.schema import Config, LauncherConfig, TuningConfig
+from moe_lab.config.schema import Config, LauncherConfig
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, refuse
@@ -70,8 +70,11 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
         raise ConfigError(OWN_GRID)
     if configs[0].launcher.name != "none":
         check_launcher(configs)
-    if not with_experiment:
-        _check_keys(configs)
+    idle = [one for one in configs[0].overrides if one.lstrip("+").startswith("tuning.")]
+    if idle and not with_experiment and all(config.tuning.name == "none" for config in configs):
+        raise ConfigError(
+            f"{' '.join(idle)} changes nothing: nothing is tuned. Add tuning=tpe, or leave it out."
+        )
     if mode == "plan":
         return _plan(configs, cells)
     return _run(configs, cells, argv) if mode == "run" else _report(configs, cells)
@@ -192,27 +195,6 @@ def _with_page(finished: Results) -> Results:
     summaries = [group.file for group in table.groups if group.file is not None]
     files = [*summaries, page, *(outcome.path for outcome in finished.outcomes)]
     return replace(finished, table=table, files=files)
-
-
-def _check_keys(configs: Sequence[Config]) -> None:
-    """Raise ConfigError for several headline metrics of one run, and for keys of `tuning` where nothing is tuned."""
-    asked: dict[str, str | None] = {}
-    for config in configs:
-        same = repr(replace(config, task=replace(config.task, metric=None), overrides=[]))
-        if asked.setdefault(same, config.task.metric) != config.task.metric:
-            raise ConfigError(
-                f"task.metric={asked[same]},{config.task.metric}: a run has all metrics of its task, and a table shows "
-                "one of them. Give one; the page and the run's results.json have all."
-            )
-    if any(config.tuning.name != "none" for config in configs):
-        return
-    defaults = asdict(TuningConfig())
-    for key, value in asdict(configs[0].tuning).items():
-        if value != defaults[key]:
-            raise ConfigError(
-                f"tuning.{key}={value} changes nothing: nothing is tuned. Add tuning=tpe or tuning=uniform, or leave "
-                "it out."
-            )
 
 
 def write_report(outcomes: Sequence[Outcome], table: CommandTable) -> Path:

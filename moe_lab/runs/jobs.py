@@ -20,13 +20,12 @@ from moe_lab.runs.prepare import facts_of, prepare
 from moe_lab.runs.run import Run
 from moe_lab.runs.tuning.study import Study, prepare_study
 
-# Models that are trained on first use: `model.recipe` has the keys of method=pretrain
-#
-# Each seed of a run has a model of its own, whose training has the run's seed: a mean over seeds is over trainings.
-
 
 class Training:
-    """The training that makes the model of a configuration with a recipe."""
+    """The training that makes the model of a configuration with a recipe (`model.recipe`, keys of method=pretrain).
+
+    Each seed of a run has a model of its own, whose training has the run's seed: a mean over seeds is over trainings.
+    """
 
     def __init__(self, config: Config):
         """Raises ConfigError for a recipe that method=pretrain does not take."""
@@ -59,12 +58,6 @@ class Training:
         """The trained model's folder."""
         return Path(self.method.trained(self.config, self.facts).folder)
 
-    def check(self) -> None:
-        """Raise the errors of the run after the training that need no weights."""
-        untuned = self.evaluated.tuning.name == "none"
-        config = replace(self.evaluated, model=self.config.model)
-        (prepare if untuned else prepare_study)(config, self.facts)
-
     def left(self) -> dict[str, tuple[int, int]]:
         """The remaining optimizer steps and tokens by name of the model's folder; empty if the model is trained."""
         return self.method.training_left(self.config, self.facts)
@@ -72,17 +65,12 @@ class Training:
     def make(self, free: Callable[[], None] = lambda: None) -> Config:
         """Finish the training. Returns the configuration with the trained model.
 
-        Raises RunHeldError if another process trains it.
-
-        Args:
-            free: removes other models from memory before the training.
+        Raises RunHeldError if another process trains it. `free` removes other models from memory before the training.
         """
         trained = self.method.resolve_model(self.config, self.facts, free).model
         model = replace(self.evaluated.model, path=trained.path, tokenizer=None, recipe=None)
         return replace(self.evaluated, model=model)
 
-
-# The jobs of a grid: each configuration has one run per seed, and with tuning the studies before the runs
 
 PROFILE = "profile"
 """As a cell's `method.temperature`: use the temperatures of the study in its scale's `profile`."""
@@ -97,14 +85,23 @@ class Job:
     """One study whose profile all runs use, or with `tuning.seeds` one per seed."""
     runs: list[Run] = field(default_factory=list)
     """One per seed. Empty until the studies are finished, because the temperatures are part of a run's identity."""
-    group: str | None = None
-    """The logger's group of its runs and studies: the command or the experiment; None for a single run."""
-    timed: bool = False
-    """Whether its time is measured, so that nothing else may run at the same time."""
     evaluated: Config | None = None
     """The configuration that is evaluated with the study's profile; None: the study's own."""
     trainings: list[Training] = field(default_factory=list)
     """The unfinished trainings of its models, one per seed; empty if all models are trained."""
+    group: str | None = None
+    """The logger's group of its runs and studies: the command or the experiment; None for a single run."""
+    timed: bool = False
+    """Whether its time is measured, so that nothing else may run at the same time."""
+
+    def __post_init__(self) -> None:
+        if self.studies and all(study.profile() is not None for study in self.studies):
+            self._prepare_runs()
+
+    def _prepare_runs(self) -> None:
+        """Prepare the runs with the profiles of the finished studies."""
+        configs = [self.evaluated or study.tuned_config() for study in self.studies]
+        self.runs = [run for config in configs for run in runs_of(config)]
 
     @property
     def name(self) -> str:
@@ -112,8 +109,8 @@ class Job:
         if self.trainings:
             task = task_label(self.config.task.name)
             return f"{self.trainings[0].folder.name}, then {self.config.method.name} on {task}"
-        open_studies = [study for study in self.studies if study.profile() is None]
-        return (open_studies or self.studies)[0].folder.name if self.studies else self.runs[0].folder.name
+        unfinished: list[Any] = [study for study in self.studies if study.profile() is None]
+        return str((unfinished or self.studies or self.runs)[0].folder.name)
 
     @property
     def folders(self) -> list[Path]:
@@ -136,20 +133,13 @@ class Job:
             self.check_judges()
         for study in self.studies:
             tune(study, models, self.group)
-        self.runs = self.runs_after()
+        if self.studies:
+            self._prepare_runs()
 
     def check_judges(self) -> None:
         """Raise the error of a judge that cannot judge a missing result, because a key or a model is missing."""
-        runs = [each for run in self.runs for each in (run, *run.compared_runs.values())]
-        for judge in (judge for run in runs if not run.done for judge in run.judges):
+        for judge in (judge for run in with_baselines(self.runs) if not run.done for judge in run.judges):
             judge.check()
-
-    def runs_after(self) -> list[Run]:
-        """The runs with the profiles of the finished studies."""
-        if self.evaluated is not None:
-            return runs_of(self.evaluated)
-        tuned = [run for study in self.studies for run in runs_of(study.tuned_config())]
-        return tuned if self.studies else self.runs
 
 
 def job_of(config: Config) -> Job:
@@ -159,7 +149,7 @@ def job_of(config: Config) -> Job:
     if config.tuning.name == "none":
         return Job(config, runs=runs_of(config))
     seeds = range(config.seed, config.seed + config.num_studies)
-    return _tuned_job(config, [prepare_study(replace(config, seed=seed)) for seed in seeds])
+    return Job(config, [prepare_study(replace(config, seed=seed)) for seed in seeds])
 
 
 def _job_of_recipe(config: Config) -> Job:
@@ -168,24 +158,24 @@ def _job_of_recipe(config: Config) -> Job:
     trainings = [Training(one) for one in seeds]
     if all(not training.left() for training in trainings):
         return _job_of_models(config, [training.make() for training in trainings])
-    trainings[0].check()
+    # the errors of the run after the training that need no weights
+    evaluated = replace(seeds[0], model=trainings[0].config.model)
+    (prepare if config.tuning.name == "none" else prepare_study)(evaluated, trainings[0].facts)
     return Job(config, trainings=trainings)
 
 
 def _job_of_models(config: Config, trained: Sequence[Config]) -> Job:
     """The job of a configuration with a trained model for each seed."""
     parts = [job_of(one) for one in trained]
-    job = Job(config, studies=[study for part in parts for study in part.studies])
-    if all(part.runs for part in parts):  # otherwise a study is unfinished, and runs follow all studies
-        job.runs = [run for part in parts for run in part.runs]
-    return job
+    if studies := [study for part in parts for study in part.studies]:
+        return Job(config, studies)
+    return Job(config, runs=[run for part in parts for run in part.runs])
 
 
 def jobs_of(configs: Sequence[Config], *, compute: bool = True) -> list[Job]:
     """The jobs of a grid, ordered by model. Raises the errors of `job_of`, with the name of the cell.
 
-    Args:
-        compute: whether missing results will be computed. If so, the judges are checked.
+    `compute`: whether missing results will be computed. If so, the judges are checked.
     """
     jobs = []
     for config in configs:
@@ -213,14 +203,7 @@ def digest_of(configs: Sequence[Config]) -> str:
 def job_after(study: Study, config: Config) -> Job:
     """The job of a configuration that uses the temperatures of another configuration's study."""
     evaluated = replace(config, method=replace(config.method, temperature=str(study.folder / "best.yaml")))
-    return _tuned_job(config, [study], evaluated)
-
-
-def _tuned_job(config: Config, studies: list[Study], evaluated: Config | None = None) -> Job:
-    job = Job(config, studies, evaluated=evaluated)
-    if all(study.profile() is not None for study in studies):
-        job.runs = job.runs_after()
-    return job
+    return Job(config, [study], evaluated=evaluated)
 
 
 def runs_of(config: Config) -> list[Run]:
@@ -267,16 +250,6 @@ def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
         if run.run_id not in distinct or run.config.metrics != "none":
             distinct[run.run_id] = run
     return list(distinct.values())
-
-
-def run_after(job: Job) -> Run:
-    """A run after a job's studies, with a placeholder for what they are yet to find."""
-    config = job.evaluated or job.studies[0].evaluated
-    method: Any = config.method
-    if (search := job.studies[0].search).grid is None and search.tuning != "scale":
-        method = replace(method, temperature=1.0)  # a placeholder
-    [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
-    return run
 
 
 def with_baselines(runs: Sequence[Run]) -> list[Run]:

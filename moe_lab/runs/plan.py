@@ -1,13 +1,13 @@
 """`mode=plan`: the runs to compute, the stored runs, and the remaining work."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
 
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
@@ -30,7 +30,7 @@ from moe_lab.runs.budget import (
     study_workload,
     workload_of,
 )
-from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, run_after, with_baselines
+from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of, with_baselines
 from moe_lab.runs.prepare import check_code_execution, check_router, facts_of
 from moe_lab.runs.run import Run
 from moe_lab.runs.tuning.study import Study
@@ -38,25 +38,44 @@ from moe_lab.tasks.judges import judges_of
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.requests import Workload
 
+NAMES = {"model": "", "weights": "", "method": "", "task": "", "seed": "-"}
+"""Columns with names, and what an empty cell of each shows."""
 Refused = Mapping[str, Sequence[Config]]
 """Configurations that cannot run, by reason."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the plan."""
+    """A line of the plan. What is not known before a study or a training is None."""
 
-    run: str
-    """The first eight characters of its id; a dash if it has no id yet."""
     config: Config
-    names: list[str]
-    """Model, method, task and seed."""
-    documents: int | None
-    tokens: int | None
-    """Forward tokens still to compute; of a study at most (trials share what does not depend on them)."""
     state: str
-    memory: int | None = None
-    """Planned bytes of GPU memory; None for embedded models, and for runs without an id."""
+    run: str | None = None
+    """The first eight characters of its id."""
+    method: str | None = None
+    """In the place of the configuration's method."""
+    seed: str | None = None
+    """In the place of the configuration's seed."""
+    examples: int | None = None
+    tokens: int | None = None
+    """Forward tokens still to compute; of a study at most (trials share what does not depend on them)."""
+    gpu_memory: int | None = None
+    """Planned bytes; None for embedded models."""
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """Model, weights, method, task and seed; the seed is None for a method without randomness."""
+        config = self.config
+        # a method cannot be created before the study has found its temperatures
+        untuned = getattr(config.method, "temperature", None) == PROFILE
+        random = untuned or get_method(config.method.name)(config.method).random
+        return {
+            "model": config.model.name,
+            "weights": config.model.path,
+            "method": self.method or config.method.name,
+            "task": task_name(config),
+            "seed": self.seed or (str(config.seed) if random else None),
+        }
 
 
 class Plan(Shown):
@@ -77,12 +96,10 @@ class Plan(Shown):
         self.references: dict[str, float] = {}
         """Forward tokens by name."""
         later = [job for job in jobs if not job.runs]
-        self.first = ""
+        trained = any(job.trainings for job in later)
+        tuned = any(job.studies or job.config.tuning.name != "none" for job in later)
+        self.first = " and what follows the trainings" * trained + " and the studies" * tuned
         """What precedes runs."""
-        if any(job.trainings for job in later):
-            self.first += " and what follows the trainings"
-        if any(job.studies or job.config.tuning.name != "none" for job in later):
-            self.first += " and the studies"
         for study in {study.study_id: study for job in jobs for study in job.studies}.values():
             self._add_study(study)
         for job in later:
@@ -90,8 +107,7 @@ class Plan(Shown):
         for run in with_baselines(distinct_runs(jobs)):
             self._add_run(run, workload_of(run))
         for number, configs in enumerate(self.refused.values(), start=1):
-            state = f"cannot run ({number})"
-            self.rows += [Row("-", config, _names(config), None, None, state) for config in configs]
+            self.rows += [Row(config=config, state=f"cannot run ({number})") for config in configs]
 
     def frame(self) -> DataFrame:
         """One row per run and study, those that others are compared with included.
@@ -101,77 +117,71 @@ class Plan(Shown):
         (estimated forward tokens that are left), `gpu_memory` (planned bytes; missing for embedded models), `state`
         ("done", "missing", ...). What is not known before a study or a training is missing.
         """
-        rows = []
+        counts = ("examples", "tokens", "gpu_memory")
         configs = [row.config for row in self.rows]
         settings = settings_of(configs, configs)
         for own in settings:
             own.pop("baseline", None)  # false of the runs that others are compared with
-        for row, own in zip(self.rows, settings, strict=True):
-            model, method, task, seed = row.names
-            rows.append(
-                {
-                    "run": None if row.run == "-" else row.run,
-                    "model": model,
-                    "weights": row.config.model.path,
-                    "method": method,
-                    "task": task,
-                    "seed": None if seed == "-" else seed,
-                    **own,
-                    "examples": row.documents,
-                    "tokens": row.tokens,
-                    "gpu_memory": row.memory,
-                    "state": row.state,
-                }
-            )
-        frame = with_counts(pd.DataFrame(rows), settings)
-        return frame.astype(dict.fromkeys(("examples", "tokens", "gpu_memory"), "Int64"))
+        frame = pd.DataFrame(
+            {"run": row.run, **row.names, **own, **{name: getattr(row, name) for name in (*counts, "state")}}
+            for row, own in zip(self.rows, settings, strict=True)
+        )
+        return with_counts(frame, settings).astype(dict.fromkeys(counts, "Int64"))
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def notes(self) -> list[str]:
-        """The sums, and the reasons why some configurations cannot run."""
-        reasons = (f"({number}) {reason}" for number, reason in enumerate(self.refused, start=1))
-        return [*_sums(self), *reasons]
 
     def _add_study(self, study: Study) -> None:
         finished, total = study.finished(), study.search.n_trials
         workload, config = study_workload(study), study.config
         tokens = study.method.forward_tokens(workload, config, study.facts)
-        left = round(max(0, total - finished) * tokens)  # at most: trials share cached activations
-        names = _names(config)
-        names[1] += ", tuning"
-        documents = sum(map(len, study.samples.values()))
-        state = "done" if finished >= total else f"{finished} of {total} trials"
-        memory = planned_memory(study, workload)
         self.budget.add(study)
-        self.rows.append(Row(study.study_id[:8], config, names, documents, left, state, memory))
+        self.rows.append(
+            Row(
+                run=study.study_id[:8],
+                config=config,
+                method=f"{config.method.name}, tuning",
+                examples=sum(map(len, study.samples.values())),
+                tokens=round(max(0, total - finished) * tokens),  # at most: trials share cached activations
+                state="done" if finished >= total else f"{finished} of {total} trials",
+                gpu_memory=planned_memory(study, workload),
+            )
+        )
 
     def _add_coming(self, job: Job) -> None:
         """The trainings of a job's models, and the runs after them or after its studies, which have no id yet."""
-        names = [*_names(job.config)[:3], f"{job.coming} after {'training' if job.trainings else 'tuning'}"]
-        documents = tokens = memory = None
+        seed = f"{job.coming} after {'training' if job.trainings else 'tuning'}"
+        row = Row(config=job.config, seed=seed, state="missing")
         for training in job.trainings:
             self.trainings |= training.left()
             self.budget.add(training, trains=True)
         if not job.trainings:
-            run = run_after(job)
+            config = job.evaluated or job.studies[0].evaluated
+            method: Any = config.method
+            if (search := job.studies[0].search).grid is None and search.tuning != "scale":
+                method = replace(method, temperature=1.0)  # a placeholder
+            [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
             workload = workload_of(run)
             tokens = round(job.coming * run.method.forward_tokens(workload, run.config, run.facts))
-            documents, memory = run.num_documents, planned_memory(run, workload)
+            row = replace(
+                row, examples=run.num_documents, tokens=tokens, gpu_memory=planned_memory(run, workload)
+            )
             self.budget.add(run)
+            self.tokens += tokens
         self.missing += job.coming
-        self.tokens += tokens or 0
-        self.rows.append(Row("-", job.config, names, documents, tokens, "missing", memory))
+        self.rows.append(row)
 
     def _add_run(self, run: Run, workload: Workload) -> None:
         config, method = run.config, run.method
         state, share = run_state(run, workload)
         missing = state != "done"
-        again = evaluations() if config.metrics == "expert" and method.expert_metrics == "all" else 0
-        measured = run.measured and not config.rerun
-        tokens = round(method.forward_tokens(workload, config, run.facts) * (share + again * (not measured)))
+        if (
+            config.metrics == "expert"
+            and method.expert_metrics == "all"
+            and (config.rerun or not run.measured)
+        ):
+            share += evaluations()
+        tokens = round(method.forward_tokens(workload, config, run.facts) * share)
         if missing:
             self.references |= method.references_left(config, run.facts)
             if isinstance(method, TrainingMethod):
@@ -179,9 +189,16 @@ class Plan(Shown):
         self.missing += missing
         self.tokens += tokens
         self.budget.add(run, trains=missing and isinstance(method, TrainingMethod))
-        memory = planned_memory(run, workload)
-        row = Row(run.run_id[:8], config, _names(config), run.num_documents, tokens, state, memory)
-        self.rows.append(row)
+        self.rows.append(
+            Row(
+                run=run.run_id[:8],
+                config=config,
+                examples=run.num_documents,
+                tokens=tokens,
+                state=state,
+                gpu_memory=planned_memory(run, workload),
+            )
+        )
 
     def print(self) -> None:
         """Print a row per study and run, baselines included, and the remaining work and disk space."""
@@ -193,25 +210,50 @@ class Plan(Shown):
     def _columns(self) -> tuple[list[Column], list[str]]:
         rows = self.rows
         labels = settings([row.config.overrides for row in rows], [0] * len(rows))
-        model, method, task, seed = ([row.names[index] for row in rows] for index in range(4))
         named = {
-            "run": [row.run for row in rows],
-            "model": model,
-            "weights": [row.config.model.path or "" for row in rows],
-            "method": method,
-            "task": task,
-            "seed": seed,
+            "run": [row.run or "-" for row in rows],
+            **{key: [row.names[key] or empty for row in rows] for key, empty in NAMES.items()},
             "settings": labels,
         }
-        memory = [row.memory and row.memory / GIGABYTE for row in rows]
+        memory = [row.gpu_memory and row.gpu_memory / GIGABYTE for row in rows]
         columns = [
             *(Column(heading=heading, cells=cells, name=True) for heading, cells in named.items()),
-            numbers("documents", [row.documents for row in rows], count, spare=2),
+            numbers("documents", [row.examples for row in rows], count, spare=2),
             numbers("forward tokens left (estimated)", [row.tokens for row in rows], count),
             numbers("memory (GB)", memory, "{:.3g}".format, spare=1),
             texts("state", [row.state for row in rows]),
         ]
         return columns, self.notes
+
+    @property
+    def notes(self) -> list[str]:
+        """The sums, and the reasons why some configurations cannot run."""
+        impossible = sum(map(len, self.refused.values()))
+        cannot = f" Cannot run: {impossible}." if impossible else ""
+        lines = [f"To run: {self.missing}, about {self.tokens:,} forward tokens{self.first}.{cannot}"]
+        if self.references:
+            tokens = sum(self.references.values())
+            lines.append(
+                f"Reference sets to make: {len(self.references)}, about {tokens:,.0f} forward tokens."
+            )
+        if self.trainings:
+            steps, tokens = (sum(work) for work in zip(*self.trainings.values(), strict=True))
+            lines.append(
+                f"To train: {len(self.trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens."
+            )
+        if self.missing or any(row.tokens for row in self.rows):
+            lines += self.budget.lines()
+        largest = max(self.rows, key=lambda row: row.gpu_memory or 0, default=None)
+        if largest is not None and largest.gpu_memory is not None:
+            size, gpu = largest.gpu_memory, min(gpu_memory(), default=GPU)
+            device = resolve_device(largest.config.device)
+            lines.append(
+                f"GPU memory: at most {size / GIGABYTE:,.3g} GB (model={largest.config.model.name} "
+                f"method={largest.config.method.name}), which takes {gpus_for(size, gpu)} of "
+                f"{gpu / GIGABYTE:,.0f} GB with {1 - USABLE:.0%} of each left over. Free here, on {device}: "
+                f"{free_memory(device) / GIGABYTE:,.3g} GB."
+            )
+        return [*lines, *(f"({number}) {reason}" for number, reason in enumerate(self.refused, start=1))]
 
 
 def run_state(run: Run, workload: Workload) -> tuple[str, float]:
@@ -261,45 +303,7 @@ def lacks_of(config: Config, error: MoeLabError) -> list[str]:
     return reasons
 
 
-def _sums(plan: Plan) -> list[str]:
-    impossible = sum(map(len, plan.refused.values()))
-    cannot = f" Cannot run: {impossible}." if impossible else ""
-    lines = [f"To run: {plan.missing}, about {plan.tokens:,} forward tokens{plan.first}.{cannot}"]
-    if plan.references:
-        tokens = sum(plan.references.values())
-        lines.append(f"Reference sets to make: {len(plan.references)}, about {tokens:,.0f} forward tokens.")
-    if plan.trainings:
-        steps, tokens = (sum(work) for work in zip(*plan.trainings.values(), strict=True))
-        lines.append(
-            f"To train: {len(plan.trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens."
-        )
-    unfinished = plan.missing or any(row.tokens for row in plan.rows)
-    return [*lines, *(plan.budget.lines() if unfinished else []), *_memory(plan)]
-
-
-def _memory(plan: Plan) -> list[str]:
-    """What the largest run takes on GPUs, and how models of different sizes share GPUs."""
-    largest = max(plan.rows, key=lambda row: row.memory or 0, default=None)
-    if largest is None or largest.memory is None:
-        return []
-    gpu, device = min(gpu_memory(), default=GPU), resolve_device(largest.config.device)
-    return [
-        f"GPU memory: at most {largest.memory / GIGABYTE:,.3g} GB ({' '.join(largest.names[:3])}), which takes "
-        f"{gpus_for(largest.memory, gpu)} of {gpu / GIGABYTE:,.0f} GB. Planned with passes of 2,048 tokens; larger "
-        f"ones take free memory only. {1 - USABLE:.0%} of a GPU is left for its context, kernels and fragmentation. "
-        f"Free here, on {device}: {free_memory(device) / GIGABYTE:,.3g} GB."
-    ]
-
-
 def task_name(config: Config) -> str:
     """The task's name, or its tasks' names joined by commas."""
     name = config.task.name
     return name if isinstance(name, str) else ",".join(name)
-
-
-def _names(config: Config) -> list[str]:
-    """Model, method, task and seed; the seed is a dash for a method without randomness."""
-    # a method cannot be created before the study has found its temperatures
-    untuned = getattr(config.method, "temperature", None) == PROFILE
-    random = untuned or get_method(config.method.name)(config.method).random
-    return [config.model.name, config.method.name, task_name(config), str(config.seed) if random else "-"]

@@ -1,7 +1,6 @@
 """A configuration becomes a checked run with its id, before weights load."""
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from moe_lab.config.validators import (
 from moe_lab.errors import ConfigError, ModelError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
-from moe_lab.methods.roe import RoE
 from moe_lab.models.facts import ModelFacts, model_facts
 from moe_lab.models.hub import go_offline
 from moe_lab.models.identity import model_identity
@@ -71,17 +69,14 @@ def run_name(config: Config, digest: str) -> str:
     return folder_name(config.model.name, config.method.name, task_label(config.task.name), digest=digest)
 
 
-# `prepare` checks a configuration without weights, identifies it and returns a `Run`. It computes nothing
-
 OF_METHOD = ("method=", "method.", "tuning=", "tuning.")
 """The first characters of overrides that belong to a method."""
 
 
 def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
-    """The run of a configuration, after all checks that need no weights. Creates no folder.
+    """The run of a configuration, after all checks that need no weights. Computes nothing, creates no folder.
 
-    Args:
-        facts: checks the run of a model with these facts, which is yet to be trained; None: those of the model.
+    `facts`: checks the run of a model with these facts, which is yet to be trained; None: those of the model.
 
     Raises ConfigError for impossible settings and an output folder that cannot be written, TaskError for tasks and
     data, ModelError for a model that cannot be read, has no tokenizer, or lacks the router that the method needs.
@@ -105,8 +100,10 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
         from moe_lab.runs.evaluation.expert import check
 
         check(method, config, facts, tasks)
-    load = partial(load_tokenizer, config.model, offline=config.offline)
-    once(f"tokenizer {config.model} {config.offline}", load)
+    once(
+        f"tokenizer {config.model} {config.offline}",
+        lambda: load_tokenizer(config.model, offline=config.offline),
+    )
     method.check(facts)
     check_chat_template(config)
     check_generation(config, facts, tasks)
@@ -144,7 +141,7 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
 def facts_of(config: Config) -> ModelFacts:
     """The facts of a configuration's model, read once in a command. Raises ModelError."""
     where: dict[str, Any] = {"dtype": config.dtype, "device": config.device, "offline": config.offline}
-    return once(f"facts {config.model} {where}", partial(model_facts, config.model, **where))
+    return once(f"facts {config.model} {where}", lambda: model_facts(config.model, **where))
 
 
 def _identified(
@@ -196,8 +193,8 @@ def check_chat_template(config: Config) -> None:
     if not templates:
         raise ConfigError("apply_chat_template: this tokenizer has no chat template. Leave it out.")
     template = config.apply_chat_template
-    if isinstance(template, str) and (not isinstance(templates, dict) or template not in templates):
-        names = ", ".join(templates) if isinstance(templates, dict) else "one without a name (use true)"
+    names = ", ".join(templates) if isinstance(templates, dict) else "one without a name (use true)"
+    if isinstance(template, str) and template not in (templates if isinstance(templates, dict) else ()):
         raise ConfigError(f"apply_chat_template={template}: the tokenizer has {names}.")
 
 
@@ -248,16 +245,13 @@ def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None
 
 def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
     """Raise ConfigError for self-consistency over equal answers: greedy answers of a method without randomness."""
-    noiseless = isinstance(method, RoE) and (method.config.n == 1 or method.config.temperature == 0)
-    if config.task.self_consistency is None or (method.random and not noiseless):
+    if config.task.self_consistency is None or method.random:
         return
-    for name, task in tasks["tasks"].items():
-        if not task.get_config("generation_kwargs")["do_sample"]:
-            raise ConfigError(
-                f"task.self_consistency={config.task.self_consistency}: without sampling all answers of "
-                f"method={config.method.name} to a document of {name} are equal.\n"
-                "Leave it out, or sample: gen_kwargs=temperature=0.7"
-            )
+    if not all(task.get_config("generation_kwargs")["do_sample"] for task in tasks["tasks"].values()):
+        raise ConfigError(
+            f"task.self_consistency={config.task.self_consistency}: without sampling all answers of "
+            f"method={config.method.name} are equal. Sample: gen_kwargs=temperature=0.7"
+        )
 
 
 def check_code_execution(config: Config, tasks: TaskDict) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, overload
 from moe_lab.config.schema import Config
 from moe_lab.errors import CONTINUES, ConfigError, RunHeldError, exit_code, print_error
 from moe_lab.methods import get_method
-from moe_lab.models.memory import ModelPool
 from moe_lab.reports.columns import Column, Shown
 from moe_lab.reports.expert import comparisons, print_expert_metrics
 from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
@@ -226,9 +225,8 @@ def measured(outcomes: Sequence[Outcome]) -> list[RunResult]:
 
 def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
     """The stored results of the jobs' runs. Nothing is computed."""
-    from moe_lab.runs.execute import execute
-
-    return [execute(run, ModelPool(), compute=False) for run in distinct_runs(jobs) if run.done]
+    found = [(run, run.stored()) for run in distinct_runs(jobs)]
+    return [Outcome(run, stored, stored=True) for run, stored in found if stored is not None]
 
 
 def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTable:

@@ -12,7 +12,6 @@ from tests.support.command import FakeRuns, install, run_command
 
 WRONG = {
     "an unknown launcher": (["launcher=lokal"], "Did you mean 'local'?"),
-    "too many workers": (["launcher=local", "launcher.workers=100000"], "at most 1,000"),
     "workers without a launcher": (["launcher.workers=2"], "Add launcher=local"),
     "workers on one GPU": (["launcher=local", "device=cuda:1"], "each worker has GPUs of its own"),
     "workers that would compute again": (["launcher=local", "rerun=true"], "Leave launcher= out"),
@@ -48,17 +47,12 @@ WRONG = {
     "a number for a switch": (["baseline=3"], "baseline=3: expected true or false"),
     "null for an integer": (["seed=null"], "seed=null: expected an integer"),
     "a mapping for samples": (["samples={a:1}"], "samples={'a': 1}: expected a list or null"),
-    "a seed beyond 2**63": (["seed=9223372036854775808"], "seed=9223372036854775808: must be"),
-    "a sample_seed that no generator takes": (
-        ["sample_seed=9223372036854775808"],
-        "at most 9,223,372,036,854,775,807",
-    ),
     "a limit that is no number": (["limit=nan"], "limit=nan: must be a finite number"),
     "a number beyond float's": ([f"method.temperature={10**400}"], "0: must be a finite number"),
     "a number below float's": ([f"gen_kwargs=temperature=-{10**400}"], "0: must be a finite number"),
     "a key of another": (
         ["-m", "method=base,roe", "method.n=4"],
-        "method=roe has it, and method=base does not",
+        "it is a key of roe",
     ),
     "a key for base": (["method=base", "+method.n=4"], "each method is compared with it anyway"),
     "a key of another method in a table": (
@@ -126,8 +120,7 @@ WRONG = {
     "a grid of experiments": (["-m", "experiment=roe/figure3", "seed=1,2"], "brings its own grid"),
     "a grid in a table": (["-m", "experiment=roe/figure3", "method.n=4,8"], "brings its own grid"),
     "two values in a table": (["experiment=roe/figure3", "method.n=4,8"], "one value per key"),
-    "more seeds than anybody runs": (["seeds=1001"], "at most 1,000"),
-    "keys of a tuning without one": (["tuning.n_trials=3"], "Add tuning=tpe or tuning=uniform"),
+    "keys of a tuning without one": (["tuning.n_trials=3"], "Add tuning=tpe"),
     "a study without trials": (["tuning=tpe", "tuning.n_trials=0"], "at least 1"),
     "a study of another metric": (["tuning=tpe", "tuning.metric=loss"], "Choices: perplexity, accuracy"),
     "a study below zero": (["tuning=tpe", "tuning.max_temperature=-1"], "above 0"),

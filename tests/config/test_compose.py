@@ -19,7 +19,6 @@ from moe_lab.config import compose as module
 from moe_lab.config.catalog import plugin_folders
 from moe_lab.config.compose import compose, compose_cell
 from moe_lab.reports.papers.experiment import find_experiments
-from moe_lab.runs.config import to_config
 from tests.support.tiers import first_fast
 
 OVERRIDES = [
@@ -155,14 +154,6 @@ def test_the_cells_of_a_grid_are_in_order():
     cells = compose(["-m", "method=choice(c3po, icl)", "method.k=5"])
     methods = [cell.values["method"] for cell in cells]
     assert [(one["name"], one["k"]) for one in methods] == [("c3po", 5), ("icl", 5)]
-
-
-def test_a_variable_of_the_environment_is_the_number_that_it_names(monkeypatch):
-    monkeypatch.setenv("LIM", "4")
-    monkeypatch.setenv("WAIT", "false")
-    [cell] = compose(["limit=${oc.env:LIM}", "wait=${oc.env:WAIT}", "num_fewshot=${oc.env:LIM}"])
-    config = to_config(cell)
-    assert (config.limit, config.wait, config.num_fewshot) == (4, False, 4)
 
 
 def test_hydra_in_a_script_of_ones_own_composes_the_same():

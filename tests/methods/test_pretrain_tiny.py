@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, OlmoeConfig, get_c
 import moe_lab.models
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods import trainer as training
-from moe_lab.methods.pretrain_tiny import PretrainTiny
-from moe_lab.methods.trainer import ToyRows
+from moe_lab.methods.pretrain_tiny import PretrainTiny, ToyRows
 from tests.support.trainings import interrupted
 
 RECIPE = {"steps": 6, "warmup_steps": 2, "cooldown_steps": 2, "save_steps": 2}

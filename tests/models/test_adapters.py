@@ -62,7 +62,6 @@ def adapter(tiny_olmoe_dir, tmp_path):
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING is not merged"),
         ({"megatron_config": {"x": 1}, "megatron_core": "payload"}, "names code, which is never run"),
         ({"r": 8}, r"lora_A.weight has the shape \[4, 48\] in the adapter, and \[8, 48\]"),
         ({"target_modules": ["q_proj"]}, "and none in the model"),

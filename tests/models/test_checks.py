@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
-from moe_lab.models.checks import check_pass, check_vocabulary, out_of_range, without_place
+from moe_lab.models.checks import check_pass, check_vocabulary, not_finite, without_place
 from moe_lab.models.tokenizer import load_tokenizer
-from tests.support.command import run_command
 from tests.support.models import change_json, load_folder, make_model, make_tokenizer
 
 
@@ -80,61 +79,11 @@ def test_parts_that_read_images_are_left_out_of_a_text_model():
     assert without_place({"unexpected_keys": images}, OlmoeConfig()) == images
 
 
-def changed(source, folder, change):
-    return damaged(source, folder, lambda tensors: [change(*one) for one in tensors.items()])
-
-
-def scaled(factor, part=""):
-    return lambda name, tensor: tensor.mul_(factor) if part in name else None
-
-
-def one_row(name, tensor):
-    if "embed_tokens" in name:
-        tensor[7] *= 1e30
-
-
-def one_nan(name, tensor):
-    if name.endswith("layers.1.self_attn.o_proj.weight"):
-        tensor[0, 0] = torch.nan
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        scaled(1e30),
-        scaled(1e30, "norm"),
-        scaled(1e30, "embed_tokens"),
-        scaled(1e30, "gate.weight"),
-        scaled(1e9),
-        scaled(1e12, "self_attn"),
-        one_row,
-        one_nan,
-    ],
-    ids=["all", "norms", "embeddings", "routers", "all a little", "attention", "one token", "one number"],
-)
-def test_overflow_is_refused_at_loading(change, tiny_olmoe_dir, tmp_path):
-    folder = changed(tiny_olmoe_dir, tmp_path / "model", change)
-    with pytest.raises(ModelError, match="larger than 1e[+]18|no numbers") as refused:
+def test_one_number_that_is_none_is_refused_at_loading(tiny_olmoe_dir, tmp_path):
+    change = lambda tensors: tensors[expert("down")][0, 0].fill_(torch.nan)  # noqa: E731
+    folder = damaged(tiny_olmoe_dir, tmp_path / "model", change)
+    with pytest.raises(ModelError, match=f"{folder} has weights that are NaN or infinite, in .*layers.1.mlp"):
         load_folder(folder)
-    assert str(tmp_path / "model") in str(refused.value)
-    assert len(str(refused.value).splitlines()) <= 3
-
-
-def test_large_weights_that_do_not_overflow_are_no_error(tiny_olmoe_dir, tmp_path):
-    loaded = load_folder(changed(tiny_olmoe_dir, tmp_path / "model", scaled(1e3)))
-    assert not any(module._forward_pre_hooks for module in loaded.model.modules())
-
-
-def test_the_command_ends_with_one_message(capsys, tiny_olmoe_dir, tmp_path):
-    folder = changed(tiny_olmoe_dir, tmp_path / "model", scaled(1e30))
-    ended = run_command(
-        capsys,
-        *("method=base", "task=toy_choice", "limit=2", "device=cpu", "offline=true"),
-        *(f"model.path={folder}", f"output_dir={tmp_path / 'out'}"),
-    )
-    assert ended.code == 2 and "Traceback" not in ended.err
-    assert "larger than 1e+18" in ended.err
-    assert not list((tmp_path / "out").rglob("results.json"))
 
 
 def test_logits_that_are_no_numbers_are_found():
@@ -147,13 +96,13 @@ def test_logits_that_are_no_numbers_are_found():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_stored_buffer_is_checked_and_a_mask_may_be_low(value):
-    """A router's selection bias is a buffer; a mask holds the lowest number and is not stored."""
+    """A router's selection bias is a buffer; a mask may hold the lowest number."""
     model = torch.nn.Linear(2, 2)
     model.register_buffer("mask", torch.full((2,), torch.finfo(torch.float32).min))
     model.register_buffer("e_score_correction_bias", torch.zeros(2))
-    assert out_of_range(model) is None
+    assert not_finite(model) is None
     model.e_score_correction_bias[1] = value
-    assert out_of_range(model) == "e_score_correction_bias"
+    assert not_finite(model) == "e_score_correction_bias"
 
 
 # Small files
@@ -180,7 +129,6 @@ def test_a_file_that_is_no_mapping_is_named(folder, file, content):
         {"dtype": "float7"},
         {"num_key_value_heads": 0},
         {"rope_parameters": {"rope_theta": "x"}},
-        {"transformers_weights": "../other.safetensors"},
     ],
 )
 def test_a_configuration_that_cannot_be_used_is_named(folder, values):
@@ -189,9 +137,8 @@ def test_a_configuration_that_cannot_be_used_is_named(folder, values):
         load_folder(folder)
 
 
-@pytest.mark.parametrize("values", [{"max_new_tokens": "x"}, {"guidance_scale": 2.0}])
-def test_generation_settings_that_cannot_be_used_are_named(folder, values):
-    change_json(folder / "generation_config.json", **values)
+def test_generation_settings_that_cannot_be_used_are_named(folder):
+    change_json(folder / "generation_config.json", max_new_tokens="x")
     with pytest.raises(ModelError, match=r"generation_config\.json"):
         load_folder(folder)
 

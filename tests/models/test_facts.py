@@ -121,7 +121,7 @@ def config_only(folder, family="mixtral", **says):
 @pytest.mark.parametrize(
     ("says", "reason"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantized with bitsandbytes.*fused"),
+        ({"quant_method": "bitsandbytes"}, "quantized with bitsandbytes.*fused"),
         ({"quant_method": "gptq", "bits": 4}, "quantized with gptq.*fused"),
         ({"quant_method": "awq", "bits": 4}, "quantized with awq.*fused"),
         ({"quant_method": "nonsense"}, "nonsense and cannot run here: Unknown quantization type"),

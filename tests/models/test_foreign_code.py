@@ -3,7 +3,6 @@
 import builtins
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,14 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lm_eval.tasks import TaskManager
 
-from moe_lab.api.lm import main
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ModelError, MoeLabError
 from moe_lab.methods.references.embeddings import embed, embedding_identity
 from moe_lab.models.source import TINY, load_config, model_folder
 from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.tasks.judges import Exchange
 from moe_lab.tasks.judges.local import RewardModel
 from tests.support.command import run_command
 from tests.support.models import change_json, load_folder
@@ -72,8 +70,8 @@ def make_folder(folder: Path, source: Path, mark: Path) -> Path:
 
 
 def load_judge(folder: Path) -> None:
-    with RewardModel(Config(task=TaskConfig(reward_model=str(folder)), **OFFLINE)).open():
-        pass
+    judge = RewardModel(Config(task=TaskConfig(reward_model=str(folder)), **OFFLINE))
+    list(judge.judge([Exchange("Who?", "Nobody.")]))
 
 
 def load_embeddings(folder: Path) -> None:
@@ -153,19 +151,6 @@ def test_the_command_says_so(capsys, folder, mark, tmp_path, command):
     assert "Traceback" not in ended.err
     assert "needs code of its own" in " ".join((ended.out + ended.err).split())
     assert ended.code == 2
-
-
-def test_lm_evals_command_says_so(capsys, folder, mark, monkeypatch):
-    toy = REPOSITORY / "moe_lab" / "tasks" / "toy"
-    asked = f"--model moe_lab --model_args pretrained={folder} --tasks toy_choice --include_path {toy}"
-    monkeypatch.setattr(sys, "argv", ["moe-lab-eval", *asked.split()])
-    # lm-eval's take 10 s
-    monkeypatch.setattr(TaskManager.__init__, "__defaults__", (None, None, False, None))
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and re.search("^Error: .*needs code of its own", said, re.MULTILINE)
-    assert "Traceback" not in said and not mark.exists()
 
 
 @pytest.mark.slow

@@ -237,7 +237,7 @@ READS_PARAMETERS = {"dbrx", "gemma4_text", "jetmoe", "longcat_flash"}
 @pytest.mark.parametrize("model_type", by_family(sorted(ZOO)))
 def test_every_family_is_the_same_from_disk_or_refused(model_type, from_disk):
     if model_type in READS_PARAMETERS:
-        with pytest.raises(ModelError, match="cannot be routed with layers on disk"):
+        with pytest.raises(ModelError, match="cannot be routed|cannot read a text"):
             from_disk(model_type, 0.6)
         return
     loaded = from_disk(model_type, 0.6).model

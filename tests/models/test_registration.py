@@ -84,10 +84,6 @@ PRINTS = [
         "print('transformers.models.olmoe.modeling_olmoe' in sys.modules)",
         "False",
     ),
-    (  # lm-eval's command knows the name
-        "from moe_lab import lm; from lm_eval.api.registry import get_model; print(get_model('moe_lab').__name__)",
-        "PretrainedLM",
-    ),
 ]
 """What one interpreter runs in turn, and the line that each prints."""
 

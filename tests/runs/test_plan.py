@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.methods import get_method
 from moe_lab.results.atomic import write_json
 from moe_lab.results.folder import Artifact
@@ -25,9 +25,12 @@ from tests.support.runs import config, small_data
 
 ROW = Row(
     run="a1b2c3d4",
-    config=Config(model=ModelConfig(name="olmoe", path="allenai/OLMoE-1B-7B-0924-Instruct")),
-    names=["olmoe", "finetune-freeze", "arc_challenge_answer_format", "0"],
-    documents=1_172,
+    config=Config(
+        model=ModelConfig(name="olmoe", path="allenai/OLMoE-1B-7B-0924-Instruct"),
+        method=get_method("finetune-freeze").Config(name="finetune-freeze"),
+        task=TaskConfig(name="arc_challenge_answer_format"),
+    ),
+    examples=1_172,
     tokens=123_456_789,
     state="interrupted, 1,000 of 4,687 answered",
 )
@@ -55,13 +58,14 @@ def test_a_terminal_gets_80_columns(capsys, monkeypatch):
 
 
 def test_the_memory_of_the_largest_run_is_said(monkeypatch):
-    small = replace(ROW, memory=15 * 10**9)
-    large = replace(ROW, memory=95 * 10**9, names=["mixtral", *ROW.names[1:]])
+    small = replace(ROW, gpu_memory=15 * 10**9)
+    mixtral = replace(ROW.config, model=ModelConfig(name="mixtral"))
+    large = replace(ROW, gpu_memory=95 * 10**9, config=mixtral)
     assert not [note for note in plan([ROW]).notes if "GPU memory" in note]
     [alone] = [note for note in plan([small]).notes if "GPU memory" in note]
-    assert "at most 15 GB (olmoe finetune-freeze" in alone and "takes 1 of 80 GB" in alone
+    assert "at most 15 GB (model=olmoe method=finetune-freeze" in alone and "takes 1 of 80 GB" in alone
     memory = plan([small, large]).notes[-1]
-    assert "at most 95 GB (mixtral" in memory and "takes 2 of 80 GB" in memory
+    assert "at most 95 GB (model=mixtral" in memory and "takes 2 of 80 GB" in memory
     monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", lambda: [141 * 10**9])
     assert "takes 1 of 141 GB" in plan([small, large]).notes[-1]
 

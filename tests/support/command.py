@@ -121,6 +121,9 @@ class FakeRun:
     def folder(self) -> Path:
         return Path(self.config.output_dir) / "runs" / self.run_id
 
+    def stored(self) -> RunResult | None:
+        return fake_results(self) if self.done else None
+
     def check_free(self) -> None:
         """No other process works on it."""
 
@@ -148,8 +151,6 @@ class FakeRuns:
     summarized: list[str] = field(default_factory=list)
     asked: list[Config] = field(default_factory=list)
     """Of every run that is executed or read."""
-    computing: list[bool] = field(default_factory=list)
-    """Whether each of these may be computed."""
 
     def prepare(self, config: Config) -> FakeRun:
         run = FakeRun(config)
@@ -157,9 +158,8 @@ class FakeRuns:
         self.prepared.append(run.run_id)
         return run
 
-    def execute(self, run: FakeRun, models: Any, *, compute: bool = True, begin: Any = None) -> FakeOutcome:
+    def execute(self, run: FakeRun, models: Any, *, begin: Any = None) -> FakeOutcome:
         self.asked.append(run.config)
-        self.computing.append(compute)
         if run.run_id in self.errors:
             raise self.errors[run.run_id]
         if run.run_id not in self.done:

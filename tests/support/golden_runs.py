@@ -76,7 +76,7 @@ class GoldenRuns(FakeRuns):
         run.done = run.stored() is not None
         return run
 
-    def execute(self, run: GoldenRun, models: Any, *, compute: bool = True, begin: Any = None) -> FakeOutcome:
+    def execute(self, run: GoldenRun, models: Any, *, begin: Any = None) -> FakeOutcome:
         if self.fails(run):
             raise self.errors[f"{run.config.method.name} {run.task}"]
         for one in (*run.compared_runs.values(), run):

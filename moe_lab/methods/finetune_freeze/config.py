@@ -15,7 +15,6 @@ from moe_lab.config.validators import (
     check_limits,
     coerce,
     did_you_mean,
-    one_of,
 )
 from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.data_files import TOY_SIZES
@@ -32,8 +31,6 @@ SCHEDULES = {
 """The paper's nine pairs: the group frozen in the first and in the second half, or in the whole training."""
 EIGHT_BIT = "adamw_torch_8bit"
 """torchao's AdamW with moments in 8 bits. With it weights and gradients are in bfloat16, with stochastic rounding."""
-MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, EIGHT_BIT: 2, "adagrad": 1, "rmsprop": 1, "sgd": 0}
-"""`optim` of transformers' TrainingArguments, and the numbers that it keeps for each trained number."""
 TOY_VALIDATION_SIZE = 100
 """Default number of validation conversations of a generated data set."""
 STEP_SIZE = 4
@@ -135,11 +132,6 @@ class Lora:
         check_limits(self, "method.lora.")
         if self.r is not None:
             need_package("peft", "peft", "method.lora")
-        for key, value in asdict(self).items() if self.r is None else ():
-            if value not in (Lora.__dataclass_fields__[key].default, list(ATTENTION)):
-                raise ConfigError(
-                    f"method.lora.{key}={value} has no effect without a rank. Give method.lora.r=, too."
-                )
 
 
 @dataclass(kw_only=True)
@@ -149,9 +141,6 @@ class RecipeKeys:
     learning_rate: PositiveFloat = 2e-5
     router_lr: PositiveFloat | None = None
     router_aux_loss_coef: NonNegativeFloat = 0.0
-    routing_noise: NonNegativeFloat = 0.0
-    """Highest temperature of the noise on the routers' choice; 0: none."""
-    routing_noise_schedule: Literal["constant", "linear"] = "constant"
     partners: NonNegativeInt | None = None
     """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
     epochs: PositiveInt = 3
@@ -159,13 +148,8 @@ class RecipeKeys:
     length: PositiveInt = 2048
     warmup_ratio: NonNegativeFloat = 0.03
     weight_decay: NonNegativeFloat = 0.0
-    optimizer: str = "adamw_torch"
-    """`optim` of transformers' TrainingArguments. The same holds for the next keys."""
-    scheduler: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
-    max_grad_norm: PositiveFloat | None = 1.0
-    """Largest norm of the gradient; null: not clipped."""
-    bf16: bool | None = None
-    """Whether passes are computed by autocast to bfloat16; null: with dtype=bfloat16."""
+    optimizer: Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_8bit"] = "adamw_torch"
+    """`optim` of transformers' TrainingArguments."""
 
 
 @dataclass(kw_only=True)
@@ -189,14 +173,12 @@ class FinetuneConfig(RecipeKeys, Method.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("method.optimizer", self.optimizer, tuple(MOMENTS))
-        phases = phases_of(self.schedule, self.phases)
-        typed = "phases with frozen groups" if self.phases is not None else f"schedule={self.schedule}"
-        not_with_lora = {
-            typed: any(phase.frozen for phase in phases),
-            f"router_lr={self.router_lr}": self.router_lr is not None,
-            "freeze_shared_experts=true": self.freeze_shared_experts,
-            f"optimizer={self.optimizer}": self.optimizer == EIGHT_BIT,
+        frozen = any(phase.frozen for phase in phases_of(self.schedule, self.phases))
+        of_weights = {
+            "phases" if self.phases else "schedule": frozen,
+            "router_lr": self.router_lr is not None,
+            "freeze_shared_experts": self.freeze_shared_experts,
+            "optimizer": self.optimizer == EIGHT_BIT,
         }
         refuse(
             {
@@ -204,14 +186,10 @@ class FinetuneConfig(RecipeKeys, Method.Config):
                 f"method.profile={self.profile} has no effect without method.partners=. Give that, too.": (
                     self.profile is not None and self.partners is None
                 ),
-                f"method.partners={self.partners} and method.routing_noise={self.routing_noise} both change the "
-                "routers' choice in training. Leave one of them out.": (
-                    self.partners is not None and self.routing_noise
-                ),
                 **{
-                    f"method.{key} and method.lora.r={self.lora.r}: LoRA freezes all weights of the model and trains "
-                    "an adapter. Leave one of them out.": self.lora.r is not None and given
-                    for key, given in not_with_lora.items()
+                    f"method.lora.r={self.lora.r} freezes all weights of the model and trains an adapter. Leave "
+                    f"method.{key} out.": self.lora.r is not None and given
+                    for key, given in of_weights.items()
                 },
             }
         )
@@ -226,7 +204,7 @@ class FinetuneConfig(RecipeKeys, Method.Config):
     @property
     def names_no_router(self) -> bool:
         """Whether no key is about routers or experts. Then a dense model can be trained, too."""
-        about = (self.router_lr, self.router_aux_loss_coef, self.routing_noise, self.partners)
+        about = (self.router_lr, self.router_aux_loss_coef, self.partners)
         frozen = any(phase.frozen for phase in phases_of(self.schedule, self.phases))
         return not any(about) and not frozen and not self.freeze_shared_experts
 
@@ -272,19 +250,10 @@ class Recipe(RecipeKeys):
         """The name of the result's folder inside the training's folder."""
         return "model" if self.lora is None else "adapter"
 
-    def autocasts(self, dtype: str) -> bool:
-        """Whether passes of a training with this dtype are computed by autocast to bfloat16."""
-        return dtype == "bfloat16" if self.bf16 is None else self.bf16
-
     @property
     def weights_dtype(self) -> str:
         """The dtype of the weights and gradients of full fine-tuning."""
         return "bfloat16" if self.optimizer == EIGHT_BIT else "float32"
-
-    @property
-    def step_size(self) -> int:
-        """The largest number of conversations of an optimizer step."""
-        return self.batch_size * self.gradient_accumulation
 
     def steps(self, rows: int) -> int:
         """Optimizer steps on this many rows; the last step of an epoch may be smaller."""
@@ -300,9 +269,5 @@ class Recipe(RecipeKeys):
         return boundaries(self.phases, self.steps(rows))
 
     def identity(self) -> dict[str, Any]:
-        """The recipe as plain values, the same for all spellings of one schedule.
-
-        Keys of noise are left out if it is not used.
-        """
-        unread = set() if self.routing_noise else {"routing_noise", "routing_noise_schedule"}
-        return {key: value for key, value in asdict(self).items() if key not in unread}
+        """The recipe as plain values, the same for all spellings of one schedule."""
+        return asdict(self)

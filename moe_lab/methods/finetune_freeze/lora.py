@@ -12,56 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from moe_lab.config.schema import Config
-from moe_lab.config.validators import did_you_mean
-from moe_lab.errors import ConfigError, reading
+from moe_lab.errors import reading
 from moe_lab.methods.finetune_freeze.config import Lora
 from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
-from moe_lab.models.distributed import sharded
 from moe_lab.models.source import load_config, model_source
-
-
-def check_lora(config: Config, lora: Lora) -> None:
-    """Raise ConfigError for settings with which no adapter can be trained. Loads no weights."""
-    key = f"method.lora.r={lora.r}"
-    if sharded():
-        raise ConfigError(
-            f"{key}: FSDP splits the weights that the adapter belongs to. Start the command by torchrun, without it."
-        )
-    if config.model.peft is not None:
-        raise ConfigError(
-            f"{key} with model.peft={config.model.peft}: the new adapter would belong to a merged model that is not "
-            "stored.\nMerge it once with peft's merge_and_unload(), save the model, and give model.path."
-        )
-    empty_to_train(config, lora)
 
 
 def empty_to_train(config: Config, lora: Lora | None, dtype: str = "float32") -> Any:
     """The model of a run without weights, with its adapter unless `lora` is None.
 
-    Raises ConfigError for targets that it cannot have, and for what peft refuses.
+    Raises ConfigError for what peft refuses.
     """
     model = empty_model(load_config(config.model, offline=config.offline)).to(getattr(torch, dtype))
     if lora is None:
         return model
-    listed = [] if isinstance(lora.target_modules, str) else lora.target_modules
-    names = [name for name, _ in [*model.named_modules(), *model.named_parameters()]]
-    for target in [*listed, *(lora.target_parameters or [])]:
-        if not any(f".{name}".endswith(f".{target}") for name in names):
-            endings = sorted({name.rpartition(".")[2] for name in names})
-            raise ConfigError(f"method.lora: the model has no {target}.{did_you_mean(target, endings)}")
-    modules, head = dict(model.named_modules()), model.get_output_embeddings()
     with reading("method.lora", says="is refused by peft"):
-        adapted = _adapted(model, lora, low_cpu_mem_usage=True)
-    parents = (each.rpartition(".")[0] for each in adapted.base_model.targeted_parameter_names)
-    for name in [*adapted.base_model.targeted_module_names, *parents]:
-        if isinstance(modules[name], nn.Embedding) or modules[name] is head:
-            raise ConfigError(
-                f"method.lora: {name} is an embedding or the output head, which may be one tensor. Leave it out."
-            )
-    return adapted
+        return _adapted(model, lora, low_cpu_mem_usage=True)
 
 
 def _adapted(model: Any, lora: Lora, **options: Any) -> Any:

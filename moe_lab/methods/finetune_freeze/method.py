@@ -5,7 +5,6 @@ The baseline is the untrained model.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.errors import ConfigError, ModelError, need_package
+from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import NUMERICS, check_constraint, digest_of, read_pairs
 from moe_lab.methods.data_files import COUNTED_LENGTH, read_data
@@ -21,7 +20,7 @@ from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
 from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse, share
 from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
-from moe_lab.models.distributed import num_processes
+from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.models.identity import model_identity
 from moe_lab.results.identity import decisive_versions
 from moe_lab.tasks.loading import once
@@ -105,57 +104,47 @@ class FinetuneFreeze(TrainingMethod):
         return self._prepared
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
-        from moe_lab.methods.finetune_freeze.lora import check_lora
+        from moe_lab.methods.finetune_freeze.lora import empty_to_train
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, parameter_groups
-        from moe_lab.models.facts import quantization_of, resolve_device
+        from moe_lab.models.facts import quantization_of
         from moe_lab.models.source import load_config
 
-        own, of_type = self.config, f"models of type {facts.family} have"
-        constrained = own.partners is not None
+        own, alone = self.config, num_processes() == 1
+        with_lora = f"method.lora.r={own.lora.r}"
         architecture = load_config(config.model, offline=config.offline)
         self.check_training(config, facts)
-        if quantization_of(architecture):
-            raise ModelError(
-                "A quantized model cannot be fine-tuned. Use the checkpoint before quantization."
-            )
-        deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
-        if deepspeed and resolve_device(config.device).type == "cpu":
-            raise ConfigError("DeepSpeed needs GPUs. On a CPU use torchrun, or conf/accelerate/fsdp.yaml.")
-        if own.lora.r is not None:
-            check_lora(config, own.lora)
-        model = once(f"empty model {config.model} {config.offline}", lambda: empty_model(architecture))
-        groups = parameter_groups(model)
         refuse(
             {
-                "DeepSpeed cannot keep its optimizer from one phase to the next. Use method.schedule=none, router or "
-                "experts, or conf/accelerate/fsdp.yaml, which splits the model, too, and supports all schedules.": (
-                    deepspeed and len(own.recipe().phases) > 1
+                "A quantized model cannot be fine-tuned. Use the checkpoint before quantization.": (
+                    quantization_of(architecture)
                 ),
-                **{
-                    f"method.{key} needs routers of single tokens: {facts.fixed_routing}. Leave it out.": (
-                        given and facts.fixed_routing
-                    )
-                    for key, given in (("routing_noise", own.routing_noise), ("partners", constrained))
-                },
+                f"{with_lora}: FSDP splits the weights that the adapter belongs to. Use torchrun without FSDP.": (
+                    own.lora.r is not None and sharded()
+                ),
+                f"{with_lora} with model.peft={config.model.peft}: merge that once with peft's merge_and_unload(), "
+                "save the model, and give model.path.": own.lora.r is not None
+                and config.model.peft is not None,
+                f"method.partners={own.partners} needs routers of single tokens: {facts.fixed_routing}. Leave it "
+                "out.": own.partners is not None and facts.fixed_routing,
                 f"method.partners={own.partners} trains in one process: start the command without torchrun.": (
-                    constrained and num_processes() > 1
-                ),
-                f"method.activation_checkpointing=true: {of_type} no checkpointing in transformers. Leave it out.": (
-                    own.activation_checkpointing and not model.supports_gradient_checkpointing
+                    own.partners is not None and not alone
                 ),
                 f"method.optimizer={EIGHT_BIT} trains in one process: others would round their weights differently. "
                 "Use method.optimizer=adamw_torch with several processes.": (
-                    own.optimizer == EIGHT_BIT and num_processes() > 1
-                ),
-                f"method.freeze_shared_experts=true: {of_type} no shared experts. Leave it out.": (
-                    own.freeze_shared_experts and not groups["shared_experts"]
-                ),
-                f"method.router_aux_loss_coef: {of_type} no auxiliary loss in transformers. Leave it out.": (
-                    own.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef")
+                    own.optimizer == EIGHT_BIT and not alone
                 ),
             }
         )
-        if constrained:
+        if own.lora.r is not None:
+            empty_to_train(config, own.lora)
+        model = once(f"empty model {config.model} {config.offline}", lambda: empty_model(architecture))
+        parameter_groups(model)  # raises for a layer without experts
+        if own.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
+            raise ConfigError(
+                f"method.router_aux_loss_coef: models of type {facts.family} have no auxiliary loss in transformers. "
+                "Leave it out."
+            )
+        if own.partners is not None:
             check_constraint(config, own.partners, facts)
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from moe_lab.methods.finetune_freeze.config import Phase, Recipe, phase_at
 from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_groups, trainable
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Rows
-from moe_lab.methods.trainer import MoeTrainer, RoutingNoise
+from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.routing.passes import transformers_model
 
 OPTIMIZER = "optimizer_{rank}.pt"
@@ -22,31 +22,19 @@ OPTIMIZER = "optimizer_{rank}.pt"
 weights of a model that it loaded sharded, but refuses to save the optimizer."""
 
 
-class Rate:
-    """The learning rate at each step, as a share of `learning_rate`: linear warm-up, then transformers' schedule.
+def rate(recipe: Recipe, rows: int, step: int, *, router: bool = False) -> float:
+    """The learning rate at a step, as a share of `learning_rate`: linear warm-up, then linearly to 0.
 
-    It is the rate of the routers, or of all other parameters. `router_lr` holds in all phases. Checkpoints have the
-    attributes, which must be plain values.
+    It is the rate of the routers, or of all other parameters. `router_lr` holds in all phases.
     """
-
-    def __init__(self, recipe: Recipe, rows: int, *, router: bool):
-        own = recipe.router_lr if router else None
-        self.steps = recipe.steps(rows)
-        self.warmup_steps = math.ceil(recipe.warmup_ratio * self.steps)
-        self.learning_rate = own or recipe.learning_rate
-        self.peaks = tuple(own or phase.lr or recipe.learning_rate for phase in recipe.phases)
-        """The peak learning rate of each phase."""
-        self.ends = tuple(recipe.ends(rows))
-        self.scheduler = recipe.scheduler
-
-    def __call__(self, step: int) -> float:
-        peak = self.peaks[phase_at(self.ends, step)] / self.learning_rate
-        if step < self.warmup_steps:
-            return peak * step / self.warmup_steps
-        left = max(0.0, (self.steps - step) / max(1, self.steps - self.warmup_steps))
-        if self.scheduler == "constant_with_warmup":
-            return peak
-        return peak * (left if self.scheduler == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
+    steps, peak = recipe.steps(rows), 1.0
+    warmup_steps = math.ceil(recipe.warmup_ratio * steps)
+    if not (router and recipe.router_lr):
+        phase = recipe.phases[phase_at(recipe.ends(rows), step)]
+        peak = (phase.lr or recipe.learning_rate) / recipe.learning_rate
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    return peak * max(0.0, (steps - step) / max(1, steps - warmup_steps))
 
 
 class Freezing(TrainerCallback):
@@ -107,13 +95,9 @@ class Order(Sampler[int]):
 class FreezeTrainer(MoeTrainer):
     """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss. Raises TrainingError at NaN."""
 
-    def __init__(
-        self, *, recipe: Recipe, validation: Rows, noise: RoutingNoise | None = None, **options: Any
-    ):
+    def __init__(self, *, recipe: Recipe, validation: Rows, **options: Any):
         rows = len(options["train_dataset"])
-        self.validation, self.noise = validation, noise
-        self.recipe, self.auxiliary = recipe, recipe.router_aux_loss_coef
-        self.rate, self.router_rate = Rate(recipe, rows, router=False), Rate(recipe, rows, router=True)
+        self.recipe, self.validation, self.auxiliary = recipe, validation, recipe.router_aux_loss_coef
         self.seen: list[Tensor] = []
         """(auxiliary loss, 1) of each pass since the last line of the log; (0, 0) for a pass without answers."""
         self.passes = torch.zeros(())
@@ -139,16 +123,16 @@ class FreezeTrainer(MoeTrainer):
         groups = self.freezing.groups
         order = {key: number for number, key in enumerate(names)}
         others = sorted([*groups["shared_experts"], *groups["other"]], key=lambda own: order[id(own)])
-        settings = []
+        settings: list[dict[str, Any]] = []
         self.schedule = []
         for router, members in ((False, [*groups["experts"], *others]), (True, groups["router"])):
-            rate = self.router_rate if router else self.rate
+            peak = (router and self.recipe.router_lr) or self.recipe.learning_rate
             for decay in (True, False):
                 own = [parameter for parameter in members if (names[id(parameter)] in decayed) == decay]
                 if own:
                     weight_decay = self.args.weight_decay if decay else 0.0
-                    settings.append({"params": own, "lr": rate.learning_rate, "weight_decay": weight_decay})
-                    self.schedule.append(rate)
+                    settings.append({"params": own, "lr": peak, "weight_decay": weight_decay})
+                    self.schedule.append(partial(rate, self.recipe, len(self.train_dataset), router=router))
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         self.optimizer = kind(settings, **options)
         return self.optimizer
@@ -171,8 +155,7 @@ class FreezeTrainer(MoeTrainer):
         """
         if self.auxiliary:
             inputs = {**inputs, "output_router_logits": True}
-        with self._noise(inputs["input_ids"]):
-            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.auxiliary:
             counts = float(_has_answer(inputs))
             divided = 1 if self.model_accepts_loss_kwargs else self.current_gradient_accumulation_steps
@@ -181,15 +164,6 @@ class FreezeTrainer(MoeTrainer):
             aux_loss = outputs.aux_loss.detach().float()
             self.seen.append(torch.stack([aux_loss * counts, torch.full_like(aux_loss, counts)]))
         return (loss, outputs) if return_outputs else loss
-
-    def _noise(self, ids_BS: Tensor) -> AbstractContextManager[None]:
-        """Add noise to this pass. Its sequences have the same numbers for any number of processes."""
-        if self.noise is None:
-            return nullcontext()
-        step, (size, length) = self.state.global_step, ids_BS.shape
-        number = len(self.losses) * self.args.world_size + self.args.process_index  # of the pass, in its step
-        first = step * self.recipe.step_size + number * self.recipe.batch_size
-        return self.noise.noisy(torch.arange(first, first + size, device=ids_BS.device), length, step)
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Cross-entropy per answer token of the validation conversations, in passes of the training's size."""

@@ -11,7 +11,6 @@ outputs/models/<model>-finetune-freeze-<id8>/
 """
 
 import gc
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_g
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
-from moe_lab.methods.trainer import LOSS, RoutingNoise, fit, load_checkpoint, own_checkpoint
+from moe_lab.methods.trainer import LOSS, fit, load_checkpoint, own_checkpoint
 from moe_lab.methods.training_memory import phase_memory
 from moe_lab.metrics.stored import COUNTS
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
@@ -120,12 +119,7 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
         model = load_to_train(training, shard=sharded()).model
     recipe = training.recipe
     steps = recipe.steps(len(training.rows))
-    noise = RoutingNoise.of(
-        *(training.config.seed, recipe.routing_noise, recipe.routing_noise_schedule),
-        steps=steps,
-        sequences=steps * recipe.step_size,
-    )
-    policy = noise if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
+    policy = None if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
     callbacks: list[Any] = []
     if training.validation and find_routers(model) and not why_fixed(model):  # routers of single tokens
         callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
@@ -143,7 +137,6 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
                 "recipe": recipe,
                 "validation": Rows(training.validation),
                 "data_collator": Pad(training.pad_token),
-                "noise": noise,
             },
             per_device_train_batch_size=recipe.batch_size,
             gradient_accumulation_steps=recipe.gradient_accumulation // num_processes(),
@@ -151,8 +144,7 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
             weight_decay=recipe.weight_decay,
             optim=recipe.optimizer,
             optim_args="bf16_stochastic_round=True" if recipe.optimizer == EIGHT_BIT else None,
-            max_grad_norm=math.inf if recipe.max_grad_norm is None else recipe.max_grad_norm,
-            bf16=recipe.autocasts(training.dtype),
+            bf16=training.dtype == "bfloat16",
             activation_checkpointing=training.config.method.activation_checkpointing,
             save_steps=training.config.method.save_steps,
             ddp_find_unused_parameters=True,  # those of frozen groups have no gradient

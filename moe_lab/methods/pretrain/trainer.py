@@ -7,18 +7,22 @@ T = tokens of a pass, B = its rows, S = tokens of a row, E = experts, K = expert
 layers, V = vocabulary.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from moe_lab.methods.pretrain.config import PretrainConfig
-from moe_lab.methods.trainer import MoeTrainer, RoutingNoise
+from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.models.designs.routers import DesignRouter
 from moe_lab.routing.hook import Router, Routing, find_routers, routed, why_fixed
+from moe_lab.routing.noise import NoisyTokens, gumbel_for_tokens
 
 
 def balance_loss(logits_TE: Tensor, index_TK: Tensor) -> Tensor:
@@ -59,6 +63,66 @@ def _probability(logits_TE: Tensor) -> Tensor:
     return logits_TE.float().softmax(-1).mean(0)
 
 
+class RoutingNoise:
+    """RoE's noise on the routers' choice (equation 1) while a model trains, with a temperature for each row.
+
+    This policy chooses experts by scores + temperature x Gumbel noise, and weighs them by the clean scores. It changes
+    only the passes inside `noisy`. The key of the noise is (seed, row, position, layer, expert), so a resumed training
+    draws the same noise, and several processes draw the same noise as one.
+
+    Args:
+        temperatures: float32, of each row of the training.
+    """
+
+    def __init__(self, seed: int, temperatures: Tensor):
+        self.seed, self.temperatures = seed, temperatures
+        self._pass: tuple[NoisyTokens, Tensor] | None = None
+        """Tokens and temperatures [T] of the pass."""
+
+    @classmethod
+    def of(cls, seed: int, highest: float, rows: int) -> RoutingNoise | None:
+        """With temperatures that are uniform between 0 and the highest one; None if that is 0."""
+        if not highest:
+            return None
+        drawn = np.random.default_rng([seed, rows]).random(rows, dtype=np.float32)
+        return cls(seed, torch.from_numpy(drawn) * highest)
+
+    @contextmanager
+    def noisy(self, row_B: Tensor, length: int) -> Iterator[None]:
+        """Add noise to a pass over these rows, each of `length` tokens."""
+        device, count = row_B.device, row_B.numel() * length
+        zero_T = torch.zeros(count, dtype=torch.int64, device=device)
+        tokens = NoisyTokens(
+            index=torch.arange(count, device=device),
+            document=row_B.repeat_interleave(length),
+            repeat=zero_T,
+            row=zero_T + 1,
+            position=torch.arange(length, device=device).repeat(row_B.numel()),
+        )
+        temperature_B = self.temperatures[row_B.cpu()].to(device)
+        self._pass = tokens, temperature_B.repeat_interleave(length)
+        try:
+            yield
+        finally:
+            self._pass = None
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        if self._pass is None:
+            return None
+        (tokens, temperature_T), logits_TE = self._pass, routing.logits_TE
+        layer = torch.tensor([router.layer], device=logits_TE.device)
+        with torch.no_grad():
+            noise_TE = gumbel_for_tokens(
+                *(self.seed, tokens.document, tokens.repeat, tokens.row, tokens.position),
+                layer,
+                logits_TE.shape[-1],
+            )[0]
+            noisy_TE = router.scores(logits_TE) + temperature_T[:, None] * noise_TE
+            index_TK = router.choose(noisy_TE, routing.index_TK.shape[-1])
+        weights_TK = router.weights(logits_TE, index_TK).to(routing.weights_TK.dtype)
+        return Routing(logits_TE, weights_TK, index_TK)
+
+
 class TrainingRouting:
     """A policy that records every layer's decisions of a training pass, after optional noise on them."""
 
@@ -70,11 +134,11 @@ class TrainingRouting:
         self._keeps = False
 
     @contextmanager
-    def one_pass(self, row_B: Tensor, length: int, step: int = 0) -> Iterator[None]:
+    def one_pass(self, row_B: Tensor, length: int) -> Iterator[None]:
         """Record one pass over rows [B] of `length` tokens."""
         self.layers, self._keeps = [], True
         try:
-            with self.noise.noisy(row_B, length, step) if self.noise else nullcontext():
+            with self.noise.noisy(row_B, length) if self.noise else nullcontext():
                 yield
         finally:
             self._keeps = False
@@ -169,7 +233,7 @@ class PretrainTrainer(MoeTrainer):
         """Cross-entropy plus each regularizer times its coefficient: the mean over MoE layers and the step's passes."""
         inputs = dict(inputs)
         row_B = inputs.pop("row").to(self.args.device)
-        with self.routing.one_pass(row_B, inputs["input_ids"].shape[1], self.state.global_step):
+        with self.routing.one_pass(row_B, inputs["input_ids"].shape[1]):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.balance:
             self.balance.count(self.routing.layers)

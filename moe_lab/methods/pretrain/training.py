@@ -26,9 +26,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import Corpus, PackedRows, pack_once
-from moe_lab.methods.pretrain.trainer import PretrainTrainer, training_routing
+from moe_lab.methods.pretrain.trainer import PretrainTrainer, RoutingNoise, training_routing
 from moe_lab.methods.trained import last_checkpoint, save_model, step_of
-from moe_lab.methods.trainer import RoutingNoise, fit
+from moe_lab.methods.trainer import fit
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import unit_tables
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
@@ -173,11 +173,7 @@ def train(training: Training) -> PretrainTrainer:
     model.config.use_cache = False
     if design.router in UNITS:  # of words or sentences
         model.set_units(unit_tables(training.tokenizer, design.router))
-    noise = RoutingNoise.of(
-        *(config.seed, design.routing_noise, design.routing_noise_schedule),
-        steps=design.steps,
-        sequences=design.rows,
-    )
+    noise = RoutingNoise.of(config.seed, design.routing_noise, design.rows)
     with training_routing(model, noise) as routing:
         return fit(
             training.folder,

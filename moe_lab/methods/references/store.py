@@ -22,7 +22,6 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring import Budget
@@ -43,7 +42,7 @@ COUNTS = ("asked", "correct", "dropped", "label", "sources")
 MOST_MOVED = 0.05
 """Share of the routing probability that may differ because of other kernels or another dtype. Models differ more."""
 PORTION = 256
-"""Questions that are answered together, before their pathways are read."""
+"""Prompts whose keys and values are in memory together while their pathways are read."""
 
 
 Graded = tuple[str, bool]
@@ -126,22 +125,6 @@ def _grade_text(task: Any, instance: Any, metric: str, texts: list[str]) -> Grad
     return texts[0], bool(texts[0]) and float(scores[metric]) == 1
 
 
-def answered(questions: Sequence[Question], lm: EngineLM) -> list[Graded]:
-    """The base model's graded answers, one per question."""
-    graded: dict[int, Graded] = {}
-    progress, lm.progress = lm.progress, False
-    for kind in dict.fromkeys(question.kind for question in questions):
-        of_kind = [i for i, question in enumerate(questions) if question.kind == kind]
-        requests = [Request(request) for i in of_kind for request in questions[i].requests]
-        answers: dict[int, Any] = {}
-        lm.answer(kind, requests, answers.__setitem__)
-        responses = iter([answers[j] for j in range(len(requests))])
-        for i in of_kind:
-            graded[i] = questions[i].graded([next(responses) for _ in questions[i].requests])
-    lm.progress = progress
-    return [graded[i] for i in range(len(questions))]
-
-
 def build(
     folder: Path, config: Config, tokens: str, documents: ReferenceDocuments, model: LoadedModel, lm: EngineLM
 ) -> dict[str, Any]:
@@ -156,32 +139,25 @@ def build(
     said = f"{folder.name}: {len(questions):,} reference questions are answered first, once for all runs"
     print(said, file=sys.stderr)
     lines: list[dict[str, Any]] = []
-    parts = []
-    with Progress(len(questions), "references", "question") as progress:
-        for first in range(0, len(questions), PORTION):
-            portion = questions[first : first + PORTION]
-            own: list[dict[str, Any]] = []
-            for question, (answer, is_right) in zip(portion, answered(portion, lm), strict=True):
-                if answer:
-                    prompt_ids, answer_ids = lm.encode_pair(question.prompt, answer)
-                    own.append(
-                        {
-                            "task": question.task,
-                            "document": question.number,
-                            "text": question.prompt,
-                            "answer": answer,
-                            "correct": is_right,
-                            "prompt_ids": list(prompt_ids),
-                            "answer_ids": list(answer_ids[:ANSWER_TOKENS]),
-                        }
-                    )
-            texts, prompts = [line["text"] for line in own], [line["prompt_ids"] for line in own]
-            parts.append(pathways(texts, prompts, tokens, model, lm.budget))
-            lines += own
-            progress.update(len(portion))
+    for question, (answer, is_right) in zip(questions, answered(questions, lm), strict=True):
+        if answer:
+            prompt_ids, answer_ids = lm.encode_pair(question.prompt, answer)
+            lines.append(
+                {
+                    "task": question.task,
+                    "document": question.number,
+                    "text": question.prompt,
+                    "answer": answer,
+                    "correct": is_right,
+                    "prompt_ids": list(prompt_ids),
+                    "answer_ids": list(answer_ids[:ANSWER_TOKENS]),
+                }
+            )
+    texts, prompts = [line["text"] for line in lines], [line["prompt_ids"] for line in lines]
+    pathway_RWME = pathways(texts, prompts, tokens, model, lm.budget)
     text = "".join(json.dumps(line) + "\n" for line in lines)
     write_atomically(folder / "references.jsonl", text)
-    write_atomically(folder / "pathways.safetensors", save({"pathway": torch.cat(parts)}))
+    write_atomically(folder / "pathways.safetensors", save({"pathway": pathway_RWME}))
     correct = Counter(line["task"] for line in lines if line["correct"])
     sources = [
         source | {"correct": sum(correct[task] for task in source["tasks"])} for source in documents.sources
@@ -197,6 +173,20 @@ def build(
     }
 
 
+def answered(questions: Sequence[Question], lm: EngineLM) -> list[Graded]:
+    """The base model's graded answers, one per question."""
+    graded: dict[int, Graded] = {}
+    for kind in dict.fromkeys(question.kind for question in questions):
+        of_kind = [i for i, question in enumerate(questions) if question.kind == kind]
+        requests = [Request(request) for i in of_kind for request in questions[i].requests]
+        answers: dict[int, Any] = {}
+        lm.answer(kind, requests, answers.__setitem__)
+        responses = iter([answers[j] for j in range(len(requests))])
+        for i in of_kind:
+            graded[i] = questions[i].graded([next(responses) for _ in questions[i].requests])
+    return [graded[i] for i in range(len(questions))]
+
+
 def pathways(
     texts: list[str], prompts: list[list[int]], tokens: str, model: LoadedModel, budget: Budget
 ) -> Tensor:
@@ -209,7 +199,9 @@ def pathways(
         return torch.zeros(0, span.size, facts.moe_layers, facts.experts)
     for text, prompt in zip(texts, prompts, strict=True):
         check_length(span, prompt, text)
-    read = SuffixReplay(model.model, facts.moe_layers - 1, span).read(prompts, budget)
+    replay = SuffixReplay(model.model, facts.moe_layers - 1, span)
+    portions = (prompts[first : first + PORTION] for first in range(0, len(prompts), PORTION))
+    read = (suffix for portion in portions for suffix in replay.read(portion, budget))
     return torch.stack([suffix.pathway_WME for suffix in read])
 
 
@@ -240,15 +232,10 @@ def read(folder: Path) -> dict[str, Any]:
 def check_own(folder: Path, tokens: str, model: LoadedModel, budget: Budget) -> None:
     """Compute a set's first pathway again. Raises ConfigError for a set of another model or of other tokens."""
     found = read(folder)
-    if not found["prompts"]:
-        return
-    prompt, stored_WME = found["prompts"][0], found["pathway_RWME"][0]
-    shape = named_tokens(tokens).size, model.facts.moe_layers, model.facts.experts
-    if stored_WME.shape == shape and max(prompt) < model.model.get_input_embeddings().num_embeddings:
-        [own_WME] = pathways(found["texts"][:1], [prompt], tokens, model, budget)
-        if (own_WME - stored_WME).abs().sum(dim=-1).mean() / 2 <= MOST_MOVED:
-            return
-    raise ConfigError(
-        f"{folder} holds references of another model, or of other tokens than method.tokens={tokens}.\n"
-        "Give the folder of a set that was built with this model and these tokens."
-    )
+    with reading(
+        f"references={folder}", f"Use a set of this model and of method.tokens={tokens}.", says="does not fit"
+    ):
+        own_RWME = pathways(found["texts"][:1], found["prompts"][:1], tokens, model, budget)
+        difference_RWME = own_RWME - found["pathway_RWME"][: len(own_RWME)]
+        if difference_RWME.abs().sum(dim=-1).mean() / 2 > MOST_MOVED:
+            raise ValueError("it is of another model")

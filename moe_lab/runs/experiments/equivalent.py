@@ -1,9 +1,10 @@
-"""Time and memory of RoE and of the plain model with the same loss by the scaling law, measured once and stored."""
+"""RoE's Figure 5: the size of the plain model with the same loss by the scaling law, and time and memory of both."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +26,11 @@ from moe_lab.models.facts import resolve_device
 from moe_lab.models.identity import model_identity
 from moe_lab.models.memory import ModelPool, memory_bytes, peak_memory_bytes, reset_peak_memory, weight_bytes
 from moe_lab.models.source import load_config, model_source
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.identity import folder_name, versions
 from moe_lab.results.lock import lock_on
 from moe_lab.results.stored_files import whole_mapping
-from moe_lab.runs.evaluation.result_block import energy_joules
 from moe_lab.runs.prepare import facts_of
 
 if TYPE_CHECKING:
@@ -69,58 +70,46 @@ REPETITIONS = 5
 PROMPT = "Question: Ann has 3 pens and buys 2 more. How many pens does she have now?\nAnswer:"
 
 
-Generation = tuple[float, int, float | None]
-"""(seconds, bytes of the weights and of the peak of additional memory, joules or None without a meter)."""
-
-
-def repeated(rounds: Sequence[Generation]) -> dict[str, float | None]:
-    """Several generations as JSON: medians of time and energy, the fastest and the slowest, and the greatest memory."""
-    seconds, memory, energies = zip(*rounds, strict=True)
-    return {
-        "seconds": statistics.median(seconds),
-        "fastest": min(seconds),
-        "slowest": max(seconds),
-        "memory_bytes": max(memory),
-        "energy_joules": None if None in energies else statistics.median(energies),
-    }
-
-
 def measure_in_turns(
     settings: Mapping[str, Callable[[], AbstractContextManager[EngineLM]]],
     new_tokens: int = NEW_TOKENS,
     repetitions: int = REPETITIONS,
-) -> dict[str, dict[str, float | None]]:
-    """Measure every setting once per round, so that other load affects all equally. The first round is a warm-up.
+) -> dict[str, dict[str, float]]:
+    """The median of the seconds and the most memory of a generation, by setting. Batch 1, greedy, no end token.
 
-    `settings` has a context manager that opens the LM, by name. Batch 1, greedy, no end token.
+    Every setting is measured once per round, so that other load affects all equally. The first round is a warm-up.
+    `settings` has a context manager that opens the LM, by name.
     """
-    rounds: dict[str, list[Generation]] = {name: [] for name in settings}
+    rounds: dict[str, list[tuple[float, int]]] = {name: [] for name in settings}
     with ExitStack() as stack:
         models = {name: stack.enter_context(opened()) for name, opened in settings.items()}
         for _ in range(repetitions + 1):
             for name, lm in models.items():
                 rounds[name].append(_generate_once(lm, new_tokens))
-    return {name: repeated(measured[1:]) for name, measured in rounds.items()}
+    found = {}
+    for name, [_, *measured_rounds] in rounds.items():
+        seconds, memory = zip(*measured_rounds, strict=True)
+        found[name] = {"seconds": statistics.median(seconds), "memory_bytes": max(memory)}
+    return found
 
 
-def _generate_once(lm: EngineLM, new_tokens: int) -> Generation:
+def _generate_once(lm: EngineLM, new_tokens: int) -> tuple[float, int]:
+    """The seconds, and the bytes of the weights and of the peak of additional memory."""
     lm.progress = False
     ends = lm.model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     options = {"until": [], "max_gen_toks": new_tokens, "do_sample": False, "suppress_tokens": ends or None}
     before, device = lm.cost["tokens_out"], lm.device
-    answer = partial(lm.answer, "generate_until", [Request((PROMPT, options))], lambda *_: None)
     reset_peak_memory(device)
-    held, drawn, start = memory_bytes(device), energy_joules(device), time.perf_counter()
-    answer()
-    seconds, now = time.perf_counter() - start, energy_joules(device)
+    held, start = memory_bytes(device), time.perf_counter()
+    lm.answer("generate_until", [Request((PROMPT, options))], lambda *_: None)
+    seconds = time.perf_counter() - start
     generated = lm.cost["tokens_out"] - before
     if generated != new_tokens:
         raise RuntimeError(
             f"{generated} tokens were generated instead of {new_tokens}: this is no measurement."
         )
-    memory = weight_bytes(lm.model) + max(0, peak_memory_bytes(device) - held)
-    return seconds, memory, None if now is None or drawn is None else now - drawn
+    return seconds, weight_bytes(lm.model) + max(0, peak_memory_bytes(device) - held)
 
 
 # Time and memory of RoE and of the plain model with the same loss by the scaling law, measured once and stored
@@ -132,8 +121,8 @@ def measured(
     """The stored or new measurement of a RoE configuration and a plain model `ratio` times as large.
 
     None with `compute=False` if it is not stored. It has the content of `_key`, `non_embedding_parameters` of both
-    models, and what `repeated` gives of the base model (`base`), of the method (by its name), and of a model with
-    `equivalent_layers` layers and random weights (`equivalent`).
+    models, and what `measure_in_turns` gives of the base model (`base`), of the method (by its name), and of a model
+    with `equivalent_layers` layers and random weights (`equivalent`).
     """
     method = get_method(config.method.name)(config.method)
     key = _key(config, method, ratio)
@@ -182,3 +171,89 @@ def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else on_cpu,
         "versions": versions(),
     }
+
+
+# The rows of the figure
+
+ALPHA_N = 0.076
+"""The exponent of model size in Kaplan et al. (2020), "Scaling Laws for Neural Language Models", equation 1.1."""
+
+
+def size_ratio(loss: float, base_loss: float) -> float:
+    """The factor by which the base model would have to grow to reach `loss`: (base_loss / loss)^(1 / ALPHA_N).
+
+    Kaplan et al. give the loss as L(N) = (N_c / N)^alpha_N: N counts parameters without the embeddings, L is the
+    cross-entropy in nats per token. A ratio of sizes needs neither N_c nor the number of tokens: both cancel. The two
+    losses are of the same text, per token, per word or in sum.
+    """
+    return (base_loss / loss) ** (1 / ALPHA_N)
+
+
+MEASURED = (
+    *("non_embedding_parameters", "equivalent_non_embedding_parameters", "layers", "equivalent_layers"),
+    *("new_tokens", "repetitions", "device"),
+)
+"""Columns of a measurement that the figure's table has as they are."""
+
+
+def equivalent_rows(
+    cells: Sequence[TableCell], models: ModelPool, *, compute: bool = True
+) -> list[dict[str, Any]]:
+    """A row per cell with a perplexity, ordered by n: the equivalent model size, and time and memory of both models.
+
+    The interval of the size is that of the paired difference in perplexity, resampled over documents. With
+    `compute=False` cells whose time was not measured yet are left out.
+    """
+    rows = []
+    for cell in cells:
+        if not cell.results or cell.results[0].base_id is None:
+            continue
+        score, result, roe, config = cell.score(), cell.results[0], cell.results[0].report, cell.config
+        assert (
+            score is not None
+            and score.value is not None
+            and score.baseline is not None
+            and config is not None
+        )
+        base, interval = score.baseline, score.tested_interval
+        # the base model at its best logit scale: the mean over seeds, whose studies may have other scales
+        scaled: list[Any] = [
+            one.other_scores(score.task, "calibration").get(score.metric) for one in cell.results
+        ]
+        perplexities = {
+            "": score.value,
+            "_low": interval and base + interval[1],
+            "_high": interval and base + interval[0],
+            "calibrated": None if None in scaled else sum(scaled) / len(scaled),
+        }
+        # the logarithms of perplexities per word are proportional to the losses per token
+        ratios = {
+            name: one and size_ratio(math.log(one), math.log(base)) for name, one in perplexities.items()
+        }
+        tuned = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
+        config = replace(config, method=tuned, batch_size=1)
+        found = measured(config, models, ratios[""] or 1.0, compute=compute)
+        if found is None:
+            continue
+        row = {
+            "model": score.model,
+            "task": score.task,
+            "documents": score.n,
+            "seeds": score.seeds,
+            "n": roe["n"],
+            "metric": score.metric,
+            "perplexity": score.value,
+            "base_perplexity": base,
+            "size_ratio": ratios[""],
+            "size_ratio_low": ratios["_low"],
+            "size_ratio_high": ratios["_high"],
+            "calibrated_perplexity": perplexities["calibrated"],
+            "calibrated_size_ratio": ratios["calibrated"],
+            "run_id": score.run_id,
+            **{name: found[name] for name in MEASURED},
+        }
+        for name in ("base", result.method, "equivalent"):
+            row[f"{name}_milliseconds_per_token"] = 1000 * found[name]["seconds"] / found["new_tokens"]
+            row[f"{name}_mebibytes"] = found[name]["memory_bytes"] / 2**20
+        rows.append(row)
+    return sorted(rows, key=lambda row: row["n"])

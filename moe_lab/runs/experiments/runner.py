@@ -1,8 +1,7 @@
 """The tables and figures of `experiment=`: their cells from stored results, and their files."""
 
-import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
@@ -28,7 +27,7 @@ from moe_lab.results.atomic import json_text, write_file, write_rows
 from moe_lab.results.identity import folder_name
 from moe_lab.results.score_table import Family
 from moe_lab.runs.experiments.cells import NOTHING_STORED, Experiments, filled
-from moe_lab.runs.experiments.equivalent import measured
+from moe_lab.runs.experiments.equivalent import equivalent_rows
 from moe_lab.runs.jobs import digest_of
 from moe_lab.runs.results import Results, command_table, measured_p_values, stored_outcomes
 from moe_lab.runs.tuning.search import preset
@@ -93,93 +92,7 @@ def with_tables(
     return replace(finished, tables=frames, files=[*files, write_tables_page(folder)])
 
 
-# Rows of figures and tables from measurements (RoE, Figure 5) and presets (Table 1 of RoE and of MoE-Bench)
-
-ALPHA_N = 0.076
-"""The exponent of model size in Kaplan et al. (2020), "Scaling Laws for Neural Language Models", equation 1.1."""
-
-
-def equivalent_rows(
-    cells: Sequence[TableCell], models: ModelPool, *, compute: bool = True
-) -> list[dict[str, Any]]:
-    """A row per cell with a perplexity, ordered by n: the equivalent model size, and time and memory of both models.
-
-    The interval of the size is that of the paired difference in perplexity, resampled over documents. With
-    `compute=False` cells whose time was not measured yet are left out.
-    """
-    rows = []
-    for cell in cells:
-        if not cell.results or cell.results[0].base_id is None:
-            continue
-        quality, roe, config = _quality(cell), cell.results[0].report, cell.config
-        assert config is not None
-        tuned = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
-        config = replace(config, method=tuned, batch_size=1)
-        measurement = measured(config, models, quality["size_ratio"], compute=compute)
-        if measurement is not None:
-            rows.append(quality | _measured_columns(measurement, cell.results[0].method))
-    return sorted(rows, key=lambda row: row["n"])
-
-
-def _quality(cell: TableCell) -> dict[str, Any]:
-    row, result = cell.score(), cell.results[0]
-    assert row is not None and row.value is not None and row.baseline is not None
-    base = row.baseline
-    # the base model at its best logit scale: the mean over seeds, whose studies may have other scales
-    values: list[Any] = [one.other_scores(row.task, "calibration").get(row.metric) for one in cell.results]
-    calibrated = None if None in values else sum(values) / len(values)
-    low, high = row.tested_interval or (math.nan, math.nan)
-    ratios = [_ratio(base + difference, base) for difference in (row.value - base, high, low)]
-    return {
-        "model": row.model,
-        "task": row.task,
-        "documents": row.n,
-        "seeds": row.seeds,
-        "n": result.report["n"],
-        "metric": row.metric,
-        "perplexity": row.value,
-        "base_perplexity": base,
-        "size_ratio": ratios[0],
-        "size_ratio_low": ratios[1],
-        "size_ratio_high": ratios[2],
-        "calibrated_perplexity": calibrated,
-        "calibrated_size_ratio": None if calibrated is None else _ratio(calibrated, base),
-        "run_id": row.run_id,
-    }
-
-
-def size_ratio(loss: float, base_loss: float) -> float:
-    """The factor by which the base model would have to grow to reach `loss`: (base_loss / loss)^(1 / ALPHA_N).
-
-    Kaplan et al. give the loss as L(N) = (N_c / N)^alpha_N: N counts parameters without the embeddings, L is the
-    cross-entropy in nats per token. A ratio of sizes needs neither N_c nor the number of tokens: both cancel. The two
-    losses are of the same text, per token, per word or in sum.
-    """
-    return (base_loss / loss) ** (1 / ALPHA_N)
-
-
-def _ratio(perplexity: float, base: float) -> float | None:
-    """The size ratio of two perplexities per word, whose logarithms are proportional to the losses per token."""
-    return None if math.isnan(perplexity) else size_ratio(math.log(perplexity), math.log(base))
-
-
-MEASURED = (
-    *("non_embedding_parameters", "equivalent_non_embedding_parameters", "layers", "equivalent_layers"),
-    *("new_tokens", "repetitions", "device"),
-)
-"""Columns of a measurement that the figure's table has as they are."""
-
-
-def _measured_columns(measurement: Mapping[str, Any], method: str) -> dict[str, object]:
-    columns = {name: measurement[name] for name in MEASURED}
-    for name in ("base", method, "equivalent"):
-        for each in ("seconds", "fastest", "slowest"):
-            label = "milliseconds_per_token" if each == "seconds" else f"{each}_milliseconds_per_token"
-            columns[f"{name}_{label}"] = 1000 * measurement[name][each] / measurement["new_tokens"]
-        columns[f"{name}_mebibytes"] = measurement[name]["memory_bytes"] / 2**20
-        columns[f"{name}_energy_joules"] = measurement[name]["energy_joules"]
-    return columns
-
+# Rows of tables from presets (Table 1 of RoE and of MoE-Bench)
 
 NAMES = {"metric": ("accuracy", "perplexity"), "cache": ("clean", "standard")}
 """The meanings of 0 and 1 in the published numbers of Table 1 of RoE."""

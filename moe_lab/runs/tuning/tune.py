@@ -40,24 +40,22 @@ Measured = tuple[float | None, dict[str, float]]
 def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
     """Compute the missing trials of a study. Returns the profile, of a finished study at once.
 
-    The same call after an interruption continues. Several processes may call it at once and share the trials.
-
-    Args:
-        group: the logger's group; None: the study's name.
+    The same call after an interruption continues. Several processes may call it at once and share the trials. `group`
+    is the logger's; None: the study's name.
     """
     if (profile := study.profile()) is not None:
         return profile
-    with ExitStack() as stack:
-        stack.enter_context(RunFolder(study.folder, study.study_id).status())
-        stack.enter_context(memory_errors(study.folder.name))
-        stack.enter_context(storage_errors(study.folder))
-        trials = stack.enter_context(Trials(study.folder, study.search, study.config.seed))
-        logger = stack.enter_context(
-            open_logger(study.config, kind="study", name=study.folder.name, group=group or study.folder.name)
-        )
+    name = study.folder.name
+    with (
+        RunFolder(study.folder, study.study_id).status(),
+        memory_errors(name),
+        storage_errors(study.folder),
+        Trials(study.folder, study.search, study.config.seed) as trials,
+        open_logger(study.config, kind="study", name=name, group=group or name) as logger,
+    ):
         with trials.lock:
             write_study(study)
-        with naming(study.folder.name):
+        with naming(name):
             _run_trials(study, trials, models, logger)
         with trials.lock:
             write_trials(study, trials)
@@ -75,12 +73,11 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
     measure: Measurement | None = None
     total, timeout = study.search.n_trials, study.config.tuning.timeout
     deadline = time.monotonic() + (timeout or math.inf)
-    bar = Progress(total, "tuning", "trial", initial=len(trials.finished()))
-    with ExitStack() as opened, bar as progress:
+    progress = Progress(total, "tuning", "trial", initial=len(trials.finished()))
+    with ExitStack() as opened, progress:
         while (claimed := trials.claim()) is not None:
             if measure is None:
                 measure = Measurement(study, models.get(study.config), opened)
-                write_study(study)
             trial, temperatures = claimed
             value, measured = measure(trial, temperatures, _limit(study, trial, trials))
             trials.tell(trial, value, **measured)
@@ -142,12 +139,8 @@ class Measurement:
         config = replace(study.config, method=method.at(_settings(study, trial)))
         lm = own.enter_context(type(method)(config.method).open(self.loaded, Context(config=config)))
         lm.progress = False
-        if (
-            trial.number
-            or not method.begins_with_base
-            or study.search.metric != "perplexity"
-            or lm.engine is None
-        ):
+        base = trial.number == 0 and method.begins_with_base and study.search.metric == "perplexity"
+        if not base or lm.engine is None:
             return lm, None
         sweep = ScaleSweep()  # finds the base model's best logit scale
         lm.set_ensemble(replace(lm.ensemble, sweep=sweep))
@@ -177,6 +170,12 @@ def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
     return trials.worst() if trial.number and bounded else None
 
 
+OF_SEARCH = (
+    *("tuning", "metric", "direction", "n_trials"),
+    *("skip_layers", "max_temperature", "logit_scale", "moe_layers"),
+)
+
+
 def write_study(study: Study, finished: int | None = None) -> None:
     """Write study.json: the search and its documents; at its end the number of `finished` trials."""
     search, config = study.search, study.config
@@ -185,13 +184,10 @@ def write_study(study: Study, finished: int | None = None) -> None:
         "model": study.facts.name,
         "family": study.facts.family,
         "task": study.task.task_name,
-        **{name: getattr(search, name) for name in ("tuning", "metric", "direction")},
+        **{name: getattr(search, name) for name in OF_SEARCH},
         "n": getattr(config.method, "n", 1),
-        **{name: getattr(search, name) for name in ("skip_layers", "max_temperature")},
         "cache": getattr(config.method, "cache", "clean"),
-        **{name: getattr(search, name) for name in ("logit_scale", "moe_layers")},
         "seed": config.seed,
-        "n_trials": search.n_trials,
         "split": study.split,
         "samples": study.samples,
         "num_samples": sum(map(len, study.samples.values())),
@@ -259,8 +255,8 @@ class Perplexity:
     """exp of the mean negative log-likelihood per token of the reference answers, given their prompts."""
 
     def __init__(self, study: Study, lm: EngineLM):
-        kinds = {"loglikelihood_rolling": "loglikelihood_rolling"}
-        self.kind = kinds.get(study.task.get_config("output_type"), "loglikelihood")
+        rolling = study.task.get_config("output_type") == "loglikelihood_rolling"
+        self.kind = "loglikelihood_rolling" if rolling else "loglikelihood"
         self.lm = lm
         groups = build_requests(study.config, study.task, lm)  # of each document
         right = [right_request(study.config, study.task, group) for group in groups]

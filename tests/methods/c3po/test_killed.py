@@ -21,7 +21,7 @@ from moe_lab.methods.references import store as reference_files
 from moe_lab.results.logs import ResponseLog
 from tests.support.command import exit_code, run_command
 
-QUESTIONS, AT_ONCE, PORTION, STEPS = 8, 4, 40, 4
+QUESTIONS, AT_ONCE, STEPS = 8, 4, 4
 
 
 def after(calls: int, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,26 +37,24 @@ def after(calls: int, run: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
-def in_small_portions() -> None:
+def in_small_batches() -> None:
     pathway_engine.AT_ONCE = AT_ONCE
-    reference_files.PORTION = PORTION
 
 
-def killed_in_the_second_portion_of_references(argv: list[str]) -> None:
-    in_small_portions()
-    reference_files.answered = after(1, reference_files.answered)
+def killed_after_the_answers_to_references(argv: list[str]) -> None:
+    reference_files.pathways = after(0, reference_files.pathways)
     main(argv)
 
 
 def killed_in_a_step_of_the_second_batch(argv: list[str]) -> None:
-    in_small_portions()
+    in_small_batches()
     step = descent.NeighbourLoss.gradient
     descent.NeighbourLoss.gradient = after(STEPS + 2, step)
     main(argv)
 
 
 def killed_among_the_answers_of_the_second_batch(argv: list[str]) -> None:
-    in_small_portions()
+    in_small_batches()
     ResponseLog.answer = after(5, ResponseLog.answer)
     main(argv)
 
@@ -83,7 +81,7 @@ def test_a_killed_run_ends_with_the_numbers_of_one_that_was_not(tmp_path, capsys
         return ["method=c3po", "task=toy_choice", *few, f"output_dir={tmp_path / folder}"]
 
     broken = argv("broken")
-    assert exit_code(killed_in_the_second_portion_of_references, broken) == -signal.SIGKILL
+    assert exit_code(killed_after_the_answers_to_references, broken) == -signal.SIGKILL
     assert not list((tmp_path / "broken").glob("references/*/references.json*"))
     assert exit_code(killed_in_a_step_of_the_second_batch, broken) == -signal.SIGKILL
     [pathways] = (tmp_path / "broken").glob("references/*/pathways.safetensors")
@@ -94,7 +92,6 @@ def test_a_killed_run_ends_with_the_numbers_of_one_that_was_not(tmp_path, capsys
     built = pathways.stat().st_mtime_ns
 
     monkeypatch.setattr(pathway_engine, "AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(reference_files, "PORTION", PORTION)
     continued = run_command(capsys, *broken)
     assert continued.code == 0, continued.err
     assert pathways.stat().st_mtime_ns == built

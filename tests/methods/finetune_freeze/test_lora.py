@@ -160,16 +160,9 @@ def test_a_model_in_bfloat16_has_a_float32_adapter(folder, tmp_path):
     assert difference.abs().max() < 0.1, "merging rounds to bfloat16"
 
 
-@pytest.mark.parametrize(
-    "keys, message",
-    [
-        ({"lora_alpha": 16}, r"lora_alpha=16 has no effect without a rank"),
-        ({"r": 0}, r"method\.lora\.r=0: must be"),
-    ],
-)
-def test_impossible_keys(keys, message):
-    with pytest.raises(ConfigError, match=message):
-        Lora(**keys)
+def test_an_impossible_rank():
+    with pytest.raises(ConfigError, match=r"method\.lora\.r=0: must be"):
+        Lora(r=0)
 
 
 def test_an_adapter_needs_peft(monkeypatch):
@@ -186,16 +179,11 @@ def test_an_adapter_needs_peft(monkeypatch):
 @pytest.mark.parametrize(
     "keys, message",
     [
-        ({"target_modules": ["q_proj", "qproj"]}, r"the model has no qproj. Did you mean '.*q_proj'"),
-        ({"target_parameters": ["experts.w1"]}, "the model has no experts.w1"),
         ({"target_modules": "q_proj"}, "method.lora is refused by peft"),
         ({"target_modules": ["experts"]}, "is refused by peft: .*Target module OlmoeExperts"),
         ({"target_modules": []}, "is refused by peft: .*No `target_modules` passed"),
         ({"lora_dropout": 1.5}, "is refused by peft: .*dropout probability"),
         ({"lora_dropout": 0.1, "target_parameters": EXPERTS}, "is refused by peft: .*lora_dropout"),
-        ({"target_modules": ["lm_head"]}, "lm_head is an embedding or the output head"),
-        ({"target_modules": ["embed_tokens"]}, "embed_tokens is an embedding"),
-        ({"target_parameters": ["embed_tokens.weight"]}, "embed_tokens is an embedding"),
     ],
 )
 def test_targets_that_the_model_or_peft_does_not_have(keys, message, folder):

@@ -224,22 +224,19 @@ def test_a_regularizer_counts_even_with_noise_by_the_noisy_choice(tmp_path, monk
     assert changed == len(seen) == 2
 
 
-@pytest.mark.parametrize("schedule, shares", [("constant", (1, 1, 1, 1)), ("linear", (1, 2 / 3, 1 / 3, 0))])
-def test_each_row_has_its_temperature_by_the_schedule(schedule, shares, tmp_path, monkeypatch):
+def test_each_row_has_its_temperature(tmp_path, monkeypatch):
     begun, one_pass = [], TrainingRouting.one_pass
 
-    def record(self, row_B, length, step):
-        begun.append((row_B.tolist(), length, self.noise.temperatures(row_B, step).tolist()))
-        return one_pass(self, row_B, length, step)
+    def record(self, row_B, length):
+        begun.append((row_B.tolist(), length, self.noise.temperatures[row_B].tolist()))
+        return one_pass(self, row_B, length)
 
     monkeypatch.setattr(TrainingRouting, "one_pass", record)
-    settings = {"routing_noise": 2.0, "routing_noise_schedule": schedule, "gradient_accumulation": 2}
-    train(training_of(tmp_path, seed=3, **settings))
+    train(training_of(tmp_path, seed=3, routing_noise=2.0, gradient_accumulation=2))
     drawn = (2.0 * np.random.default_rng([3, 16]).random(16, dtype=np.float32)).tolist()
     assert [rows for rows, *_ in begun] == [[2 * i, 2 * i + 1] for i in range(8)]
-    for number, (rows, length, temperature) in enumerate(begun):
-        share = shares[number // 2]
-        assert length == 12 and temperature == pytest.approx([share * drawn[row] for row in rows])
+    for rows, length, temperature in begun:
+        assert length == 12 and temperature == pytest.approx([drawn[row] for row in rows])
 
 
 def test_held_out_losses_are_those_of_single_rows_without_noise(tmp_path):

@@ -33,7 +33,7 @@ from tests.support.routed_designs import made
 from tests.support.tiers import first_fast
 from tests.support.trainings import assert_same, interrupted
 
-NOISE = {"routing_noise": 1.5, "routing_noise_schedule": "linear"}
+NOISE = {"routing_noise": 1.5}
 NOISY = NOISE | {"device_loss": 0.1}
 SAVED = {"steps": 5, "save_steps": 2, "gradient_accumulation": 2, "count": 7}
 """Two epochs and a half, with a checkpoint in the middle of one."""

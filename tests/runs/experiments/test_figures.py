@@ -20,7 +20,7 @@ from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import FIGURES, find_experiments
 from moe_lab.results.score_table import NO_COMPARISONS
-from moe_lab.runs.experiments import runner
+from moe_lab.runs.experiments import equivalent, runner
 from tests.support.command import run_command
 from tests.support.stored_results import results_of
 from tests.support.stored_studies import write_study
@@ -56,7 +56,7 @@ PERPLEXITY = {
     "paired": {"t": {"acc,none": {"n": 4, "difference": -1.0, "ci95": [-1.5, 0.5], "p_mcnemar": None}}},
     "roe": {"n": 8, "temperatures": [0.0, 0.2], "cache": "clean"},
 }
-MEASURED = {"seconds": 1.28, "fastest": 1.0, "slowest": 2.0, "memory_bytes": 2**21, "energy_joules": None}
+MEASURED = {"seconds": 1.28, "memory_bytes": 2**21}
 STORED = {
     "non_embedding_parameters": 100,
     "equivalent_non_embedding_parameters": 150,
@@ -76,8 +76,8 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
         asked.append((config.method.n, config.method.temperature, config.batch_size, ratio, compute))
         return STORED
 
-    monkeypatch.setattr(runner, "measured", measured)
-    (row,) = runner.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
+    monkeypatch.setattr(equivalent, "measured", measured)
+    (row,) = equivalent.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
     expected = [(math.log(10) / math.log(value)) ** (1 / 0.076) for value in (9.0, 10.5, 8.5)]
     ratios = [row[f"size_ratio{which}"] for which in ("", "_low", "_high")]
     assert ratios == pytest.approx(expected)
@@ -85,9 +85,9 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     assert row["calibrated_size_ratio"] is None
     assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
-    monkeypatch.setattr(runner, "measured", lambda *_, **__: STORED)
+    monkeypatch.setattr(equivalent, "measured", lambda *_, **__: STORED)
     compared = {"calibration": {"run_id": "c", "results": {"t": {"acc,none": 9.5}}}}
-    (row,) = runner.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
+    (row,) = equivalent.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
     assert row["calibrated_perplexity"] == 9.5
     assert row["calibrated_size_ratio"] == pytest.approx((math.log(10) / math.log(9.5)) ** (1 / 0.076))
 
@@ -96,7 +96,7 @@ def test_a_report_measures_nothing(tmp_path):
     roe = {"roe": PERPLEXITY["roe"] | {"temperatures": [0.0] * 8}}
     config = Config(method=get_method("roe").Config(), output_dir=str(tmp_path))
     cell = replace(cell_of(**PERPLEXITY | roe), config=config)
-    assert runner.equivalent_rows([cell], ModelPool(), compute=False) == []
+    assert equivalent.equivalent_rows([cell], ModelPool(), compute=False) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,11 +131,13 @@ def test_a_logger_gets_numbers_and_pictures_only(monkeypatch, capsys, tmp_path):
 
 
 def test_the_ratio_is_that_of_two_sizes():
-    sizes = [8.8e13 * loss ** (-1 / runner.ALPHA_N) for loss in (2.0, 2.5)]  # equation 1.1, solved for N
-    assert runner.size_ratio(2.0, 2.5) == pytest.approx(sizes[0] / sizes[1])
-    assert runner.size_ratio(2.5, 2.5) == 1.0
-    assert runner.size_ratio(2.6, 2.5) < 1 < runner.size_ratio(2.4, 2.5), "a lower loss is a larger model"
+    sizes = [8.8e13 * loss ** (-1 / equivalent.ALPHA_N) for loss in (2.0, 2.5)]  # equation 1.1, solved for N
+    assert equivalent.size_ratio(2.0, 2.5) == pytest.approx(sizes[0] / sizes[1])
+    assert equivalent.size_ratio(2.5, 2.5) == 1.0
+    assert equivalent.size_ratio(2.6, 2.5) < 1 < equivalent.size_ratio(2.4, 2.5), (
+        "a lower loss is a larger model"
+    )
     # 10 ** -0.076 = 0.8395: Kaplan et al. (2020), section 1.2, as a power law in N
-    assert runner.size_ratio(0.8394600, 1.0) == pytest.approx(10, rel=1e-4)
+    assert equivalent.size_ratio(0.8394600, 1.0) == pytest.approx(10, rel=1e-4)
     # OLMoE-7B as good as a 10.5B model (section 3.4)
-    assert runner.size_ratio(0.97, 1.0) == pytest.approx(10.5 / 7, rel=0.01)
+    assert equivalent.size_ratio(0.97, 1.0) == pytest.approx(10.5 / 7, rel=0.01)

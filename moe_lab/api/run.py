@@ -66,7 +66,7 @@ def report(overrides: Sequence[str], *, quiet: bool = False) -> Results:
     """The stored results of a command: `moe_lab.report(["-m", "method=base,roe", "task=toy_math"])`; computes nothing.
 
     It is `mode=report` of the command: page, tables and figures are written again. Runs that are not stored are named
-    and left out. Overrides that name no run write the page that lists all that is stored.
+    and left out.
 
     Args:
         overrides, quiet: as of `moe_lab.run`.

@@ -1,6 +1,6 @@
 """The expert metrics of a model in training, on tokenized validation examples (MoE-Bench, section 4.2).
 
-    trainer.add_callback(ExpertMetrics(rows, folder, plot=write_training_metrics))
+    trainer.add_callback(ExpertMetrics(rows, folder))
 
 Counted metrics count the tokens of the examples. Accuracy is the share of answer tokens that the model predicts, given
 the true tokens before them. Intervention metrics are the accuracy lost under a routing policy.
@@ -9,7 +9,7 @@ the true tokens before them. Intervention metrics are the accuracy lost under a 
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -32,7 +32,6 @@ from moe_lab.results.statistics import LEVEL
 from moe_lab.results.stored_files import read_lines
 
 FILE = "expert_metrics.jsonl"
-Plot = Callable[[Sequence[dict[str, Any]], Path], Any]
 
 
 def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any]:
@@ -112,12 +111,10 @@ class ExpertMetrics(TrainerCallback):
 
     Args:
         rows: mappings with `input_ids` and `labels`.
-        plot: draws the lines into `<folder>/figures` at the end of the training.
     """
 
-    def __init__(self, rows: Sequence[TokenizedExample], folder: Path, plot: Plot | None = None):
+    def __init__(self, rows: Sequence[TokenizedExample], folder: Path):
         self.rows = rows
-        self.plot = plot
         self.folder = Path(folder)
         self.lines: list[dict[str, Any]] = []
 
@@ -131,10 +128,6 @@ class ExpertMetrics(TrainerCallback):
         """Measure at the end of an epoch and of the training, before the checkpoint of that step."""
         if float(state.epoch).is_integer() or state.global_step == state.max_steps:
             self._measure(state, model)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.plot is not None and state.is_world_process_zero and self.lines:
-            self.plot(self.lines, self.folder / "figures")
 
     def _measure(self, state: Any, model: Any) -> None:
         place = {"step": state.global_step, "epoch": float(state.epoch or 0)}

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from moe_lab.config.terminal import without_passwords
 from moe_lab.results.atomic import writing
-from moe_lab.results.stored_files import free_name, typed
+from moe_lab.results.stored_files import typed
 
 # The log of answered requests: one line each, appended and flushed at once. A restart replays it
 #
@@ -74,7 +75,8 @@ class ResponseLog(Answers):
             lines = _whole_lines(path) if path.is_file() else []
             is_own = bool(lines) and lines[0].header == header
             if lines and not is_own:
-                self.set_aside = free_name(path)
+                names = (path.with_name(f"{path.stem}.{i}.old{path.suffix}") for i in count(1))
+                self.set_aside = next(name for name in names if not name.exists())
                 path.rename(self.set_aside)
             # unbuffered: closing the file does not repeat a failed write
             self._file = path.open("ab", buffering=0)

@@ -69,6 +69,11 @@ class LmEvalResults(Stored):
         found = self.higher_is_better.get(task, {}).get(metric.partition(",")[0])
         return found if isinstance(found, bool) else None
 
+    @property
+    def rounding(self) -> Rounding:
+        """Which values of an example are equal within rounding; of lm-eval's own result the dtype is known alone."""
+        return Rounding(str((self.config or {}).get("model_dtype")).removeprefix("torch."))
+
     def leaves(self, samples: Mapping[str, Any], name: str) -> list[str]:
         """A task itself, which is in `samples`; the tasks of a group, and of the groups in it."""
         children = self.group_subtasks.get(name, [])

@@ -1,7 +1,7 @@
 """Reads stored files. A file is absent, whole or damaged; the error for a damaged file names it.
 
-A damaged file that can be written again counts as absent (`whole_mapping`) and is renamed before it is written again,
-by `tidy` once the folder is held. Any other damaged file ends the run with an error.
+A damaged file that can be written again counts as absent (`whole_mapping`). Any other damaged file ends the run with an
+error.
 """
 
 import json
@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -108,24 +107,11 @@ def warn_once(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def free_name(path: Path) -> Path:
-    """The first free name of `responses.1.old.jsonl`, `responses.2.old.jsonl` and so on, next to `path`."""
-    names = (path.with_name(f"{path.stem}.{number}.old{path.suffix}") for number in count(1))
-    return next(name for name in names if not name.exists())
-
-
 def tidy(folder: Path) -> None:
-    """Clean up a held folder after a kill or damage: remove temporary files, and rename damaged JSON files."""
+    """Remove the temporary files that a killed process left in a held folder."""
     for path in folder.rglob(".*"):
         if TEMPORARY.fullmatch(path.name) and path.is_file():
             path.unlink()
-    for path in sorted(folder.glob("*.json")):
-        try:
-            if ".old." not in path.name:
-                read_mapping(path)
-        except DamagedError as error:
-            renamed = path.rename(free_name(path))
-            print(f"{error.problem}. {path.name} is kept as {renamed.name} and made again.", file=sys.stderr)
 
 
 def typed(kind: Any, value: Mapping[str, Any]) -> Any:

@@ -20,7 +20,6 @@ from moe_lab.reports.scores import (
 )
 from moe_lab.results.score_table import Family, SeedGroup, family_of
 from moe_lab.results.scores import BETTER, BOTH, DIFFERENT, EQUAL_RUNS, MCNEMAR, NOT_SIGNIFICANT, WORSE, Score
-from moe_lab.results.significance import holm
 from moe_lab.tasks.answer_forms import LETTERS
 from tests.support.stored_results import changed, results_of
 
@@ -53,18 +52,6 @@ def test_runs_that_ask_in_letters_are_told_from_those_that_ask_by_text():
     text, letters, other = asked("a", "{{choices}}"), asked("a", LETTERS), asked("b", ["A", "B"])
     assert run_labels([text, letters, other]) == ["task.answer=text", "task.answer=letters", ""]
     assert run_labels([letters, other]) == ["", ""]
-
-
-@pytest.mark.parametrize("p_values", ([0.01], [0.01, 0.04, 0.5]), ids=("one", "several"))
-def test_several_comparisons_are_corrected(p_values):
-    runs = []
-    for n, p in enumerate(p_values):
-        tested = {"difference": 0.1, "ci95": [0.0, 0.2], "p_mcnemar": p}
-        runs.append(results_of(run_id=str(n), paired={"t": {"acc,none": tested}}))
-    table = CommandTable([results_of("base"), *runs], family=family_of([SeedGroup([run]) for run in runs]))
-    found = {name: own for name, own in cells(table).items() if name.startswith("p")}
-    heading = "p (Holm)" if len(p_values) > 1 else "p"
-    assert found == {heading: ["", *(f"{p:.4f}" for p in holm(p_values))]}
 
 
 def test_the_cost_is_that_of_the_run_and_relative_to_its_base():

@@ -89,27 +89,15 @@ def test_a_damaged_line_is_not_skipped(tmp_path, line):
         read_lines(tmp_path / "log.jsonl")
 
 
-def test_a_held_folder_is_tidied(tmp_path, capsys):
-    whole = {"results.json": "{}", "samples_t.jsonl": "torn", ".lock": "", "results.1.old.json": "["}
+def test_a_held_folder_is_tidied(tmp_path):
+    whole = {"results.json": "{}", "samples_t.jsonl": "torn", ".lock": "", "status.json": "["}
     for name, content in whole.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "expert_metrics").mkdir()
     for stale in (".status.json.a1b2c3_4", "expert_metrics/.counts.safetensors.abcdefgh"):
         (tmp_path / stale).write_text("half")
-    (tmp_path / "status.json").write_text("[]")
     tidy(tmp_path)
-    kept = {path.name for path in tmp_path.rglob("*")}
-    assert kept == {*whole, "expert_metrics", "status.1.old.json"}
-    told = capsys.readouterr().err
-    assert "status.json is kept as status.1.old.json and made again" in told
-
-
-def test_nothing_is_overwritten_by_what_is_set_aside(tmp_path):
-    for number in (1, 2):
-        (tmp_path / "a.json").write_text(str(number))
-        tidy(tmp_path)
-    expected = {"a.1.old.json": "1", "a.2.old.json": "2"}
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == expected
+    assert {path.name for path in tmp_path.rglob("*")} == {*whole, "expert_metrics"}
 
 
 def changed(**changes: Any) -> dict[str, Any]:

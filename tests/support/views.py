@@ -39,8 +39,6 @@ def write_record(experiment: Experiment, scale: str, cells: Cells, folder: Path)
     return write_file(folder / f"{made.stem}.json", json_text(asdict(made)))
 
 
-def write_runs_page(runs: Sequence[RunResult], path: Path, groups: Sequence[SeedGroup] = ()) -> Path:
-    of_seeds = {result.run_id for group in groups for result in group.results}
-    alone = [SeedGroup([run]) for run in runs if run.run_id not in of_seeds]
-    family = score_table.family_of([*alone, *groups])
-    return runs_page.write_runs_page(CommandTable(runs, groups, family), path)
+def write_runs_page(runs: Sequence[RunResult], path: Path) -> Path:
+    family = score_table.family_of([SeedGroup([run]) for run in runs])
+    return runs_page.write_runs_page(CommandTable(runs, family=family), path)

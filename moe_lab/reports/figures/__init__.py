@@ -26,23 +26,16 @@ def write_study_figures(folder: Path) -> list[Path]:
 
 
 def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
-    """Draw the figures of a run's traces and expert metrics into its `figures/`.
+    """Draw the figures of a run's traces that its method declares (`kinds`) into its `figures/`.
 
-    `kinds` are the figures of traces that the run's method declares. Expert metrics have `coactivation` and
-    `selections`. Returns the paths, each PNG followed by its CSV.
+    Returns the paths, each PNG followed by its CSV.
     """
-    from moe_lab.metrics.stored import stored_metrics
+    if not kinds or not (result.stored_in / TRACES).is_file():
+        return []
+    from moe_lab.reports.figures.traces import read_traces
 
-    metrics, paths = stored_metrics(result.stored_in, result.run_id, result.commit), list[Path]()
-    if kinds and (result.stored_in / TRACES).is_file():
-        from moe_lab.reports.figures.traces import read_traces
-
-        run = read_traces(result)
-        for kind in kinds:
-            module = import_module(f"moe_lab.reports.figures.{FIGURES[kind][1]}")
-            paths += getattr(module, f"draw_{kind}")([run]).save(result.stored_in / "figures", kind)
-    if metrics:
-        from moe_lab.reports.figures.pathways import write_coactivation
-
-        paths += write_coactivation(result.stored_in, metrics.experts)
+    run, paths = read_traces(result), list[Path]()
+    for kind in kinds:
+        module = import_module(f"moe_lab.reports.figures.{FIGURES[kind][1]}")
+        paths += getattr(module, f"draw_{kind}")([run]).save(result.stored_in / "figures", kind)
     return paths

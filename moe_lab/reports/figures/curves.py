@@ -1,7 +1,6 @@
 """Figures of scores along an axis: epochs, FLOPs, a setting, and freezing schedules."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -25,12 +24,6 @@ from moe_lab.reports.papers.experiment import MEASURE
 from moe_lab.reports.papers.metrics import model_folder, quantity, unit_of
 from moe_lab.results.model import BASE
 from moe_lab.results.stored_files import read_lines
-
-
-def write_training_metrics(lines: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """`expert_metrics.png` and `.csv` of the measurements in expert_metrics.jsonl; the CSV is not scaled."""
-    drawing = panels_of([("", training_rows(lines))], _training, height=2.6)
-    return drawing.save(folder, "expert_metrics", "Expert metrics while the model is trained")
 
 
 def draw_epochs(table: CellTable) -> Drawing:

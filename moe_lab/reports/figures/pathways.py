@@ -1,22 +1,18 @@
-"""Figures of the experts that tokens select: C3PO's pathways (its Figures 1, 7 and 8), and pairs of experts."""
+"""Figures of the experts that tokens select: C3PO's pathways (its Figures 1, 7 and 8)."""
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame, concat
-from safetensors.numpy import load_file
 
 from moe_lab.metrics.registry import entropy_bits
-from moe_lab.metrics.stored import COUNTS, FOLDER
-from moe_lab.reports.figures.primitives import curve, heatmap, panels, stacked_panels
+from moe_lab.reports.figures.primitives import curve, heatmap, stacked_panels
 from moe_lab.reports.figures.style import BLUE, COLOURS, RED, Drawing
 from moe_lab.reports.figures.traces import StoredTraces, chosen_PLK
 
-# P = re-routed tokens, L = re-mixed or MoE layers, E = experts, K = experts of a token.
+# P = re-routed tokens, L = re-mixed layers, E = experts, K = experts of a token.
 
 STATES = ("before", "after")
 
@@ -108,61 +104,3 @@ def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
         return figure
 
     return Drawing(rows.to_dict("records"), draw, "One question's pathway")
-
-
-PAIR_COLUMNS = ("layer", "expert", "other", "tokens", "probability")
-"""Of an ordered pair that was selected together; the probability is P(other | expert)."""
-PANELS = 24
-"""Most layers that are legible on a page. Of a deeper model, evenly spaced layers are shown."""
-
-
-def write_coactivation(folder: Path, experts: Sequence[int]) -> list[Path]:
-    """Draw the experts that each MoE layer selects, in pairs and alone (MoE-Bench, section 4.1).
-
-    The figures of a run's counts are `coactivation` and `selections` in `figures/`; returns PNG, CSV, PNG, CSV.
-    `experts` are the number of experts of each layer. Prompts and answers count together.
-    """
-    counts = load_file(folder / FOLDER / COUNTS)
-    pairs_LEE = counts["pairs.prefill"] + counts["pairs.decode"]
-    share_LEE = _shares(pairs_LEE)
-    numbers: list[tuple[Any, ...]] = [
-        (*place, int(pairs_LEE[*place]), float(share_LEE[*place]))
-        for place in np.argwhere(pairs_LEE).tolist()
-    ]
-    pairs = [dict(zip(PAIR_COLUMNS, row, strict=True)) for row in numbers or [(None,) * len(PAIR_COLUMNS)]]
-    share_LE = _shares(counts["selections.prefill"] + counts["selections.decode"])
-    selections = [
-        {"layer": layer, "expert": expert, "share": float(share_LE[layer, expert])}
-        for layer, count in enumerate(experts)
-        for expert in range(count)
-    ]
-    figures = folder / "figures"
-    return [
-        *Drawing(pairs, lambda _: _draw_pairs(share_LEE, experts)).save(figures, "coactivation"),
-        *Drawing(selections, lambda _: _draw_selections(share_LE)).save(figures, "selections"),
-    ]
-
-
-def _shares(counts: np.ndarray) -> np.ndarray:
-    """Counts divided by the sum over their last axis; 0 where the sum is 0."""
-    return counts / counts.sum(axis=-1, keepdims=True).clip(min=1)
-
-
-def _draw_pairs(share_LEE: np.ndarray, experts: Sequence[int]) -> Figure:
-    shown = range(0, len(experts), -(-len(experts) // PANELS))
-    figure, axes = panels(len(shown), height=2.2)
-    figure.suptitle("Experts selected together: P(other | expert)")
-    top = share_LEE.max() or 1.0
-    for axis, layer in zip(axes, shown, strict=True):
-        own = share_LEE[layer, : experts[layer], : experts[layer]]
-        image = heatmap(axis, own, top, title=f"MoE layer {layer}", xlabel="other expert", ylabel="expert")
-    figure.colorbar(image, ax=axes, label="probability", fraction=0.03, aspect=30)
-    return figure
-
-
-def _draw_selections(share_LE: np.ndarray) -> Figure:
-    title = "Share of each expert in its layer's selections"
-    figure, [axis] = stacked_panels(0.16 * len(share_LE) + 1.1, [1], title)
-    image = heatmap(axis, share_LE, None, xlabel="expert", ylabel="MoE layer")
-    figure.colorbar(image, ax=axis, label="share", fraction=0.03)
-    return figure

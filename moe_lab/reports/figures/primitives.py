@@ -234,9 +234,9 @@ def differences_figure(lines: Iterable[ScoreLine]) -> Figure:
 
 
 def draw_differences(groups: Sequence[Sequence[ScoreLine]], titles: Sequence[str], title: str = "") -> Figure:
-    """A panel for each group: its lines in their order with p at the right, and a line at 0.
+    """A panel for each group: its lines in their order with their corrected p, and a line at 0.
 
-    A point is filled, and its corrected p bold, where the difference is significant.
+    A point is filled where the difference is significant.
     """
     heights = [0.24 * len(lines) + 0.8 for lines in groups]
     figure, axes = stacked_panels(sum(heights) + 0.3 * bool(title), heights, title)
@@ -248,15 +248,10 @@ def draw_differences(groups: Sequence[Sequence[ScoreLine]], titles: Sequence[str
             axis.plot(
                 score.difference or 0.0, place, "o", color=BLUE, mfc=BLUE if score.significant else "white"
             )
-        axis.set_yticks(places, [line.label for line in lines])
+        p = ["" if score.p_holm is None else f", p = {score.p_holm:.2g}" for score in scores]
+        axis.set_yticks(places, [f"{line.label}{text}" for line, text in zip(lines, p, strict=True)])
         axis.set_ylim(len(lines) - 0.5, -0.5)
         axis.grid(axis="y", visible=False)
-        p = axis.secondary_yaxis("right")
-        p.set_yticks(places, ["" if score.p_holm is None else f"p = {score.p_holm:.2g}" for score in scores])
-        p.tick_params(length=0)
-        p.spines["right"].set_visible(False)
-        for text, score in zip(p.get_yticklabels(), scores, strict=True):
-            text.set_fontweight("bold" if score.significant else "normal")
         better = " (lower is better)" if scores[0].lower_is_better else ""
         filled = "" if all(score.p_holm is None for score in scores) else "; filled: significant after Holm"
         of = f"difference of {quantity(scores[0].metric)}{better}, 95% interval{filled}"

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from numpy import isfinite
 from pandas import DataFrame, Series, read_csv
 
@@ -210,32 +209,24 @@ def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
     for axis, model, group in zip(axes, models, grouped, strict=True):
         # a colour scale for each model: their searches differ in range (RoE: up to 0.5 and 0.2)
         top = max(study.info.max_temperature for study in group)
-        figure.colorbar(
-            _draw_model(axis, model, group, top), ax=axis, label="temperature", fraction=0.03, pad=0.01
+        values = DataFrame(
+            [np.nan if _skipped(study, layer) else one for layer, one in enumerate(study.temperatures)]
+            for study in group
+        ).to_numpy()
+        axis.set_facecolor("#DDDDDD")
+        image = heatmap(
+            axis,
+            values,
+            top,
+            title=f"{model} (grey: layer without noise; ≥: at the bound of the search)",
+            xlabel="MoE layer",
+            yticks=range(len(group)),
+            yticklabels=[study.info.task for study in group],
         )
+        figure.colorbar(image, ax=axis, label="temperature", fraction=0.03, pad=0.01)
+        for (row, layer), value in np.ndenumerate(values):
+            if values.shape[1] <= WRITTEN_LAYERS and not np.isnan(value):
+                colour = "white" if value < 0.48 * top else "black"
+                text = f"{'≥' * (f'layer_{layer}' in group[row].at_bound)}{value:.2f}"
+                axis.text(layer, row, text, ha="center", va="center", color=colour, fontsize=6.5)
     return figure
-
-
-def _draw_model(axis: Axes, model: str, studies: Sequence[StoredStudy], top: float) -> AxesImage:
-    values = DataFrame(
-        [np.nan if _skipped(study, layer) else one for layer, one in enumerate(study.temperatures)]
-        for study in studies
-    ).to_numpy()
-    axis.set_facecolor("#DDDDDD")
-    image = heatmap(
-        axis,
-        values,
-        top,
-        title=f"{model} (–: layer without noise; ≥: at the bound of the search)",
-        xlabel="MoE layer",
-        yticks=range(len(studies)),
-        yticklabels=[study.info.task for study in studies],
-    )
-    for (row, layer), value in np.ndenumerate(values):
-        if np.isnan(value):
-            axis.text(layer, row, "–", ha="center", va="center", fontsize=7)
-        elif values.shape[1] <= WRITTEN_LAYERS:
-            colour = "white" if value < 0.48 * top else "black"
-            bound = "≥" if f"layer_{layer}" in studies[row].at_bound else ""
-            axis.text(layer, row, f"{bound}{value:.2f}", ha="center", va="center", color=colour, fontsize=6.5)
-    return image

@@ -1,7 +1,7 @@
 """The answers of stored runs as pages show them, next to the base model's answers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from moe_lab.results.atomic import plain
@@ -124,8 +124,10 @@ CHANGES = (TO_RIGHT, TO_WRONG, STILL_RIGHT, STILL_WRONG, CHANGED)
 """Kinds of answers that differ from the base model's."""
 SAME_RIGHT, SAME_WRONG, UNCHANGED = "right, unchanged", "wrong, unchanged", "unchanged"
 RIGHT, WRONG, ANSWERED = "right", "wrong", "answered"
-KINDS = (*CHANGES, SAME_WRONG, SAME_RIGHT, UNCHANGED, WRONG, RIGHT, ANSWERED)
-"""How an answer differs from the base model's. The last three kinds belong to runs without a base model."""
+ALONE = (WRONG, RIGHT, ANSWERED)
+"""Kinds of runs without a base model."""
+KINDS = (*CHANGES, SAME_WRONG, SAME_RIGHT, UNCHANGED, *ALONE)
+"""How an answer differs from the base model's."""
 
 
 def first_difference(one: str, other: str) -> int:
@@ -188,29 +190,15 @@ def answer_data(answers: Sequence[Mapping[str, Any]]) -> dict[str, object]:
 # All answers of the runs of a page, next to the base model's answers if a run is compared with it
 
 
-@dataclass
-class Examples:
-    """The answers of a page."""
+def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The answers of all runs as `shown_answer` has them, changed ones first, and why others are not there.
 
-    answers: list[dict[str, Any]] = field(default_factory=list)
-    """As `shown_answer` returns them, in the order of KINDS: changed answers first."""
-    documents: int = 0
-    """Documents that were compared."""
-    changed: int = 0
-    """Documents whose answer differs, including answers that are left out."""
-    left_out: int = 0
-    """Answers beyond MOST."""
-    problems: list[str] = field(default_factory=list)
-    """The reasons why the answers of a run cannot be compared."""
-
-
-def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
-    """The answers of all runs. A baseline's answers are shown only next to those of the other runs.
+    A baseline's answers are shown only next to those of the other runs.
 
     Args:
         labels: a name for each run.
     """
-    found, read = Examples(), dict[str, Mapping[str, Sequence[Sample]]]()
+    found, problems, read = [], list[str](), dict[str, Mapping[str, Sequence[Sample]]]()
     baselines = {run.base_id for run in runs}
     for run, label in zip(runs, labels, strict=True):
         if run.run_id in baselines:
@@ -219,20 +207,13 @@ def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> Examples:
             baseline = None if run.base_id is None else find_run(run.stored_in.parent, run.base_id)
             if baseline is not None and baseline.run_id not in read:
                 read[baseline.run_id] = read_samples(baseline)
-            answers = list(_answers(run, label, None if baseline is None else read[baseline.run_id]))
+            found += list(_answers(run, label, None if baseline is None else read[baseline.run_id]))
         except DamagedError as error:
-            found.problems.append(f"{label}: {error.problem}")
+            problems.append(f"{label}: {error.problem}")
             continue
-        found.answers += answers
-        if baseline is not None:
-            found.documents += len(answers)
-        elif run.base_id is not None:
-            found.problems.append(f"{label}: the run of the base model is not stored here.")
-    found.answers.sort(key=lambda each: KINDS.index(each["kind"]))
-    found.changed = sum(each["changed"] for each in found.answers)
-    found.left_out = max(0, len(found.answers) - MOST)
-    del found.answers[MOST:]
-    return found
+        if baseline is None and run.base_id is not None:
+            problems.append(f"{label}: the run of the base model is not stored here.")
+    return sorted(found, key=lambda each: KINDS.index(each["kind"])), problems
 
 
 def _answers(

@@ -55,7 +55,7 @@ def environment() -> Environment:
 
 
 def picture_of(svg: Path) -> str:
-    """A figure as a data URI. SVG follows dark mode."""
+    """A figure as a data URI."""
     return f"data:image/svg+xml;base64,{b64encode(svg.read_bytes()).decode()}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.columns import Column, count, numbers, texts
-from moe_lab.reports.pages.answers import CHANGES, answer_data, examples_of
+from moe_lab.reports.pages.answers import ALONE, CHANGES, MOST, answer_data, examples_of
 from moe_lab.reports.pages.page import forest, latex_of, pictures_in, text_uri, write_page
 from moe_lab.reports.scores import CommandTable, by_outcome, conclusion, has_verdict, plotted
 from moe_lab.results.atomic import csv_text
@@ -26,7 +26,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
     ]
     columns = table.columns(table.lines)
     compared = [line for line in table.lines if has_verdict(line.score)]
-    examples = examples_of(runs, names)
+    answers, problems = examples_of(runs, names)
     routing = [each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))]
     rows = [line.score.columns() | {"settings": line.label} for line in table.lines]
     return write_page(
@@ -42,9 +42,13 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         ids=[{"data-run": line.score.run_id} for line in table.lines],
         csv=text_uri(csv_text(rows), "csv"),
         latex=text_uri(latex_of(columns, title), "x-tex"),
-        examples=examples,
-        answer_data=answer_data(examples.answers),
-        kinds=[kind for kind in CHANGES[:-1] if any(one["kind"] == kind for one in examples.answers)],
+        answers=answers[:MOST],
+        documents=sum(one["kind"] not in ALONE for one in answers),
+        changed=sum(one["changed"] for one in answers),
+        left_out=max(0, len(answers) - MOST),
+        problems=problems,
+        answer_data=answer_data(answers[:MOST]),
+        kinds=[kind for kind in CHANGES[:-1] if any(one["kind"] == kind for one in answers)],
         routing=routing,
         facts=facts_columns(routing),
         profiles=profiles_of(routing),

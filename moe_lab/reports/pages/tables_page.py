@@ -56,7 +56,7 @@ def write_tables_page(folder: Path) -> Path:
                 if counts[state]
             ),
         ],
-        measured=sum(number for state, number in counts.items() if state not in WITHOUT_NUMBER),
+        measured=sum(n for state, n in counts.items() if state not in WITHOUT_NUMBER),
         cells=counts.total() - counts[State.NOT_AT_SCALE],
         agree=counts[State.AGREES],
         disagree=counts[State.DISAGREES],
@@ -110,7 +110,7 @@ def shown_table(table: Table, folder: Path) -> ShownTable:
         ],
         pictures=[picture_of(picture) for picture in pictures if picture.is_file()],
         csv=file.name if file.is_file() else None,
-        latex=text_uri(latex_of(columns, table.title), "x-tex") if columns else None,
+        latex=text_uri(latex_of(columns, table.title), "x-tex") if rows or file.is_file() else None,
     )
 
 

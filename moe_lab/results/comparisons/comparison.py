@@ -237,9 +237,9 @@ def _by_filter(lines: Sequence[Sample]) -> dict[str, dict[Key, Sample]]:
 
 def rounding_of(a: Evaluation, b: Evaluation) -> Rounding:
     """Which values of two evaluations are equal within rounding."""
-    if all(one.rounding.dtype == "float32" for one in (a, b)):
-        return a.rounding
-    known = [one.rounding.measured for one in (a, b) if one.rounding.measured is not None]
+    if all(one.results.rounding.dtype == "float32" for one in (a, b)):
+        return a.results.rounding
+    known = [one.results.rounding.measured for one in (a, b) if one.results.rounding.measured is not None]
     return Rounding(None, max(known, default=None))
 
 

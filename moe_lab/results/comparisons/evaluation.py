@@ -8,7 +8,6 @@ from pathlib import Path
 from moe_lab.config.terminal import one_line
 from moe_lab.errors import ConfigError
 from moe_lab.results.model import LmEvalResults, RunResult, stored_results
-from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample, read_samples, samples_file, samples_of
 from moe_lab.results.scores import marks_of
 from moe_lab.results.stored_files import damaged, read_lines, read_mapping
@@ -98,6 +97,9 @@ class Evaluation:
     """A RunResult, if this package wrote it."""
     samples: dict[str, list[Sample]]
     """The lines of each task's sample log."""
+    lm_eval_version: str | None
+    run_id: str | None = None
+    """Of a run of this package."""
     marks: tuple[str, ...] = ()
     """The notes of a run of this package."""
 
@@ -114,28 +116,6 @@ class Evaluation:
             "task_versions": self.results.task_versions,
             "marks": self.marks,
         }
-
-    @property
-    def run_id(self) -> str | None:
-        """None for an evaluation of lm-eval."""
-        return self.own.run_id if self.own else None
-
-    @property
-    def lm_eval_version(self) -> str | None:
-        own = self.own.versions.get("lm_eval") if self.own else None
-        return own or self.results.lm_eval_version
-
-    @property
-    def own(self) -> RunResult | None:
-        """The result, if this package wrote it."""
-        return self.results if isinstance(self.results, RunResult) else None
-
-    @property
-    def rounding(self) -> Rounding:
-        """Which values of it are equal within rounding; lm-eval's own result has the dtype alone."""
-        if self.own is not None:
-            return self.own.rounding
-        return Rounding(str((self.results.config or {}).get("model_dtype")).removeprefix("torch."))
 
 
 def read_evaluation(key: str, path: Path) -> Evaluation:
@@ -168,7 +148,9 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
         samples_files=files,
         results=found,
         samples=samples,
-        marks=() if own is None else marks_of(own),
+        lm_eval_version=own.versions.get("lm_eval") if own else found.lm_eval_version,
+        run_id=own.run_id if own else None,
+        marks=marks_of(own) if own else (),
     )
 
 

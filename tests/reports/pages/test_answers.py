@@ -1,12 +1,14 @@
 """Answers on pages. Broken by the wrong choice that is called the answer, a flip in the wrong direction, a document that
 is paired with another one or lost."""
 
+import json
 import random
 from collections import Counter
 
 import pytest
 
 from moe_lab.reports.pages import answers as module
+from moe_lab.reports.pages import runs_page
 from moe_lab.reports.pages.answers import (
     CHANGED,
     KINDS,
@@ -17,13 +19,15 @@ from moe_lab.reports.pages.answers import (
 )
 from moe_lab.results.model import RunResult, find_run
 from moe_lab.results.samples import Sample, read_samples
+from tests.support.pages import tree
 from tests.support.stored_runs import choice_line, generated_line, pair_of_runs, stored_run
+from tests.support.views import write_runs_page
 
 
 def test_the_baseline_is_found_by_its_whole_id(tmp_path):
     base, own = pair_of_runs(tmp_path, [("1", 1.0)], [("2", 0.0)])
     stored_run(tmp_path, "b" * 8 + "c" * 56, [generated_line(0, ("3", 0.0))], "another")
-    [one] = examples_of([base, own], ["base", "roe"]).answers
+    [one], _ = examples_of([base, own], ["base", "roe"])
     assert (one["base"], one["own"]) == ("1", "2") and own.base_id == base.run_id
     assert find_run(tmp_path / "runs", "b" * 8 + "d" * 56) is None
     assert read_samples(own)["t"][0].responses == [["2"]]
@@ -111,9 +115,9 @@ def test_what_a_filter_takes_from_a_text_is_kept_if_it_is_not_the_text(filtered,
 
 def kinds(output, before, after, **changes):
     runs = pair_of_runs(output, before, after, **changes)
-    found = examples_of(runs, ["base", "roe"])
-    assert not found.problems
-    return found, {each["document"]: each["kind"] for each in found.answers if each["changed"]}
+    found, problems = examples_of(runs, ["base", "roe"])
+    assert not problems
+    return found, {each["document"]: each["kind"] for each in found if each["changed"]}
 
 
 def test_kinds_are_those_of_a_plain_loop(tmp_path):
@@ -128,15 +132,15 @@ def test_kinds_are_those_of_a_plain_loop(tmp_path):
             expected[number] = "wrong to right" if changed else "right to wrong"
         elif text != other:
             expected[number] = f"{'right' if value else 'wrong'}, with another answer"
-    assert shown == expected and found.documents == 60
+    assert shown == expected and len(found) == 60
     assert len(Counter(expected.values())) == 4
-    order = [KINDS.index(each["kind"]) for each in found.answers]
+    order = [KINDS.index(each["kind"]) for each in found]
     assert order == sorted(order)
 
 
 def test_both_answers_stand_side_by_side(tmp_path):
     found, _ = kinds(tmp_path, [("5 + 2 = 7", 0.0)], [("5 * 2 = 10", 1.0)])
-    [one] = found.answers
+    [one] = found
     assert (one["base"], one["own"], one["differs"]) == ("5 + 2 = 7", "5 * 2 = 10", 2)
     assert (one["prompt"], one["target"], one["run"], one["task"]) == ("Question 0", "target 0", "roe", "t")
 
@@ -147,20 +151,20 @@ def test_choices_have_both_scores(tmp_path):
         tmp_path, [same, same], [((-2.5, -2.0, -3.0), 0.0), ((-1.1, -2.0, -3.0), 1.0)], of_choices=True
     )
     assert shown == {0: "right to wrong"}, "another log-probability alone is no other answer"
-    one = found.answers[0]
+    one = found[0]
     assert one["options"][0] == [" red", -1.0, -2.5] and one["picked"] == [0, 1] and one["target"] == "red"
 
 
 def test_scores_that_are_no_right_or_wrong(tmp_path):
     found, shown = kinds(tmp_path, [("a", 0.3), ("b", 0.5)], [("c", 0.4), ("b", 0.5)])
-    assert shown == {0: CHANGED} and found.answers[0]["scores"] == [0.3, 0.4]
+    assert shown == {0: CHANGED} and found[0]["scores"] == [0.3, 0.4]
 
 
 @pytest.mark.parametrize(("better", "kind"), [(True, "wrong to right"), (False, "right to wrong")])
 def test_less_may_be_better(tmp_path, better, kind):
     base, own = pair_of_runs(tmp_path, [("a", 0.0)], [("b", 1.0)])
     own = RunResult(own.content | {"higher_is_better": {"t": {"exact_match": better}}}, own.folder)
-    assert [each["kind"] for each in examples_of([own], ["roe"]).answers] == [kind]
+    assert [each["kind"] for each in examples_of([own], ["roe"])[0]] == [kind]
 
 
 def test_only_lines_of_the_same_document_and_filter_are_paired(tmp_path):
@@ -169,9 +173,9 @@ def test_only_lines_of_the_same_document_and_filter_are_paired(tmp_path):
     stored_run(tmp_path, "b" * 64, lines, "base", samples={"t": [0, 2]})
     answers = [generated_line(i, (text, 1.0)) for i, text in enumerate("bcd")]
     own = stored_run(tmp_path, "a" * 64, answers, baseline="b" * 64)
-    found = examples_of([own], ["roe"])
-    assert not found.problems
-    assert {(one["document"], one["base"], one["own"]) for one in found.answers} == {
+    found, problems = examples_of([own], ["roe"])
+    assert not problems
+    assert {(one["document"], one["base"], one["own"]) for one in found} == {
         (2, "z", "d"),
         (0, "x", "b"),
     }
@@ -180,19 +184,23 @@ def test_only_lines_of_the_same_document_and_filter_are_paired(tmp_path):
 def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "PROMPTS", 6)
     monkeypatch.setattr(module, "SHORTEST_CUT", 1)
-    monkeypatch.setattr(module, "MOST", 1)
-    found, shown = kinds(tmp_path, [("a", 1.0), ("b", 0.0)], [("c", 0.0), ("d", 1.0)])
-    assert shown == {1: "wrong to right"} and found.left_out == 1
-    assert answer_data(found.answers)["prompts"] == [["tion 1", 4]]
+    monkeypatch.setattr(runs_page, "MOST", 1)
+    runs = pair_of_runs(tmp_path, [("a", 1.0), ("b", 0.0)], [("c", 0.0), ("d", 1.0)])
+    page = tree(write_runs_page(runs, tmp_path / "page.html"))
+    assert "2 of 2 answers differ" in page.text_content() and "1 more are in the runs" in page.text_content()
+    data = json.loads(page.xpath("//script[@id='answer-data']/text()")[0])
+    assert data["prompts"] == [["tion 1", 4]] and [one["kind"] for one in data["answers"]] == [
+        "wrong to right"
+    ]
 
 
 @pytest.mark.parametrize("gone", ["results.json", "samples_t.jsonl"])
 def test_missing_files_are_named(tmp_path, gone):
     base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("c", 0.0)])
     (base.folder / gone).unlink()
-    found = examples_of([own], ["roe"])
-    assert len(found.answers) == (0 if gone.startswith("samples") else 1), "its own answers, not lost"
-    assert ("it is gone" if gone.startswith("samples") else "not stored here") in found.problems[0]
+    found, problems = examples_of([own], ["roe"])
+    assert len(found) == (0 if gone.startswith("samples") else 1), "its own answers, not lost"
+    assert ("it is gone" if gone.startswith("samples") else "not stored here") in problems[0]
 
 
 def test_all_answers_are_there_and_each_prompt_once(tmp_path):
@@ -200,18 +208,18 @@ def test_all_answers_are_there_and_each_prompt_once(tmp_path):
     base, roe = pair_of_runs(
         tmp_path, [("1", 1.0), ("2", 0.0), ("3", 0.5)], [("1", 1.0), ("2", 0.0), ("3", 0.5)]
     )
-    found = examples_of([base, roe, roe], ["base", "roe", "again"])
+    found, _ = examples_of([base, roe, roe], ["base", "roe", "again"])
     expected = ["wrong, unchanged", "right, unchanged", "unchanged"]
-    assert [each["kind"] for each in found.answers if each["run"] == "roe"] == expected
-    assert {each["run"] for each in found.answers} == {"roe", "again"} and found.changed == 0
-    data = answer_data(found.answers)
+    assert [each["kind"] for each in found if each["run"] == "roe"] == expected
+    assert {each["run"] for each in found} == {"roe", "again"} and not any(each["changed"] for each in found)
+    data = answer_data(found)
     assert [prompt for prompt, _ in data["prompts"]] == ["Question 1", "Question 0", "Question 2"]
     assert [each["right"] for each in data["answers"] if "right" in each] == [False, False, True, True]
 
 
 def test_a_run_that_is_compared_with_none_has_its_answers(tmp_path):
     base, _ = pair_of_runs(tmp_path, [("1", 1.0), ("2", 0.0)], [("1", 1.0), ("2", 0.0)])
-    found = examples_of([base], ["base"])
+    found, problems = examples_of([base], ["base"])
     expected = [("wrong", None, "2"), ("right", None, "1")]
-    assert [(each["kind"], each.get("base"), each["own"]) for each in found.answers] == expected
-    assert not found.problems and found.documents == 0
+    assert [(each["kind"], each.get("base"), each["own"]) for each in found] == expected
+    assert not problems

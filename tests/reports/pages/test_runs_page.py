@@ -11,9 +11,7 @@ from moe_lab.reports.pages.runs_page import (
     profiles_of,
     routing_of,
 )
-from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import SeedGroup
-from tests.support.pages import HOSTILE, foreign_urls, rows_of, texts, tree
+from tests.support.pages import HOSTILE, foreign_urls, texts, tree
 from tests.support.stored_runs import pair_of_runs
 from tests.support.views import write_runs_page
 
@@ -69,27 +67,6 @@ def test_runs_without_a_comparison_have_a_page_without_empty_sections(runs, tmp_
     assert [each["kind"] for each in data["answers"]] == ["wrong", "right"]
     sections = ["Scores", "Answers", "Cost", "Provenance"]
     assert texts(root.xpath("//h2")) == sections == texts(root.xpath("//nav//a"))
-
-
-def test_a_mean_over_seeds_has_a_row_of_its_own(runs, tmp_path):
-    """Two seeds of the second run, 0.5 apart."""
-    block = runs[1]["moe_lab"]
-    one = {"t": {"exact_match,none": block["paired"]["t"]["exact_match,none"] | {"difference": 0.0}}}
-    content = {"results": {"t": {"exact_match,none": 0.5}}}
-    other = RunResult(
-        content | {"moe_lab": block | {"run_id": "other", "seed": 1, "paired": one}}, runs[1].folder
-    )
-    score = {"ci95_documents": [0.25, 1.0], "difference_p_documents": 0.5}
-    summary = {"seeds": [0, 1], "overrides": [], "scores": {"t": {"exact_match,none": score}}}
-    group = SeedGroup([runs[1], other], summary)
-    root = tree(write_runs_page(runs, tmp_path / "seeds.html", [group]))
-    *_, row = rows_of(root.xpath("//table[.//@data-run]")[0])
-    shown = [float(row[name]) for name in ("seeds", "value", "std", "difference", "95% over documents", "p")]
-    assert shown == pytest.approx([2, 0.75, 0.5**0.5 / 2, 0.25, 0.25, 0.5], abs=1e-4)
-    [verdict] = texts(root.xpath("//p[contains(@class, 'lead')]"))
-    assert "does not differ significantly" in verdict and verdict.endswith(
-        "+0.2500, 95% over seeds [-2.9266, +3.4266], p 0.5."
-    )
 
 
 @pytest.mark.parametrize(("temperatures", "heights"), [((0.0, 0.1, 0.2), [0, 35, 70]), ((0.0, 0.1, 0.1), [])])

@@ -66,19 +66,6 @@ def test_an_average_needs_all_tasks(tmp_path):
         assert averages(experiment, [*cells, other])[0].score() is None
 
 
-def test_differences_are_averaged_with_their_intervals(tmp_path):
-    def paired(difference: float) -> dict[str, Any]:
-        ci = [difference - 0.1, difference + 0.1]
-        return {"t": {"acc,none": {"difference": difference, "ci95": ci, "p_mcnemar": 0.5}}}
-
-    base = {"run_id": "b", "results": {"t": {"acc,none": 0.3}}}
-    cells = [cell_of(t, 0.5, paired=paired(d), baseline=base) for t, d in (("a", 0.2), ("b", 0.0))]
-    row = averages(experiment_of(tmp_path), cells)[0].score()
-    assert row is not None and row.difference_interval is not None
-    assert (row.difference, row.baseline, row.test) == (pytest.approx(0.1), pytest.approx(0.3), "average")
-    assert row.difference_interval == pytest.approx((0.1 - 0.1 / 2**0.5, 0.1 + 0.1 / 2**0.5))
-
-
 def test_an_axis_that_is_not_shown_leaves_the_average_alone(tmp_path):
     experiment = experiment_of(tmp_path, EXPERIMENT.replace("columns: [task]", "columns: []"))
     cells = [cell_of("a", 0.4), cell_of("b", 0.6)]

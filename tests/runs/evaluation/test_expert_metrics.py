@@ -126,11 +126,6 @@ def test_the_command_writes_files_that_agree_with_each_other(tiny_olmoe_dir, tmp
     assert loss["difference"] == pytest.approx(loss["base"] - loss["changed"])
     scores = json.loads((folder / "results.json").read_text())["results"]["toy_choice"]
     assert loss["base"] == scores["acc,none"]
-    for name in ("coactivation", "selections"):
-        assert (folder / "figures" / f"{name}.png").stat().st_size > 1000
-    rows = (folder / "figures" / "coactivation.csv").read_text().splitlines()[1:]
-    pairs = counts["pairs.prefill"].sum() + counts["pairs.decode"].sum()
-    assert sum(int(row.split(",")[3]) for row in rows) == pairs
     assert "To run: 0" in run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
     (folder / "expert_metrics.json").unlink()
     plan = run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out

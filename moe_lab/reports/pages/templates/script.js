@@ -125,8 +125,6 @@ const optionTable = (answer) => {
   });
   return table;
 };
-// Each answer has an address, so that a link leads to it whatever the filters hide.
-const addressOf = ({ task, document: number, run }) => "#" + encodeURIComponent(`answer ${task} ${number} ${run}`);
 const answerBox = (title, content, extracted) => {
   const made = box(title, content);
   if (extracted) made.append(make("p", `The metric reads: ${extracted}`, "small soft"));
@@ -175,11 +173,7 @@ const lineOf = (answer, { prompts, names, manyRuns }) => {
 const TONES = { "wrong to right": "better", "right to wrong": "worse" };
 const detailsOf = (answer, prompts) => {
   const made = make("div", undefined, "content");
-  const link = make("a", "Link to this answer");
-  link.href = addressOf(answer);
-  const where = make("p", `${answer.task}, document ${answer.document}, ${answer.run}. `, "small soft");
-  where.append(link);
-  made.append(where);
+  made.append(make("p", `${answer.task}, document ${answer.document}, ${answer.run}`, "small soft"));
   const prompt = promptBox(prompts[answer.prompt]);
   const target = box("Target", make("pre", answer.target));
   const pair = make("div", undefined, "pair");
@@ -239,12 +233,10 @@ const showAnswers = ({ prompts, answers: data }) => {
     pager.querySelector("[name=on]").disabled = page === pages - 1;
   };
   const search = () => {
-    const chosen = [...form.querySelectorAll("select")].filter((each) => each.value !== "" && each.name !== "order");
+    const chosen = [...form.querySelectorAll("select")].filter((each) => each.value !== "");
     const words = form.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
     found = data.map((_, index) => index).filter((index) =>
       chosen.every((each) => KEPT[each.value]?.(data[index]) ?? data[index][each.name] === each.value) && words.every((word) => text(index).includes(word)));
-    if (form.elements.order.value === "document")
-      found.sort((one, other) => data[one].task.localeCompare(data[other].task, "en") || data[one].document - data[other].document);
     page = 0;
     draw();
   };
@@ -265,21 +257,7 @@ const showAnswers = ({ prompts, answers: data }) => {
     page = (parseInt(target.value, 10) || 1) - 1;
     draw();
   });
-  const follow = () => {
-    const index = data.findIndex((answer) => new URL(addressOf(answer), location.href).hash === location.hash);
-    if (index < 0) return;
-    form.reset();
-    search();
-    page = Math.floor(index / PER_PAGE);
-    draw();
-    const line = place.children[index % PER_PAGE];
-    line.open = true;
-    line.scrollIntoView();
-    line.querySelector("summary").focus();
-  };
-  window.addEventListener("hashchange", follow);
   draw();
-  if (location.hash) follow();
 };
 const answerData = document.getElementById("answer-data");
 if (answerData) showAnswers(JSON.parse(answerData.textContent));

@@ -124,7 +124,6 @@ WRONG = {
     "a study without trials": (["tuning=tpe", "tuning.n_trials=0"], "at least 1"),
     "a study of another metric": (["tuning=tpe", "tuning.metric=loss"], "Choices: perplexity, accuracy"),
     "a study below zero": (["tuning=tpe", "tuning.max_temperature=-1"], "above 0"),
-    "a study without time": (["tuning=tpe", "tuning.timeout=0"], "above 0"),
     "one wrong cell of a grid": (["-m", "method.n=4,zero"], "method.n=zero"),
 }
 

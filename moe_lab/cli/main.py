@@ -8,27 +8,31 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 from moe_lab.config import __version__
 from moe_lab.config.progress import bars_of_libraries_hidden
-from moe_lab.config.terminal import shown_output
 from moe_lab.errors import CONTINUES, ConfigError, Terminated, exit_code, print_error
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; `argv` without the program's name."""
-    arguments = sys.argv[1:] if argv is None else argv
-    with shown_output():
-        try:
-            return _main(list(arguments))
-        except KeyboardInterrupt as stop:
-            print(CONTINUES, file=sys.stderr)
-            return exit_code(stop)
-        except Exception as error:
-            print_error(error)
-            return exit_code(error)
+    try:
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt as stop:
+        print(CONTINUES, file=sys.stderr)
+        return exit_code(stop)
+    except BrokenPipeError:  # `| head` ends before the command, which prints when everything is stored
+        with suppress(OSError):  # else Python flushes it once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        print_error(error)
+        return exit_code(error)
 
 
 def _main(argv: list[str]) -> int:

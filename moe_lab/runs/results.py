@@ -16,7 +16,7 @@ from moe_lab.reports.columns import Column, Shown
 from moe_lab.reports.expert import comparisons, print_expert_metrics
 from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
 from moe_lab.reports.scores import CommandTable, plotted
-from moe_lab.reports.terminal import notes, print_failed, print_scores, print_studies
+from moe_lab.reports.terminal import notes, print_scores, print_studies
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup, family_of
 from moe_lab.results.scores import ComparisonKey
@@ -171,10 +171,6 @@ class Results(Shown, Sequence[dict[str, Any]]):
     def print(self) -> None:
         """Print tables and paths, and the failures on stderr."""
         print_studies(self.studies)
-        known = {outcome.run.run_id for outcome in self.outcomes}
-        without = [failure for failure in self.failures if failure.run_id not in known]
-        if without and not self.alone and not self.tables:  # a run with a result has an upload that failed
-            print_failed(_failed(without))
         if self.outcomes:
             print_results(self.outcomes, self.table)
         for file in self.files:
@@ -198,18 +194,6 @@ def _shown_by_notebooks(figure: Figure) -> Figure:
 
     figure._repr_png_ = png  # type: ignore[attr-defined]
     return figure
-
-
-def _failed(failures: Sequence[Failure]) -> dict[str, tuple[str, str]]:
-    """The state and the reason of each cell without a result."""
-    words = ((RunHeldError, "held"), (KeyboardInterrupt, "interrupted"), (BaseException, "failed"))
-    return {
-        one.name: (
-            next(word for kind, word in words if isinstance(one.error, kind)),
-            str(one.error).partition("\n")[0],
-        )
-        for one in failures
-    }
 
 
 def with_compared(outcomes: Sequence[Outcome]) -> list[RunResult]:

@@ -84,7 +84,7 @@ def test_what_failed_in_a_worker_is_shown_and_tried_again_later(capsys, runs, at
     fail(Path("outputs/runs") / HELD, ResultsError("the disk is full"))
     ended = run_command(capsys, *GRID)
     assert ended.code == 1 and f"{HELD}:\nError: the disk is full\n" in ended.err
-    assert "failed" in ended.out and runs.executed == ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
+    assert runs.executed == ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
     for other in ("2", None):  # another command with workers, and one without
         if other:
             monkeypatch.setenv(ATTEMPT, other)

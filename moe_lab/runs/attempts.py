@@ -97,11 +97,6 @@ class Step:
         return outcome
 
 
-def steps_of(job: Job) -> list[Step]:
-    """The runs of a job; before they are known, the step that leads to them."""
-    return [Step(job, run) for run in job.runs] or [Step(job)]
-
-
 def run_all(
     jobs: Sequence[Job], models: ModelPool, *, wait: bool = True
 ) -> tuple[list[Outcome], list[Failure]]:
@@ -112,7 +107,10 @@ def run_all(
     Args:
         wait: whether to wait for runs that another process holds. If not, they fail with a RunHeldError.
     """
-    queue = deque(step for job in jobs if not (job.timed and is_worker()) for step in steps_of(job))
+    queue: deque[Step] = deque()
+    for job in jobs:
+        if not (job.timed and is_worker()):  # before the runs are known, a step leads to them
+            queue.extend([Step(job, run) for run in job.runs] or [Step(job)])
     total = len({step.name for step in queue}) + sum(step.job.coming for step in queue if step.run is None)
     outcomes: dict[str, Outcome] = {}
     failures: dict[str, Failure] = {}

@@ -172,7 +172,16 @@ class Results(Shown, Sequence[dict[str, Any]]):
         """Print tables and paths, and the failures on stderr."""
         print_studies(self.studies)
         if self.outcomes:
-            print_results(self.outcomes, self.table)
+            runs = self.table.runs
+            lines = sorted(
+                {line for run in runs for line in get_method(run.method).footnotes(run["moe_lab"])}
+            )
+            if len(lines) > FOOTNOTES:
+                lines[FOOTNOTES:] = [
+                    f"{len(lines) - FOOTNOTES} more lines about other runs: see their pages."
+                ]
+            print_scores(self.table, lines)
+            print_expert_metrics(measured(self.outcomes), self.table.family)
         for file in self.files:
             print(file)
         for failure in self.failures:
@@ -235,12 +244,3 @@ def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTa
 def measured_p_values(outcomes: Sequence[Outcome]) -> dict[ComparisonKey, float | None]:
     """The uncorrected p of each comparison in the tables of `metrics=`."""
     return comparisons(measured(outcomes))
-
-
-def print_results(outcomes: Sequence[Outcome], table: CommandTable) -> None:
-    """Print the tables of results and of metrics, each run after those that it is compared with."""
-    lines = sorted({line for run in table.runs for line in get_method(run.method).footnotes(run["moe_lab"])})
-    if len(lines) > FOOTNOTES:
-        lines[FOOTNOTES:] = [f"{len(lines) - FOOTNOTES} more lines about other runs: see their pages."]
-    print_scores(table, lines)
-    print_expert_metrics(measured(outcomes), table.family)

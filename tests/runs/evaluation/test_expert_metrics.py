@@ -163,7 +163,7 @@ def test_several_tasks_have_their_documents_together_too(tiny_olmoe_dir, data, t
         (["method=base", "predict_only=true"], "predict_only"),
         (["method=base", "model.experts_per_token=16"], "all of its 16"),
         (["method=base", "metrics=experts"], "expert"),
-        (["method=base", "task=toy_safety"], "compares accuracies, and the answers of toy_safety are judged"),
+        (["method=base", "task=toy_safety"], "compares accuracies, and answers of this task are judged"),
     ],
 )
 def test_what_has_no_expert_metrics_is_refused_before_weights_load(typed, named, tmp_path, capsys, loads):

@@ -115,7 +115,6 @@ WRONG = {
     "two equal signs": (["seed=1=2"], "seed=1=2: expected an integer"),
     "a key of a method with dashes": (["--method.n=2"], "Use method.n=<value>"),
     "gen_kwargs that are none": (["gen_kwargs='a,b'"], "gen_kwargs=key=value"),
-    "gen_kwargs with one twice": (["gen_kwargs=top_k=1,top_k=2"], "-m 'gen_kwargs={top_k: 0},{top_k: 1}'"),
     "a grid of modes": (["-m", "mode=run,plan"], "one mode"),
     "a grid of experiments": (["-m", "experiment=roe/figure3", "seed=1,2"], "brings its own grid"),
     "a grid in a table": (["-m", "experiment=roe/figure3", "method.n=4,8"], "brings its own grid"),

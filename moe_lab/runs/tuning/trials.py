@@ -30,8 +30,6 @@ STARTUP, STARTUP_TRIALS = "startup_trials", 10
 """User attribute of a study: the random trials before its sampler learns, a third of the first `n_trials`; and their
 largest number. No trial is pruned before this number of complete ones."""
 STORAGE = "storage.db"
-TABLE = "trials.csv"
-"""Written from the storage after every trial."""
 
 
 @contextmanager

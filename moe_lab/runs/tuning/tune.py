@@ -23,8 +23,8 @@ from moe_lab.results.folder import RunFolder
 from moe_lab.results.samples import reported
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 from moe_lab.runs.execute import memory_errors
-from moe_lab.runs.tuning.study import Study
-from moe_lab.runs.tuning.trials import TABLE, Trials, storage_errors
+from moe_lab.runs.tuning.study import TABLE, Study
+from moe_lab.runs.tuning.trials import Trials, storage_errors
 from moe_lab.tasks.requests import build_requests, right_request
 
 LOGIT_SCALE, SCALED, UNSCALED = "logit_scale", "scaled", "unscaled"

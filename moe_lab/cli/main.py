@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -52,11 +51,8 @@ def _main(argv: list[str]) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     if not cells:
         return 0
-    from moe_lab.runs import STARTER
     from moe_lab.tasks.loading import task_cache
 
-    if starter := os.environ.get(STARTER):
-        threading.Thread(target=_end_with, args=(int(starter),), daemon=True).start()
     handled = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # by submitit, in its job
     if threading.current_thread() is threading.main_thread() and not handled:
         signal.signal(signal.SIGTERM, _terminate)
@@ -85,10 +81,3 @@ def _main(argv: list[str]) -> int:
 def _terminate(number: int, frame: FrameType | None) -> None:
     """Let SIGTERM unwind as Ctrl-C does: what is stored so far is whole, and locks are free."""
     raise Terminated
-
-
-def _end_with(starter: int) -> None:
-    """Terminate this worker when the command that started it has ended, even by SIGKILL."""
-    while os.getppid() == starter:
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)

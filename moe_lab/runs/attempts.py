@@ -18,10 +18,11 @@ from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figures import write_run_figures
 from moe_lab.reports.loggers import open_logger
 from moe_lab.results.folder import ATTEMPT, RunFolder
-from moe_lab.runs import STARTER
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.run import Outcome, Run
 
+WORKER = "MOE_LAB_WORKER"
+"""Environment variable of workers."""
 PAUSE = 1.0
 """Seconds between two attempts at runs that other processes hold."""
 
@@ -38,7 +39,7 @@ class Failure:
 
 def is_worker() -> bool:
     """Whether this process is a worker. The command that started it writes the tables."""
-    return STARTER in os.environ
+    return WORKER in os.environ
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,6 @@ SETTINGS = {
     "scmoe": [
         ({"beta": -0.1}, "method.beta=-0.1"),
         ({"alpha": 1.1}, "at most 1"),
-        ({"weak": "worst"}, "Choices: rank, top-1, random, others"),
         ({"rank": 0}, "method.rank=0"),
         ({"rank": 7}, "from 1 to 6"),
         ({"cache": "none"}, "Choices: clean, standard"),

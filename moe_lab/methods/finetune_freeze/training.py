@@ -200,7 +200,6 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
         "phases_end_at": ends,
         "source": prepared.data.source,
         "attention": model.config._attn_implementation,
-        "plain_template": prepared.plain_template,
         "parameters": numbers,
         **counts_of(encoded),
         **profile,

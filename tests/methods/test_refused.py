@@ -155,7 +155,6 @@ COMMANDS = {
     "icl method.embeddings=nosuch.safetensors": "no such file",
     "icl task=toy_math task.answer=text": "multiple-choice",
     "prefix-tuning method.virtual_tokens=0": "at least 1",
-    "prefix-tuning method.virtual_tokens=2000 max_length=100": "leaves no room",
     "prefix-tuning method.learning_rate=0": "above 0",
     "prefix-tuning method.epochs=0": "at least 1",
     "prefix-tuning device=cuda:1": "cuda",

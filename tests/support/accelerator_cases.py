@@ -63,7 +63,7 @@ RUNS = {
     "c3po, mode finding": f"{C3PO} method.optimizer=mode_finding",
     "c2r": f"method=c2r method.dataset_size=8 {SCORED}",
     "steer": f"method=steer method.dataset_size=8 {SCORED}",
-    "scmoe": f"method=scmoe method.weak=random {GENERATED}",
+    "scmoe": f"method=scmoe {GENERATED}",
     "top-p": f"method=top-p method.p=0.5 {GENERATED}",
     "tuned top-k": f"method=top-k tuning=grid tuning.num_samples=1 {TEXT}",
     "icl": f"method=icl method.reference_size=12 {SCORED}",

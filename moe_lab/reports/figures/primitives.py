@@ -5,6 +5,7 @@ None or NaN.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import matplotlib
@@ -17,7 +18,6 @@ from pandas import DataFrame, notna
 
 from moe_lab.reports.figures.style import (
     BLUE,
-    CHARACTERS,
     COLOURS,
     GREY,
     MARKERS,
@@ -35,6 +35,8 @@ Panel = Callable[[Axes, Any, DataFrame], None]
 MAX_COLUMNS = 3
 """Most panels side by side that are legible at page width."""
 COLOUR_MAP = "cividis"
+LEGEND_CHARACTERS = 18
+"""Characters of a legend per inch."""
 
 
 # Panels
@@ -110,10 +112,10 @@ def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    if entries:
-        longest = max(map(len, entries)) + 6  # with its line
-        count = max(1, min(columns, len(entries), int(CHARACTERS * figure.get_figwidth() / longest)))
-        figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=count)
+    # the longest labels, each with its line, side by side
+    widths = accumulate(sorted((len(label) + 6 for label in entries), reverse=True)[:columns])
+    count = sum(width <= LEGEND_CHARACTERS * figure.get_figwidth() for width in widths) or 1
+    figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=count)
 
 
 # Curves

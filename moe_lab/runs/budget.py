@@ -3,7 +3,6 @@
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from math import ceil
 from typing import Any
 
 import torch
@@ -62,11 +61,6 @@ def gpu_memory() -> list[int]:
     return [
         torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())
     ]
-
-
-def gpus_for(size: int, gpu: float) -> int:
-    """How many GPUs of `gpu` bytes hold a model whose run takes `size` bytes."""
-    return max(1, ceil(size / (USABLE * gpu)))
 
 
 def planned_memory(of: Run | Study, workload: Workload) -> int | None:

@@ -186,11 +186,12 @@ def run_ray(folder: Path, config: Config, argv: Sequence[str]) -> list[int]:
     import ray
 
     launcher, worker = config.launcher, Worker(folder, argv)
-    with reading("launcher.address or .parameters", says="are refused by Ray"):
+    with reading(f"launcher.address={launcher.address}", says="is refused by Ray"):
         ray.init(address=launcher.address, log_to_driver=False, include_dashboard=False)
-        gpus = int(ray.cluster_resources().get("GPU", 0))
-        task = ray.remote(**({"num_gpus": 1 if gpus else 0} | launcher.parameters))(_call)
     try:
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        with reading("launcher.parameters", says="are refused by Ray"):
+            task = ray.remote(**({"num_gpus": 1 if gpus else 0} | launcher.parameters))(_call)
         tasks = [task.remote(worker, number) for number in range(launcher.workers or gpus or WORKERS)]
         return [_code(partial(ray.get, task), ray.exceptions.RayError) for task in tasks]
     finally:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import pandas as pd
@@ -25,7 +26,6 @@ from moe_lab.runs.budget import (
     USABLE,
     Budget,
     gpu_memory,
-    gpus_for,
     planned_memory,
     study_workload,
     workload_of,
@@ -249,7 +249,7 @@ class Plan(Shown):
             device = resolve_device(largest.config.device)
             lines.append(
                 f"GPU memory: at most {size / GIGABYTE:,.3g} GB (model={largest.config.model.name} "
-                f"method={largest.config.method.name}), which takes {gpus_for(size, gpu)} of "
+                f"method={largest.config.method.name}), which takes {ceil(size / (USABLE * gpu))} of "
                 f"{gpu / GIGABYTE:,.0f} GB with {1 - USABLE:.0%} of each left over. Free here, on {device}: "
                 f"{free_memory(device) / GIGABYTE:,.3g} GB."
             )

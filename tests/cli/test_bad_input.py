@@ -92,7 +92,7 @@ WRONG = {
     "a missing name": (["task=lm_eval"], "task.name must be given"),
     "a config folder that is none": (["--config-dir", "/nowhere/at/all"], "not found"),
     "a flag that is none": (["--unknown"], "unrecognized arguments"),
-    "a flag of lm-eval": (["--tasks", "gsm8k"], "Use task=gsm8k, or task=lm_eval"),
+    "a flag of lm-eval": (["--tasks", "gsm8k"], "Instead: task=gsm8k, or task=lm_eval"),
     "a key with dashes": (["--limit", "5"], "Use limit=<value>"),
     "a group with dashes": (["--model", "hf"], "Use model=<value>"),
     "a key of transformers": (["model.load_in_4bit=true"], "fused tensors"),

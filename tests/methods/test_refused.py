@@ -113,7 +113,7 @@ SETTINGS = {
         *(
             ({key: value}, f"method.{key}={value}")
             for key, value in (
-                ("capacity_factor", 0.0), ("learning_rate", 0.0), ("sequence_length", 1),
+                ("vocab_size", 256), ("capacity_factor", 0.0), ("learning_rate", 0.0), ("sequence_length", 1),
                 ("validation_rows", 1), ("aux_loss", -0.1), ("routing_noise", -1.0), ("steps", 0),
                 ("z_loss", float("nan")),
             )

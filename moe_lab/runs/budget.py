@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,9 +24,7 @@ from moe_lab.tasks.requests import Workload, workload_of_tasks
 
 def workload_of(run: Run) -> Workload:
     """The workload of a run without its baseline."""
-    design = _design(run)
-    workload = workload_of_tasks(run.tasks["tasks"], run.samples, run.config, design)
-    return replace(workload, one_by_one=not (_is_embedded(run) or runs_on_kv_cache(_without_weights(design))))
+    return workload_of_tasks(run.tasks["tasks"], run.samples, run.config, _design(run))
 
 
 def _design(of: Run | Study | Training) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from moe_lab.config.catalog import experiment_files, experiment_folders, resource_folder
+from moe_lab.config.catalog import experiment_files, resource_folder
 from moe_lab.config.validators import build, did_you_mean, one_of
 from moe_lab.errors import ConfigError, reading
 
@@ -53,11 +53,11 @@ class Published:
     data: str | None = None
     """For a number in the text about a figure, what the rows of the figure's CSV have in its place: a query and an
     expression of pandas, as in `n == 64 => relative_watts - 1`. The first row counts."""
-    fraction: float = field(init=False)
-    """The value as in results.json, where rates are fractions."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "fraction", self.value / 100 if self.unit == "percent" else self.value)
+    @property
+    def fraction(self) -> float:
+        """The value as in results.json, where rates are fractions."""
+        return self.value / 100 if self.unit == "percent" else self.value
 
     @property
     def where(self) -> str:
@@ -193,8 +193,7 @@ def find_experiments(names: str, config_dirs: Sequence[Path] = ()) -> list[Exper
         own = resource_folder("experiments") / OWN
         chosen = [name for name, file in files.items() if file.parent != own]
     else:
-        folders = ", ".join(map(str, experiment_folders(config_dirs)))
-        chosen = [_full_name(name.strip(), list(files), folders) for name in names.split(",")]
+        chosen = [_full_name(name.strip(), list(files)) for name in names.split(",")]
     return [load_experiment(name, files[name]) for name in dict.fromkeys(chosen)]
 
 
@@ -211,7 +210,7 @@ def load_experiment(name: str, file: Path) -> Experiment:
         )
 
 
-def _full_name(name: str, names: list[str], folders: str) -> str:
+def _full_name(name: str, names: list[str]) -> str:
     if name in names:
         return name
     matches = [full for full in names if name == full.rpartition("/")[2]]
@@ -221,6 +220,6 @@ def _full_name(name: str, names: list[str], folders: str) -> str:
         raise ConfigError(f"experiment={name} is ambiguous. Choose one of: {', '.join(matches)}.")
     shown = names if "/" in name else [full.rpartition("/")[2] for full in names]
     raise ConfigError(
-        f"Unknown experiment {name!r}.{did_you_mean(name, shown)}\nChoices: {', '.join(names)}, all.\n"
-        f"Searched: {folders}. --config-dir <folder> adds <folder>/experiments."
+        f"Unknown experiment {name!r}.{did_you_mean(name, shown)} Choices: {', '.join(names)}, all, and those in "
+        "<folder>/experiments with --config-dir <folder>."
     )

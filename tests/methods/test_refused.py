@@ -222,7 +222,7 @@ def test_a_wrong_command_ends_with_2_before_weights_load(line, told, refused):
     [
         ("deepseek_v3", "c2r", "within groups"),
         ("deepseek_v3", "finetune-freeze method.router_aux_loss_coef=0.01", "no auxiliary loss"),
-        ("word", "finetune-freeze method.partners=2", "method.partners=2 needs routers of single tokens"),
+        ("word", "finetune-freeze method.partners=2", "method.partners needs routers of single tokens"),
     ],
 )
 def test_what_a_family_cannot_do(family, line, told, refused, tmp_path, tokenizer):

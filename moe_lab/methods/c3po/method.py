@@ -45,8 +45,8 @@ def named_layers(given: Any, count: int) -> list[int]:
             match = _PART.fullmatch(part)
             if not match or not 1 <= int(match[2]) <= count:
                 raise ConfigError(
-                    f"method.layers={given}: {part} is none of the model's {count} MoE layers. Use e.g. last5, "
-                    "first2+last3, middle4, all or [11,12,13]."
+                    f"method.layers={given}: the model has {count} MoE layers, and {part} does not name some. Use e.g. "
+                    "last5, first2+last3, middle4, all or [11,12,13]."
                 )
             where, size = match[1], int(match[2])
             start = {"first": 0, "middle": (count - size) // 2, "last": count - size}[where]

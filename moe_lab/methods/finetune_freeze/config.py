@@ -14,7 +14,7 @@ from moe_lab.config.validators import (
     PositiveInt,
     check_limits,
     coerce,
-    did_you_mean,
+    one_of,
 )
 from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.data_files import TOY_SIZES
@@ -66,11 +66,7 @@ def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
                 "the steps at which a phase ends: above 0, increasing, and 1 for the last phase."
             )
         return tuple(replace(phase, frozen=tuple(sorted(set(phase.frozen)))) for phase in found)
-    if schedule not in SCHEDULES:
-        raise ConfigError(
-            f"method.schedule={schedule} is unknown. Choices: {', '.join(SCHEDULES)}."
-            f"{did_you_mean(schedule, SCHEDULES)}\nmethod.phases takes any other list of phases."
-        )
+    one_of("method.schedule", schedule, tuple(SCHEDULES))
     parts = SCHEDULES[schedule]
     return tuple(
         Phase(frozen=cast(Frozen, () if part == "none" else (part,)), until=(number + 1) / len(parts))

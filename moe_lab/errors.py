@@ -60,7 +60,7 @@ class TrainingError(MoeLabError):
 
 
 class ResultsError(MoeLabError):
-    """Results could not be written or read, or a study reached its timeout before its last trial."""
+    """Results could not be written or read."""
 
 
 class RunHeldError(MoeLabError):

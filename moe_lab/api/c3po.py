@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, StrictStr
 
 from moe_lab.api.language_model import LanguageModel, loaded_model
-from moe_lab.config.arguments import NonEmptyText, Text, checked, checked_settings
+from moe_lab.config.arguments import NonEmptyText, checked, checked_settings
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import build
 from moe_lab.engine.lm import EngineLM
@@ -24,7 +24,7 @@ _OF_TASKS = ("reference", "reference_size", "trace")
 """Keys that name documents of tasks and files of a run."""
 
 
-References = Annotated[list[tuple[Text, NonEmptyText]], Field(min_length=1)]
+References = Annotated[list[tuple[StrictStr, NonEmptyText]], Field(min_length=1)]
 
 
 class C3PO(LanguageModel):

@@ -3,27 +3,16 @@
 V = vocabulary.
 """
 
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from traceback import walk_tb
 from typing import Any, TypeAlias
 
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from moe_lab.config.arguments import (
-    NonEmptyText,
-    checked,
-    checked_ids,
-    checked_settings,
-    checked_texts,
-    wrong,
-)
-from moe_lab.config.validators import at_least, did_you_mean
+from moe_lab.config.arguments import checked_ids, checked_settings, checked_texts, wrong
 from moe_lab.engine.custom_generate import custom_generate, next_scores
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
@@ -68,11 +57,6 @@ def loaded_model(
     own = ModelFacts(name=name, path=None, revision=None, commit=None, dtype=dtype, **facts)
     return LoadedModel(model, tokenizer, own, next(model.parameters()).device, load_seconds=0.0)
 
-
-_NOT_TAKEN = {
-    *("inputs", "custom_generate", "assistant_model", "assistant_tokenizer", "tokenizer"),
-    *("negative_prompt_ids", "negative_prompt_attention_mask", "synced_gpus"),
-}
 
 Ids: TypeAlias = Sequence[int] | Tensor
 """Token ids of one text: a list, or an int64 tensor [T]."""
@@ -132,7 +116,8 @@ class LanguageModel:
         new token, the log of the averaged distribution (the logits, of one sample) after and before the logits
         processors. `texts` has the generated texts.
 
-        Raises ConfigError for an option that is unknown, impossible or not supported.
+        Raises ConfigError for an option that is not supported, and what transformers raises for one that is unknown or
+        impossible.
         """
         texts, alone = self._prompts(text)
         if seed is not None:
@@ -150,8 +135,7 @@ class LanguageModel:
         generate = partial(self, streamer=options.get("streamer"), texts=answered, seed=seed)
         if config.pad_token_id is None:
             options["pad_token_id"] = self.tokenizer.pad_token_id
-        with _named_errors():
-            found = self.model.generate(**inputs, custom_generate=generate, **options)
+        found = self.model.generate(**inputs, custom_generate=generate, **options)
         ids = found if isinstance(found, Tensor) else found.sequences
         new = ids[:, inputs["input_ids"].shape[1] :]
         answers = self.tokenizer.batch_decode(new, skip_special_tokens=True)
@@ -259,9 +243,6 @@ class LanguageModel:
         return checked_texts("text", [self._chat_prompt(chat) for chat in chats]), chats is not text
 
     def _chat_prompt(self, chat: Chat) -> str:
-        for message in chat:
-            if not all(isinstance(message.get(key), str) for key in ("role", "content")):
-                raise wrong("text", message, 'a chat message is {"role": "user", "content": "a text"}')
         continued = chat[-1]["role"] == "assistant"
         return rendered(
             self.tokenizer,
@@ -276,40 +257,13 @@ class LanguageModel:
     def _generation_config(self, options: dict[str, Any]) -> GenerationConfig:
         """`options`, their `generation_config` and the model's own, merged as `model.generate` merges them.
 
-        Raises ConfigError for an option that is unknown, or not supported.
+        Raises ConfigError for an option that is not supported.
         """
-        of_generate = set(inspect.signature(self.model.generate).parameters) - {"kwargs"}
-        for name in _NOT_TAKEN & options.keys():
-            if options[name] is not None:
-                raise ConfigError(
-                    f"generate({name}=) is not supported: this package reads the prompt, has the tokenizer and "
-                    "computes every token itself. Leave it out."
-                )
-        own = {key: value for key, value in options.items() if key not in of_generate}
-        at_least("num_return_sequences", options.get("num_return_sequences"), 1)
-        if stop := options.get("stop_strings"):
-            texts = [stop] if isinstance(stop, str) else stop
-            checked("stop_strings", texts, list[NonEmptyText], "give texts; an empty one ends nothing")
-        with _named_errors():
-            config, unknown = self.model._prepare_generation_config(options.get("generation_config"), **own)
+        own = {key: value for key, value in options.items() if key != "generation_config"}
+        config, _ = self.model._prepare_generation_config(options.get("generation_config"), **own)
         if problem := unsupported(config, returned=True):
             raise ConfigError(problem)
-        for name in unknown:
-            known = [*of_generate - _NOT_TAKEN, *GenerationConfig().to_dict()]
-            raise ConfigError(f"generate({name}=) is no option of model.generate.{did_you_mean(name, known)}")
         return config
-
-
-@contextmanager
-def _named_errors() -> Iterator[None]:
-    """Turn errors of transformers about impossible values into a ConfigError."""
-    try:
-        yield
-    except (ValueError, TypeError, AttributeError) as error:
-        raised = list(walk_tb(error.__traceback__))[-1][0].f_globals["__name__"]
-        if not raised.startswith("transformers."):
-            raise
-        raise ConfigError(f"generate: {next(iter(str(error).splitlines()), error)}") from error
 
 
 def _is_chat(value: Any) -> bool:

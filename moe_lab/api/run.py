@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.arguments import wrong
 from moe_lab.config.progress import bars_of_libraries_hidden
-from moe_lab.config.terminal import shown_output
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.runs.config import compose_or_explain, to_configs
 from moe_lab.tasks.loading import task_cache
@@ -43,6 +44,13 @@ def run(
     """
     of_policy = [] if policy is None else ["method=policy", f"method.policy={_place_of(policy)}"]
     return _results("run", overrides, quiet, *of_policy, *(f"{key}={_text(keys[key])}" for key in keys))
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Inside this context, nothing is printed."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield
 
 
 def _text(value: Any) -> str:
@@ -92,7 +100,7 @@ def plan(overrides: Sequence[str]) -> Plan:
     from moe_lab.runs.grid import do
 
     cells = composed("plan", overrides)
-    with task_cache(), shown_output(quiet=True):
+    with task_cache(), _silent():
         configs = to_configs(cells)
         if any(config.mode not in ("run", "plan") for config in configs):
             raise ConfigError(f"mode={configs[0].mode}: moe_lab.plan plans runs. Leave mode= out.")
@@ -104,7 +112,7 @@ def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Re
     from moe_lab.runs.grid import do
 
     cells = composed(mode, overrides, *more)
-    with task_cache(), shown_output(quiet), bars_of_libraries_hidden():
+    with task_cache(), _silent() if quiet else nullcontext(), bars_of_libraries_hidden():
         configs = to_configs(cells)
         if wrong_modes := {config.mode for config in configs} - {mode}:
             raise ConfigError(

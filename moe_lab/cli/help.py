@@ -1,7 +1,7 @@
 """`--help`, read from the YAML files in `conf/` without Hydra and torch: the overview, or what a word names."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -100,6 +100,10 @@ Where results go:
 FOOT = "python -m moe_lab --help alone is the overview; --help keys lists every key."
 
 
+Files = dict[str, dict[str, Path]]
+"""The YAML of each option by group, and of each experiment."""
+
+
 def help_text(argv: list[str]) -> str:
     """The text for the named options, keys and commands, else the overview, also of the folders of `--config-dir`.
 
@@ -108,46 +112,50 @@ def help_text(argv: list[str]) -> str:
     joined = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
     apart = [value for flag, value in pairwise(argv) if flag in ("--config-dir", "-cd")]
     config_dirs = list(map(Path, joined + apart))
+    folders = [resource_folder("conf"), *config_dirs, *plugin_folders()]
+    files: Files = {group: option_files(group, folders) for group in GROUPS}
+    files["experiment"] = experiment_files(config_dirs)
     texts: dict[str, None] = {}
     for argument in argv:
         name, sign, values = argument.lstrip("+").partition("=")
         if argument.startswith("-") or argument in apart:
             continue
         if not sign:
-            texts |= dict.fromkeys(_word(name, config_dirs))
+            texts |= dict.fromkeys(_word(name, files, config_dirs))
         elif name == "mode":
             texts |= dict.fromkeys(_mode(value) for value in values.split(","))
-        elif name in (*GROUPS, "experiment"):
-            texts |= dict.fromkeys(_explained(name, value, config_dirs) for value in values.split(","))
-    return "\n\n".join([*texts, FOOT]) if texts else _overview(config_dirs)
+        elif name in files:
+            texts |= dict.fromkeys(_explained(name, value, files, config_dirs) for value in values.split(","))
+    return "\n\n".join([*texts, FOOT]) if texts else _overview(files)
 
 
-def _word(word: str, config_dirs: list[Path]) -> list[str]:
+def _word(word: str, files: Files, config_dirs: list[Path]) -> list[str]:
     """What a single word names: a command, a topic, options of groups, an experiment, or a key."""
     topics: dict[str, Callable[[], str]] = {"keys": _keys, "flags": lambda: FLAGS, "results": _results}
     if word in MODES:
         return [_mode(word)]
     if word in topics:
         return [topics[word]()]
-    if word in GROUPS:
-        return [_group(word, config_dirs)]
-    files = {group: _files(group, config_dirs) for group in (*GROUPS, "experiment")}
-    named = [_explained(group, word, config_dirs) for group, options in files.items() if word in options]
+    if word in files:
+        return [_explained(word, "", files, config_dirs)]
+    found = [
+        _explained(group, word, files, config_dirs) for group, options in files.items() if word in options
+    ]
     keys = {key: f"{key}={default}\n  {comment}" for key, default, comment in top_level_keys()}
-    found = named + ([keys[word]] if word in keys else []) or _key_of_group(word, files)
+    found = found + ([keys[word]] if word in keys else []) or _key_of_group(word, files)
     if not found:
         known = [*MODES, *topics, *keys, *(option for options in files.values() for option in options)]
         raise ConfigError(f"--help {word}: nothing has this name.{did_you_mean(word, known)} See --help.")
     return found
 
 
-def _key_of_group(word: str, files: Mapping[str, Mapping[str, Path]]) -> list[str]:
+def _key_of_group(word: str, files: Files) -> list[str]:
     """A key such as `method.n` or `n`: its comment in each option that has it, each text once."""
     group, _, key = word.rpartition(".")
     line = re.compile(rf"((?:^ *#.*\n)*)^{re.escape(key)}:(.*)$", re.MULTILINE)
     texts: dict[str, list[str]] = {}
-    for each, options in files.items():
-        for option, file in options.items() if each in GROUPS and group in ("", each) else ():
+    for each in GROUPS:
+        for option, file in files[each].items() if group in ("", each) else ():
             if found := line.search(file.read_text(encoding="utf-8")):
                 comment = found[1].replace("# ", "  ").rstrip()
                 texts.setdefault(f"{each}.{key}={found[2].strip()}\n{comment}", []).append(f"{each}={option}")
@@ -160,18 +168,18 @@ def _mode(mode: str) -> str:
     return f"mode={mode}: {MODES[mode]}"
 
 
-def _explained(group: str, option: str, config_dirs: list[Path]) -> str:
+def _explained(group: str, option: str, files: Files, config_dirs: list[Path]) -> str:
     """An option's YAML, whose comments explain its keys; for `group=` the list of its options.
 
     Of experiments it is their titles and the number of cells of each scale.
     """
+    options = files[group]
     if not option:
-        return _group(group, config_dirs)
+        return "\n".join([f"{group}=", *(f"  {name:<16} {about(file)}" for name, file in options.items())])
     if group != "experiment":
-        files = _files(group, config_dirs)
-        if option not in files:
-            raise ConfigError(unknown_option(group, option, sorted(files)))
-        return f"{group}={option}\n\n{indent(files[option].read_text(encoding='utf-8').rstrip(), '  ')}"
+        if option not in options:
+            raise ConfigError(unknown_option(group, option, sorted(options)))
+        return f"{group}={option}\n\n{indent(options[option].read_text(encoding='utf-8').rstrip(), '  ')}"
     from moe_lab.reports.papers.experiment import find_experiments
 
     texts = []
@@ -181,12 +189,11 @@ def _explained(group: str, option: str, config_dirs: list[Path]) -> str:
     return "\n\n".join(texts)
 
 
-def _overview(config_dirs: list[Path]) -> str:
+def _overview(files: Files) -> str:
     lines = [HEAD, "Commands:", *(f"  mode={mode:<9} {text.splitlines()[0]}" for mode, text in MODES.items())]
     lines += ["", "Groups:"]
-    for group in (*GROUPS, "experiment"):
-        options = list(_files(group, config_dirs))
-        first = [name for name in EXAMPLES.get(group, ()) if name in options] or options[:3]
+    for group, options in files.items():
+        first = [name for name in EXAMPLES.get(group, ()) if name in options] or list(options)[:3]
         lines.append(f"  {group + '=':<12} {len(options):>3} options, such as {', '.join(first)}")
     return "\n".join([*lines, "", MORE])
 
@@ -210,14 +217,3 @@ def _results() -> str:
     )
     notes = (f"  {text}" for text in MARKS.values())
     return "\n".join(["The columns of tables:", columns, "", "Notes:", *notes, "", FILES])
-
-
-def _group(group: str, config_dirs: list[Path]) -> str:
-    files = _files(group, config_dirs)
-    return "\n".join([f"{group}=", *(f"  {name:<16} {about(file)}" for name, file in files.items())])
-
-
-def _files(group: str, config_dirs: list[Path]) -> dict[str, Path]:
-    if group == "experiment":
-        return experiment_files(config_dirs)
-    return option_files(group, [resource_folder("conf"), *config_dirs, *plugin_folders()])

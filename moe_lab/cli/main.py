@@ -7,28 +7,31 @@ import os
 import signal
 import sys
 import threading
-import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 from moe_lab.config import __version__
 from moe_lab.config.progress import bars_of_libraries_hidden
-from moe_lab.config.terminal import shown_output
 from moe_lab.errors import CONTINUES, ConfigError, Terminated, exit_code, print_error
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; `argv` without the program's name."""
-    arguments = sys.argv[1:] if argv is None else argv
-    with shown_output():
-        try:
-            return _main(list(arguments))
-        except KeyboardInterrupt as stop:
-            print(CONTINUES, file=sys.stderr)
-            return exit_code(stop)
-        except Exception as error:
-            print_error(error)
-            return exit_code(error)
+    try:
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt as stop:
+        print(CONTINUES, file=sys.stderr)
+        return exit_code(stop)
+    except BrokenPipeError:  # `| head` ends before the command, which prints when everything is stored
+        with suppress(OSError):  # else Python flushes it once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        print_error(error)
+        return exit_code(error)
 
 
 def _main(argv: list[str]) -> int:
@@ -48,11 +51,8 @@ def _main(argv: list[str]) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     if not cells:
         return 0
-    from moe_lab.runs import STARTER
     from moe_lab.tasks.loading import task_cache
 
-    if starter := os.environ.get(STARTER):
-        threading.Thread(target=_end_with, args=(int(starter),), daemon=True).start()
     handled = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # by submitit, in its job
     if threading.current_thread() is threading.main_thread() and not handled:
         signal.signal(signal.SIGTERM, _terminate)
@@ -81,10 +81,3 @@ def _main(argv: list[str]) -> int:
 def _terminate(number: int, frame: FrameType | None) -> None:
     """Let SIGTERM unwind as Ctrl-C does: what is stored so far is whole, and locks are free."""
     raise Terminated
-
-
-def _end_with(starter: int) -> None:
-    """Terminate this worker when the command that started it has ended, even by SIGKILL."""
-    while os.getppid() == starter:
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)

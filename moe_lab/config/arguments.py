@@ -8,8 +8,6 @@ from moe_lab.config.schema import Config
 from moe_lab.config.validators import coerce
 from moe_lab.errors import ConfigError
 
-Text = Annotated[StrictStr, Field(min_length=0)]
-"""With a constraint of length pydantic refuses half of a surrogate pair, which no tokenizer reads."""
 NonEmptyText = Annotated[StrictStr, Field(min_length=1)]
 
 
@@ -36,13 +34,10 @@ def checked(argument: str, value: Any, kind: Any, remedy: str) -> Any:
 
 
 def checked_texts(argument: str, value: Any) -> list[str]:
-    """A text, or a list of them, as a list. Raises ConfigError for anything else, and for half of a surrogate pair."""
-    remedy = (
-        "give a text or a list of texts, without half of a surrogate pair. Of chat messages it is "
-        "tokenizer.apply_chat_template(messages, tokenize=False); token ids are for next_token_logprobs"
-    )
+    """A text, or a list of them, as a list. Raises ConfigError for anything else."""
+    remedy = "give a text or a list of texts; token ids are for next_token_logprobs"
     texts = [value] if isinstance(value, str) else value
-    found: list[str] = checked(argument, texts, Annotated[list[Text], Field(min_length=1)], remedy)
+    found: list[str] = checked(argument, texts, Annotated[list[StrictStr], Field(min_length=1)], remedy)
     return found
 
 

@@ -122,7 +122,7 @@ class TuningConfig:
     """The search of temperatures, of a logit scale or of other settings; null: the preset of task category and model
     (`moe_lab/runs/tuning/search.py`)."""
 
-    name: Literal["none", "tpe", "gp", "random", "uniform", "scale", "grid"] = "none"
+    name: Literal["none", "tpe", "random", "uniform", "scale", "grid"] = "none"
     n_trials: PositiveInt | None = None
     """Number of trials of a study, including those of earlier commands."""
     metric: Literal["perplexity", "accuracy"] | None = None
@@ -135,8 +135,6 @@ class TuningConfig:
     """Whether each trial's value is its perplexity at the best logit scale. tuning=scale searches nothing else."""
     seeds: PositiveInt = 1
     """Number of studies, with seed, seed+1, ..., each followed by one run with its seed; 1: one study for all runs."""
-    timeout: PositiveFloat | None = None
-    """Seconds after which no further trial begins; null: no limit."""
 
     def __post_init__(self) -> None:
         check_limits(self, "tuning.")

@@ -102,7 +102,7 @@ class Method(ABC):
     """The metrics that `metrics=expert` has under it. A method that answers each token with the choice of one router
     has those that are counted. Capacity and Specialization also mask experts and draw them at random."""
     tunings: ClassVar[tuple[str, ...]] = ()
-    """The options of `tuning=` that can search its settings. With tpe, gp, random, uniform and scale such a method has
+    """The options of `tuning=` that can search its settings. With tpe, random, uniform and scale such a method has
     `ensemble`, `temperatures`, `first_noisy` and `with_profile`, as RoE has; with grid it is a `PolicyMethod`."""
     answer: ClassVar[str | None] = None
     """The default of `task.answer` for multiple-choice tasks."""

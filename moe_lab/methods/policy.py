@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class FunctionPolicy(PolicyMethod):
     """A function of a file, alone or after RoE's noise."""
 
-    tunings = ("grid", "tpe", "gp", "random")
+    tunings = ("grid", "tpe", "random")
     begins_with_base = False
     data_keys = ("policy", "space", "roe")
 

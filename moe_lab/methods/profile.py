@@ -22,7 +22,7 @@ class Profile:
     study: str
     """Name of the study's folder in `outputs/studies/`."""
     tuning: str
-    """tpe, gp, random, uniform, scale or grid."""
+    """tpe, random, uniform, scale or grid."""
     metric: str
     """perplexity or accuracy, of the tuning documents."""
     n: int

@@ -27,7 +27,7 @@ class RoE(PolicyMethod):
     random = True
     profile_key = "temperature"
     counted = ("changed_fraction", "changed_decisions", "noisy_decisions")
-    tunings = ("tpe", "gp", "random", "uniform", "scale")
+    tunings = ("tpe", "random", "uniform", "scale")
 
     @dataclass(kw_only=True)
     class Config(Method.Config):

@@ -92,15 +92,9 @@ class Steer(PolicyMethod):
         return found + [{"activate": i * n, "deactivate": o * n} for i, o in kinds for n in counts]
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The content of both sets. Raises ConfigError or TaskError if one is missing or both are the same."""
+        """The content of both sets. Raises ConfigError or TaskError if one is missing."""
         check_one_process(config)
-        positive, negative = (self._texts(config, which).digest for which in SETS)
-        if positive == negative:
-            raise ConfigError(
-                f"method.positive={self.config.positive} and method.negative={self.config.negative} have the same "
-                "texts, in which no rate differs. Give two sets."
-            )
-        return {"positive": positive, "negative": negative, "length": COUNTED_LENGTH}
+        return {which: self._texts(config, which).digest for which in SETS} | {"length": COUNTED_LENGTH}
 
     def _texts(self, config: RunConfig, which: str) -> Texts:
         return read_texts(config, f"method.{which}", getattr(self.config, which), self.config.dataset_size)

@@ -173,8 +173,6 @@ class Prepared:
     validation: Encoded | None
     """The optional validation set."""
     tokenizer: Any
-    plain_template: bool
-    """Whether the tokenizer had no chat template and got the plain one."""
 
 
 def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Prepared:
@@ -184,7 +182,7 @@ def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Pr
     phase has no step.
     """
     tokenizer = load_tokenizer(config.model, offline=config.offline)
-    plain = with_template(tokenizer)
+    with_template(tokenizer)
     length = min(recipe.length, facts.max_length)
     vocabulary, special = tokenizer.backend_tokenizer.to_str(), str(tokenizer.special_tokens_map)
 
@@ -196,4 +194,4 @@ def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Pr
     key = f"encoded {vocabulary} {special} {tokenizer.chat_template} {data.digest} {length}"
     train, held_out = once(key, encoded)
     recipe.ends(len(train.rows))
-    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, plain_template=plain)
+    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer)

@@ -5,7 +5,6 @@ command are of one state of the repository. huggingface_hub downloads and caches
 """
 
 import os
-import re
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -95,7 +94,7 @@ def fetch(id: str, kind: str, commit: str, patterns: tuple[str, ...], offline: b
 def explain(error: BaseException, source: str, what: str) -> str:
     """The message, with a remedy, for an error about `what` (model, tokenizer, data set) `source`.
 
-    It has no token: the messages of the hub's client do not show it, and signatures in URLs are left out.
+    It has no token: the messages of the hub's client do not show it.
     """
     import httpx2
     from huggingface_hub import constants, errors
@@ -120,6 +119,4 @@ def explain(error: BaseException, source: str, what: str) -> str:
     reason, cause = next(
         (reason, cause) for kind, reason in reasons.items() for cause in causes if isinstance(cause, kind)
     )
-    said = reason.replace("{}", first_line(cause))
-    unsigned = re.sub(r"(https?://[^\s'\"?]+)\?[^\s'\"]*", r"\1", f"The {what} {source} {said}")
-    return without_passwords(unsigned)
+    return without_passwords(f"The {what} {source} {reason.replace('{}', first_line(cause))}")

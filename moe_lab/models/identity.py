@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
@@ -32,10 +31,6 @@ THREADS = 8
 SHOWN_BYTES = 2**30
 """A file of this size or more shows how far its hashing is."""
 
-SETTLED_NS = 2 * 10**9
-"""A file that changed later than this before it is hashed is hashed again the next time: a second change within the
-same tick of the file system's clock (2 seconds at most, on FAT) would leave its times as they are."""
-
 
 def digest_of(file: Path) -> str:
     """The digest of a file by its content, as hexadecimal digits. Raises OSError if it cannot be read."""
@@ -43,8 +38,6 @@ def digest_of(file: Path) -> str:
     if stat.st_size <= WHOLE_BYTES:
         return hashlib.sha256(str(stat.st_size).encode() + file.read_bytes()).hexdigest()
     state = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    if max(state[3:]) > time.time_ns() - SETTLED_NS:
-        return _hash(file, stat.st_size)
     cache = Path(os.environ.get("MOE_LAB_CACHE", "~/.cache/moe_lab")).expanduser() / "digests"
     return _cached(file, state, cache / f"{stat.st_dev}-{stat.st_ino}.json")
 
@@ -86,12 +79,7 @@ def _hash(file: Path, size: int) -> str:
 SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Endings of configurations, weight indices and tokenizer files."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-LOADED = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+LOADED = ("model.safetensors", "model.safetensors.index.json")
 """Files with weights in the order of transformers, which takes the first that exists."""
 
 

@@ -149,16 +149,11 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
             f"{source} has an adapter next to its weights ({ADAPTER}), which is not loaded: it may name code to run. "
             "Move it to a folder of its own and give model.peft=<folder>, or remove it."
         )
-    if weights and commit is not None:
-        files = tuple(name for name in known_weights(folder) if ".safetensors" in name)
-        _fetched(source, files or ("model.safetensors",), "model", offline, commit)
-        if not files and not (folder / "model.safetensors").exists():
-            files = tuple(known_weights(folder)) or ("pytorch_model.bin",)
-            _fetched(source, files, "model", offline, commit)
     if weights:
-        names = known_weights(folder)
-        missing = [name for name in names or ["model.safetensors"] if not (folder / name).exists()]
-        if missing:
+        names = known_weights(folder) or ["model.safetensors"]
+        if commit is not None:
+            _fetched(source, tuple(names), "model", offline, commit)
+        if missing := [name for name in names if not (folder / name).exists()]:
             raise ModelError(
                 f"{source} has no file {missing[0]}. Its weights are not whole: fetch or copy them again."
             )

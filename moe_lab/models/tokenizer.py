@@ -56,14 +56,14 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     return tokenizer
 
 
-def with_template(tokenizer: Any) -> bool:
-    """Set the plain chat template on a tokenizer without one. Returns whether it was set."""
-    if tokenizer.chat_template:
-        return False
-    if tokenizer.eos_token is None:
-        raise ConfigError("The tokenizer has neither a chat template nor a token for the end of an answer.")
-    tokenizer.chat_template = PLAIN_TEMPLATE
-    return True
+def with_template(tokenizer: Any) -> None:
+    """Set the plain chat template on a tokenizer without one."""
+    if not tokenizer.chat_template:
+        if tokenizer.eos_token is None:
+            raise ConfigError(
+                "The tokenizer has neither a chat template nor a token for the end of an answer."
+            )
+        tokenizer.chat_template = PLAIN_TEMPLATE
 
 
 def prompt_tokenizer(config: Config) -> Any:

@@ -69,12 +69,6 @@ def notes(table: CommandTable) -> list[str]:
     return lines
 
 
-def print_failed(states: Mapping[str, tuple[str, str]]) -> None:
-    """Print a row per cell without a result: its state and the reason, by name."""
-    own, reasons = zip(*states.values(), strict=True)
-    print_table("Without a result", names(run=states, state=own, reason=reasons))
-
-
 def print_studies(folders: Sequence[Path]) -> None:
     """Print a row per study with a profile: the scores on the tuning documents; then the profiles' paths."""
     files = [folder / "best.yaml" for folder in dict.fromkeys(folders)]

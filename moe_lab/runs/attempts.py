@@ -18,10 +18,11 @@ from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figures import write_run_figures
 from moe_lab.reports.loggers import open_logger
 from moe_lab.results.folder import ATTEMPT, RunFolder
-from moe_lab.runs import STARTER
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.run import Outcome, Run
 
+WORKER = "MOE_LAB_WORKER"
+"""Environment variable of workers."""
 PAUSE = 1.0
 """Seconds between two attempts at runs that other processes hold."""
 
@@ -38,7 +39,7 @@ class Failure:
 
 def is_worker() -> bool:
     """Whether this process is a worker. The command that started it writes the tables."""
-    return STARTER in os.environ
+    return WORKER in os.environ
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,6 @@ class Step:
         return outcome
 
 
-def steps_of(job: Job) -> list[Step]:
-    """The runs of a job; before they are known, the step that leads to them."""
-    return [Step(job, run) for run in job.runs] or [Step(job)]
-
-
 def run_all(
     jobs: Sequence[Job], models: ModelPool, *, wait: bool = True
 ) -> tuple[list[Outcome], list[Failure]]:
@@ -112,7 +108,10 @@ def run_all(
     Args:
         wait: whether to wait for runs that another process holds. If not, they fail with a RunHeldError.
     """
-    queue = deque(step for job in jobs if not (job.timed and is_worker()) for step in steps_of(job))
+    queue: deque[Step] = deque()
+    for job in jobs:
+        if not (job.timed and is_worker()):  # before the runs are known, a step leads to them
+            queue.extend([Step(job, run) for run in job.runs] or [Step(job)])
     total = len({step.name for step in queue}) + sum(step.job.coming for step in queue if step.run is None)
     outcomes: dict[str, Outcome] = {}
     failures: dict[str, Failure] = {}

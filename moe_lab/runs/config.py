@@ -56,13 +56,12 @@ def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
 
 def to_config(cell: Cell) -> Config:
     """The typed configuration of a cell. Raises ConfigError with the key, and the expected values or closest key."""
-    values = dict(cell.values)
-    for key in values:
-        if key not in KEYS:
-            others = {group: one for group, one in values.items() if isinstance(one, dict) and group != key}
-            raise unknown_key(
-                key, KEYS + [f"{group}.{name}" for group, one in others.items() for name in one]
-            )
+    values = cell.values
+    if unknown := next((key for key in values if key not in KEYS), None):
+        groups = {group: values[group] for group in (*GROUP_CONFIGS, "method")}
+        raise unknown_key(
+            unknown, KEYS + [f"{group}.{key}" for group, keys in groups.items() for key in keys]
+        )
     _check_texts(values)
     keys = {override.partition("=")[0].lstrip("+") for override in cell.overrides}
     typed: dict[str, Any] = {}
@@ -81,14 +80,9 @@ def to_config(cell: Cell) -> Config:
     rest = {key: value for key, value in values.items() if key not in typed}
     if isinstance(given := rest["gen_kwargs"], str):  # lm-eval's notation: temperature=0.7,do_sample=true
         pairs = [pair.partition("=") for pair in given.split(",")]
-        if any(not equals for _, equals, _ in pairs):
+        if not all(equals for _, equals, _ in pairs):
             raise ConfigError(f"gen_kwargs={given}: write gen_kwargs=key=value,key=value.")
         rest["gen_kwargs"] = {key.strip(): yaml.safe_load(item) for key, _, item in pairs}
-        if len(rest["gen_kwargs"]) < len(pairs):
-            key = pairs[0][0].strip()
-            raise ConfigError(
-                f"gen_kwargs={given} gives a setting twice. A grid: -m 'gen_kwargs={{{key}: 0}},{{{key}: 1}}'."
-            )
     # the launcher changes no number, and nothing that is stored
     overrides = [one for one in cell.overrides if not one.startswith(LAUNCHER)]
     record = {"overrides": overrides, "config_dirs": cell.config_dirs}

@@ -73,27 +73,26 @@ def end_processes(code: int) -> None:
 
 def _check(configs: Sequence[Config]) -> None:
     one, several = configs[0], num_processes() > 1
-    shared, seeds = several and not one.experiment, len(configs) > 1 or one.num_seeds > 1
+    shared, runs = several and not one.experiment, len(configs) > 1 or one.num_seeds > 1 or one.experiment
     for config in configs:
-        model, tuned = config.model, config.tuning.name != "none"
+        model, tuned, method = config.model, config.tuning.name != "none", get_method(config.method.name)
+        measures = config.metrics != "none" and not issubclass(method, TrainingMethod)
         refuse(
             {
-                "Each process of torchrun has one GPU: leave device=cuda:<index> and model.device_map out. "
-                "CUDA_VISIBLE_DEVICES says which GPUs they share.": (
+                "Each process of torchrun has one GPU: leave device=cuda:<index> and model.device_map out.": (
                     several and (model.device_map or config.device.startswith("cuda:"))
                 ),
-                "model.tp_plan splits a model over several processes: torchrun --nproc-per-node 2 -m moe_lab ... "
-                "model.device_map=auto uses several GPUs in one process.": model.tp_plan and not several,
+                "model.tp_plan needs several processes: torchrun --nproc-per-node 2 -m moe_lab ...": (
+                    model.tp_plan and not several
+                ),
                 "model.tp_plan takes one run at a time: no -m, seeds=, tuning= or experiment=.": (
-                    model.tp_plan and (seeds or tuned or one.experiment)
+                    model.tp_plan and (runs or tuned)
                 ),
-                "Processes of torchrun divide one evaluation, and no study. tuning= with launcher=, or the same "
-                "command in several terminals, shares its trials.": shared and tuned,
-                f"metrics={config.metrics} takes one process: start it without torchrun.": (
-                    shared
-                    and config.metrics != "none"
-                    and not issubclass(get_method(config.method.name), TrainingMethod)
+                "Processes of torchrun divide one evaluation, and no study. launcher= shares its trials.": (
+                    shared and tuned
                 ),
+                f"metrics={config.metrics} takes one process: start it without torchrun.": shared
+                and measures,
             }
         )
 

@@ -23,7 +23,7 @@ from moe_lab.errors import TERMINATED, RunHeldError, need_package, reading
 from moe_lab.methods.method import refuse
 from moe_lab.models.distributed import num_processes
 from moe_lab.results.folder import ATTEMPT
-from moe_lab.runs import STARTER
+from moe_lab.runs.attempts import WORKER
 
 WORKERS = 2
 """Their number where none is given and there is no GPU."""
@@ -85,11 +85,11 @@ def _log(folder: Path, worker: int) -> Path:
 def start(
     log: Path, argv: Sequence[str], variables: Mapping[str, str], place: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start the command line as a worker in the folder `place`. It writes into `log`, and ends with this process."""
+    """Start the command line as a worker in the folder `place`. It writes into `log`."""
     with log.open("ab") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "moe_lab", *argv],
-            env={**variables, STARTER: str(os.getpid())},
+            env={**variables, WORKER: "1"},
             cwd=place,
             stdin=subprocess.DEVNULL,
             stdout=file,

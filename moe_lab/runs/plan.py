@@ -259,12 +259,7 @@ class Plan(Shown):
 def run_state(run: Run, workload: Workload) -> tuple[str, float]:
     """(the state in words, the share of the answers that is left to compute). Only reads the run's folder."""
     if run.done and not run.config.rerun:
-        if run.measured:
-            return "done", 0.0
-        stored = run.stored()
-        if stored is not None and stored.older_intervals:
-            return "intervals to make anew", 0.0
-        return "metrics missing", 0.0
+        return ("done" if run.measured else "metrics missing"), 0.0
     name = "responses.rerun.jsonl" if run.config.rerun else "responses.jsonl"
     held, answered = run.store.is_held(), answers_in(run.folder / name, run.answers_header)
     if not held and not answered:

@@ -16,7 +16,7 @@ from moe_lab.reports.columns import Column, Shown
 from moe_lab.reports.expert import comparisons, print_expert_metrics
 from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
 from moe_lab.reports.scores import CommandTable, plotted
-from moe_lab.reports.terminal import notes, print_failed, print_scores, print_studies
+from moe_lab.reports.terminal import notes, print_scores, print_studies
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup, family_of
 from moe_lab.results.scores import ComparisonKey
@@ -171,10 +171,17 @@ class Results(Shown, Sequence[dict[str, Any]]):
     def print(self) -> None:
         """Print tables and paths, and the failures on stderr."""
         print_studies(self.studies)
-        if self.failures and not self.alone and not self.tables:
-            print_failed(_failed(self.failures))
         if self.outcomes:
-            print_results(self.outcomes, self.table)
+            runs = self.table.runs
+            lines = sorted(
+                {line for run in runs for line in get_method(run.method).footnotes(run["moe_lab"])}
+            )
+            if len(lines) > FOOTNOTES:
+                lines[FOOTNOTES:] = [
+                    f"{len(lines) - FOOTNOTES} more lines about other runs: see their pages."
+                ]
+            print_scores(self.table, lines)
+            print_expert_metrics(measured(self.outcomes), self.table.family)
         for file in self.files:
             print(file)
         for failure in self.failures:
@@ -196,18 +203,6 @@ def _shown_by_notebooks(figure: Figure) -> Figure:
 
     figure._repr_png_ = png  # type: ignore[attr-defined]
     return figure
-
-
-def _failed(failures: Sequence[Failure]) -> dict[str, tuple[str, str]]:
-    """The state and the reason of each cell without a result."""
-    words = ((RunHeldError, "held"), (KeyboardInterrupt, "interrupted"), (BaseException, "failed"))
-    return {
-        one.name: (
-            next(word for kind, word in words if isinstance(one.error, kind)),
-            str(one.error).partition("\n")[0],
-        )
-        for one in failures
-    }
 
 
 def with_compared(outcomes: Sequence[Outcome]) -> list[RunResult]:
@@ -249,12 +244,3 @@ def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTa
 def measured_p_values(outcomes: Sequence[Outcome]) -> dict[ComparisonKey, float | None]:
     """The uncorrected p of each comparison in the tables of `metrics=`."""
     return comparisons(measured(outcomes))
-
-
-def print_results(outcomes: Sequence[Outcome], table: CommandTable) -> None:
-    """Print the tables of results and of metrics, each run after those that it is compared with."""
-    lines = sorted({line for run in table.runs for line in get_method(run.method).footnotes(run["moe_lab"])})
-    if len(lines) > FOOTNOTES:
-        lines[FOOTNOTES:] = [f"{len(lines) - FOOTNOTES} more lines about other runs: see their pages."]
-    print_scores(table, lines)
-    print_expert_metrics(measured(outcomes), table.family)

@@ -57,7 +57,6 @@ def deciding(m, change):
 # name of the argument or value that the message has -> the call with a model and a tokenizer
 WRONG = {
     # RoE
-    "surrogate pair": lambda m, t: roe(m, t).generate("\ud800"),
     "infinite": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK.double() * 1e300)),
     "weights_TK are NaN": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK * torch.nan)),
     "must have the shape": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK[:, :1])),
@@ -90,16 +89,6 @@ WRONG = {
     r"text=\[\]": lambda m, t: roe(m, t).generate([]),
     r"text=\[\['a'\]\]": lambda m, t: roe(m, t).generate([["a"]]),
     "text={": lambda m, t: roe(m, t).generate(dict(t("a"))),
-    "max_tokens.*max_new_tokens": lambda m, t: roe(m, t).generate("a", max_tokens=3),
-    "max_new_tokens.*-1": lambda m, t: roe(m, t).generate("a", max_new_tokens=-1),
-    "num_return_sequences.*0": lambda m, t: roe(m, t).generate("a", num_return_sequences=0, do_sample=True),
-    "num_return_sequences.*2": lambda m, t: roe(m, t).generate("a", num_return_sequences=2, do_sample=False),
-    r"temperature.*\(=warm\)": lambda m, t: roe(m, t).generate("a", do_sample=True, temperature="warm"),
-    "temperature.*0": lambda m, t: roe(m, t).generate("a", do_sample=True, temperature=0.0),
-    "stop_strings=3": lambda m, t: roe(m, t).generate("a", stop_strings=3),
-    r"stop_strings=\[\]|stop_strings.*empty": lambda m, t: roe(m, t).generate("a", stop_strings=[""]),
-    "generate: 'dict' object": lambda m, t: roe(m, t).generate("a", generation_config={"max_new_tokens": 2}),
-    "tokenizer=": lambda m, t: roe(m, t).generate("a", tokenizer=t),
     "num_beams=2": lambda m, t: roe(m, t).generate("a", generation_config=GenerationConfig(num_beams=2)),
     # next_token_logprobs
     "ids='two'": lambda m, t: roe(m, t).next_token_logprobs("two"),

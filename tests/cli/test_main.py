@@ -147,12 +147,7 @@ def test_exit_codes_of_a_grid(errors, code, capsys, runs):
     assert "tiny-roe-toy_math-0" in runs.executed
     assert ("tiny-roe-toy_math-3" in runs.executed) == (code not in (130, 143))
     assert "Results" in ended.out, "what was finished is shown"
-    states = {RunHeldError: "held", KeyboardInterrupt: "interrupted", Terminated: "interrupted"}
-    title, *rows = ended.out.partition("Results")[0].splitlines() or [""]
-    for name, error in errors.items():
-        [line] = [line for line in [title, *rows] if name in line]  # a single one stands in the title
-        shared = title if "state=" in title else line  # as does a state that all share
-        assert states.get(type(error), "failed") in shared
+    assert all(f"{name}:\n" in ended.err for name in errors)
 
 
 @pytest.mark.parametrize(

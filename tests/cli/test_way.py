@@ -22,7 +22,7 @@ DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
 CONFIG = ("catalog", "overrides", "progress", "terminal")
 BESIDE = {"tasks/loading.py", "runs/plan.py", *(f"config/{name}.py" for name in CONFIG)}
 """The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are,
-how overrides are quoted, which bars are hidden, and what the terminal is shown."""
+how overrides are quoted, which bars are hidden."""
 
 
 def documented() -> set[str]:

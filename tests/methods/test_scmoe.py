@@ -16,10 +16,8 @@ import torch
 import yaml
 
 from moe_lab.engine.lm import EngineLM
-from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.scmoe import SelfContrast
-from moe_lab.routing import document_key, gumbel
 from tests.support import rounding
 from tests.support.command import run_command
 from tests.support.ended import block_of
@@ -27,18 +25,10 @@ from tests.support.models import small_model
 from tests.support.opened_methods import answered, opened
 from tests.support.requests import generating
 from tests.support.roe_reference import in_float64
-from tests.support.routed_by_hand import FACTS, FAMILIES, open_experts, routed_pass, weights_of
-from tests.support.runs import facts as facts_of
-from tests.support.tiers import by_family, first_fast
+from tests.support.routed_by_hand import FACTS, FAMILIES, routed_pass, weights_of
+from tests.support.tiers import by_family
 
 SEED, BETA, ALPHA = 5, 0.6, 0.15
-WEAK = ("rank", "top-1", "random", "others")
-FAST = [*zip(FAMILIES, ("random", "others", "rank", "top-1"), strict=True)]
-CASES = [
-    pytest.param(family, weak, marks=[] if (family, weak) in FAST else [pytest.mark.slow])
-    for family in FAMILIES
-    for weak in WEAK
-]
 CONTEXT, ANSWERS, STEPS = "three pens", [" and", " 7"], 3
 
 
@@ -53,19 +43,7 @@ PROMPTS = [(prompt, {"max_gen_toks": STEPS, "until": []}) for prompt in (CONTEXT
 # The two passes, by hand ---------------------------------------------------------------------------------------------
 
 
-def weak_experts(router: Any, logits: Any, own: list[int], weak: str, rank: int, noise: Any) -> list[int]:
-    scores = logits.sigmoid() + router.e_score_correction_bias if hasattr(router, "num_group") else logits
-    order = sorted(range(len(scores)), key=lambda e: -float(scores[e]))
-    if weak == "rank":
-        return [order[rank - 1]]
-    if weak == "random":
-        return [int(noise.argmax())]
-    if weak == "others":
-        return [e for e in order if e not in own]
-    return open_experts(router, scores)[:1]
-
-
-def logits_after(model64: Any, ids: list[int], positions: Any, weak: str, rank: int, document: int) -> Any:
+def logits_after(model64: Any, ids: list[int], positions: Any, rank: int) -> Any:
     """float64 [V] of one pass in which the tokens at `positions` are routed weakly in all MoE layers."""
 
     def route(layer: int, router: Any, output: Any) -> Any:
@@ -75,8 +53,10 @@ def logits_after(model64: Any, ids: list[int], positions: Any, weak: str, rank: 
         for token in range(len(ids)):
             experts, weights = index_TK[token].tolist(), weights_TK[token]
             if token in positions:
-                noise = gumbel(SEED, document, 0, 1, layer, [token], E)[0]
-                experts = weak_experts(router, logits_TE[token], experts, weak, rank, noise)
+                scores = logits_TE[token]
+                if hasattr(router, "num_group"):
+                    scores = scores.sigmoid() + router.e_score_correction_bias
+                experts = [sorted(range(E), key=lambda e: -float(scores[e]))[rank - 1]]
                 weights = weights_of(model64.config.model_type, router, logits_TE[token], experts)
             rows.append((experts, weights))
         width = max(K, *(len(experts) for experts, _ in rows))
@@ -90,13 +70,12 @@ def logits_after(model64: Any, ids: list[int], positions: Any, weak: str, rank: 
     return routed_pass(model64, ids, route)[-1]
 
 
-def contrast_after(model64: Any, prompt: list[int], ids: list[int], weak: str, rank: int, cache: str) -> Any:
+def contrast_after(model64: Any, ids: list[int], rank: int, cache: str) -> Any:
     """(contrast float64 [V], plausible bool [V])"""
     last = len(ids) - 1
-    document = document_key(prompt)
-    strong = logits_after(model64, ids, (), weak, rank, document)
+    strong = logits_after(model64, ids, (), rank)
     positions = range(last, last + 1) if cache == "clean" else range(len(ids))
-    weaker = logits_after(model64, ids, positions, weak, rank, document)
+    weaker = logits_after(model64, ids, positions, rank)
     probs = strong.softmax(-1)
     return (1 + BETA) * strong - BETA * weaker, probs >= ALPHA * probs.max()
 
@@ -104,7 +83,7 @@ def contrast_after(model64: Any, prompt: list[int], ids: list[int], weak: str, r
 def slow_score(model64: Any, context: list[int], answer: list[int], *how: Any) -> tuple[float, bool]:
     total, greedy = 0.0, True
     for i, token in enumerate(answer):
-        contrast, plausible = contrast_after(model64, context, [*context, *answer[:i]], *how)
+        contrast, plausible = contrast_after(model64, [*context, *answer[:i]], *how)
         total += float(contrast.log_softmax(-1)[token])
         greedy &= int(contrast.masked_fill(~plausible, -math.inf).argmax()) == token
     return total, greedy
@@ -113,16 +92,16 @@ def slow_score(model64: Any, context: list[int], answer: list[int], *how: Any) -
 def slow_text(model64: Any, prompt: list[int], steps: int, *how: Any) -> list[int]:
     ids = list(prompt)
     for _ in range(steps):
-        contrast, plausible = contrast_after(model64, prompt, ids, *how)
+        contrast, plausible = contrast_after(model64, ids, *how)
         ids.append(int(contrast.masked_fill(~plausible, -math.inf).argmax()))
         if ids[-1] == model64.config.eos_token_id:
             break
     return ids[len(prompt) :]
 
 
-def check_against_brute_force(model: Any, tokenizer: Any, weak: str, rank: int, cache: str) -> None:
-    double, how = in_float64(model), (weak, rank, cache)
-    with opened(scmoe(weak=weak, rank=rank, cache=cache), model, tokenizer, SEED) as lm:
+def check_against_brute_force(model: Any, tokenizer: Any, rank: int, cache: str) -> None:
+    double, how = in_float64(model), (rank, cache)
+    with opened(scmoe(rank=rank, cache=cache), model, tokenizer, SEED) as lm:
         pairs = [lm.encode_pair(*pair) for pair in PAIRS]
         expected = [slow_score(double, list(context), list(answer), *how) for context, answer in pairs]
         found = answered(lm, "loglikelihood", PAIRS)
@@ -132,21 +111,20 @@ def check_against_brute_force(model: Any, tokenizer: Any, weak: str, rank: int, 
             assert text == lm.tok_decode(slow_text(double, lm.tok_encode(prompt), STEPS, *how))
 
 
-@pytest.mark.parametrize(("family", "weak"), CASES)
-def test_it_equals_two_full_passes(family, weak, tokenizer):
-    check_against_brute_force(small_model(family), tokenizer, weak, 3, "clean")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_equals_two_full_passes(family, tokenizer):
+    check_against_brute_force(small_model(family), tokenizer, 3, "clean")
 
 
-@pytest.mark.parametrize("weak", first_fast(["others", "rank"]))
-def test_a_history_of_its_own_is_read_weakly_from_the_first_token_on(weak, tokenizer):
-    check_against_brute_force(small_model("mixtral"), tokenizer, weak, 2, "standard")
+def test_a_history_of_its_own_is_read_weakly_from_the_first_token_on(tokenizer):
+    check_against_brute_force(small_model("mixtral"), tokenizer, 2, "standard")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["clean", "standard"])
 def test_models_with_recurrent_layers(cache, tokenizer):
     model = small_model("qwen3_next")
-    check_against_brute_force(model, tokenizer, "rank", 2, cache)
+    check_against_brute_force(model, tokenizer, 2, cache)
 
 
 # What follows from it ------------------------------------------------------------------------------------------------
@@ -188,21 +166,15 @@ def test_a_token_that_is_not_plausible_is_scored_and_not_decoded(tokenizer):
         assert texts != answered(lm, "generate_until", PROMPTS)
 
 
-def test_a_seed_draws_other_random_experts_and_nothing_else_depends_on_it():
-    assert scmoe(weak="random").random
-    assert not scmoe(weak="random", beta=0).random and not scmoe().random and not scmoe(weak="others").random
-
-
 def test_the_identity_has_what_matters():
     own = scmoe().identity(FACTS)
     assert (own["beta"], own["rank"], own["study"]) == (BETA, 2, None) and "profile" not in own
-    assert scmoe(weak="random").identity(FACTS) == scmoe(weak="random", rank=5).identity(FACTS)
-    assert scmoe(beta=0).identity(FACTS) == scmoe(beta=0, weak="others", cache="standard").identity(FACTS)
+    assert scmoe(beta=0).identity(FACTS) == scmoe(beta=0, rank=5, cache="standard").identity(FACTS)
 
 
 def test_the_report_and_the_cost():
     blocks = scmoe(rank=3).report(FACTS, {}, {})
-    expected = {"beta": BETA, "alpha": ALPHA, "weak": "rank", "rank": 3, "cache": "clean"}
+    expected = {"beta": BETA, "alpha": ALPHA, "rank": 3, "cache": "clean"}
     assert blocks == {"untuned": True, "scmoe": expected}
     workload = generating(1, prompt=100, new=10)
     assert [scmoe(**keys).forward_tokens(workload, None, FACTS) for keys in ({}, {"cache": "standard"}, {"beta": 0})] == [
@@ -218,17 +190,7 @@ def test_the_grid_is_the_papers_with_the_base_model_before_it():
     assert sorted((point["rank"], point["beta"]) for point in others) == [
         (rank, beta) for rank in range(1, 7) for beta in betas
     ]
-    assert scmoe(weak="others").grid(FACTS) == [{"beta": beta} for beta in (0, *betas)]
     assert {point["rank"] for point in scmoe().grid(replace(FACTS, experts=60))} == set(range(1, 9))
-
-
-def test_others_need_experts_that_are_left_and_random_ones_no_rank():
-    for one in (scmoe(rank=7, weak="random"), scmoe(weak="others")):
-        one.check(FACTS)
-    full = facts_of()
-    object.__setattr__(full, "top_k", full.experts)
-    with pytest.raises(ConfigError, match="no others are left"):
-        scmoe(weak="others").check(full)
 
 
 @pytest.mark.slow
@@ -247,7 +209,7 @@ def test_a_study_finds_settings_that_another_run_takes(tmp_path, capsys, monkeyp
     assert len(set(values)) == 5 and profile["calibrated_scale"] is not None
     found = trials[profile["trial"]]
     settings = {key: float(found[f"params_{key}"]) for key in ("beta", "rank")}
-    assert profile["settings"] == settings | {"alpha": 0.1, "weak": "rank", "cache": "clean"}
+    assert profile["settings"] == settings | {"alpha": 0.1, "cache": "clean"}
     result = block_of(ended)
     assert result["scmoe"]["beta"] == settings["beta"] and " calibration " in ended.out
     again = block_of(run_command(capsys, *command, f"method.profile={best}", "baseline=false"))

@@ -15,7 +15,7 @@ from moe_lab.methods import tokenized as prepared
 from moe_lab.methods.data_files import Data, read_data
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Pad, Row, Rows, encode, encode_all
-from moe_lab.models.tokenizer import load_tokenizer, with_template
+from moe_lab.models.tokenizer import PLAIN_TEMPLATE, load_tokenizer, with_template
 from moe_lab.tasks.loading import task_cache
 from moe_lab.tasks.toy.questions import instructions
 from tests.support.models import make_tokenizer
@@ -57,7 +57,10 @@ def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(marked, t
 
 def test_a_tokenizer_without_a_template_is_given_the_plain_one(tiny):
     plain = make_tokenizer()
-    assert with_template(plain) and not with_template(tiny)
+    own = tiny.chat_template
+    for each in (plain, tiny):
+        with_template(each)
+    assert plain.chat_template == PLAIN_TEMPLATE and tiny.chat_template == own
     [row] = encode(plain, [TURNS])
     beginning = "User: Where does Ann live?\nAssistant: In Rome.<|end|>\nUser: And"
     assert plain.decode(row.ids).startswith(beginning)
@@ -209,12 +212,12 @@ def test_what_differs_is_encoded_anew(made, tmp_path):
     assert made(other)[0].train.rows[0].ids != first.train.rows[0].ids
     make_tokenizer().save_pretrained(tmp_path)
     bytewise, calls = made(model=ModelConfig(tokenizer=str(tmp_path)))
-    assert bytewise.plain_template and bytewise.train.rows[0].ids != first.train.rows[0].ids
+    assert bytewise.train.rows[0].ids != first.train.rows[0].ids
     tokenizer = load_tokenizer(ModelConfig(tokenizer=str(tmp_path)), offline=True)
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}|{{ m.content }}|{% endfor %}" + (
         "{% if add_generation_prompt %}assistant|{% endif %}"
     )
     tokenizer.save_pretrained(tmp_path)
     framed, _ = made(model=ModelConfig(tokenizer=str(tmp_path)))
-    assert not framed.plain_template and framed.train.rows[0].ids != bytewise.train.rows[0].ids
+    assert framed.train.rows[0].ids != bytewise.train.rows[0].ids
     assert calls == [2048, short, 2048, 2048, 2048, 2048], "each once, and the held-out ones of one"

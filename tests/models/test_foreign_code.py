@@ -2,10 +2,7 @@
 
 import builtins
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,24 +148,6 @@ def test_the_command_says_so(capsys, folder, mark, tmp_path, command):
     assert "Traceback" not in ended.err
     assert "needs code of its own" in " ".join((ended.out + ended.err).split())
     assert ended.code == 2
-
-
-@pytest.mark.slow
-def test_yes_on_stdin_changes_nothing(folder, tmp_path, mark):
-    """As `yes | python -m moe_lab ...`."""
-    command = f"-m moe_lab method=base {COMMON} model.path={folder} output_dir={tmp_path / 'out'}"
-    ended = subprocess.run(
-        [sys.executable, *command.split()],
-        input="y\n" * 1000,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        cwd=tmp_path,
-    )
-    assert not mark.exists()
-    assert "needs code of its own" in ended.stderr, ended.stderr[-1000:]
-    assert "Traceback" not in ended.stderr and ended.returncode == 2
 
 
 def test_an_adapter_beside_the_weights_is_refused(tiny_olmoe_dir, tmp_path, monkeypatch):

@@ -71,20 +71,6 @@ def test_a_worker_that_is_killed_leaves_its_runs_to_the_others(capsys, tmp_path)
     assert untimed(shared.out) == untimed(plain.out) and len(untimed(plain.out)) > 50
 
 
-@pytest.mark.slow
-def test_workers_end_with_a_command_that_is_killed(tmp_path):
-    command, workers, _ = started(tmp_path / "out")
-    command.process.kill()
-    command.process.join()
-    wait_until(lambda: not any(alive(worker) for worker in workers), seconds=60)
-    assert len(scores(tmp_path / "out" / "outputs")) < 5, "they ended with it, and not with their work"
-
-
-def alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
 class FakeWorker:
     """A process that has ended, or runs until it is terminated (code None)."""
 

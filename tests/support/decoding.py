@@ -7,7 +7,7 @@ from moe_lab.engine.forward.ensemble import Contrast, Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import Budget
-from moe_lab.methods.scmoe import weak_experts
+from moe_lab.methods.scmoe import of_rank
 from moe_lab.routing import GumbelTopK, document_key, find_routers
 from moe_lab.routing.policies import OtherExperts
 from tests.support.ensembles import prompts_for
@@ -21,7 +21,7 @@ ENSEMBLES = ("base", "roe", "roe, standard cache", "scmoe")
 def ensembles(model):
     temperatures = [0.0] + [0.7] * (len(find_routers(model)) - 1)
     roe = {"n": 4, "routing": GumbelTopK(temperatures, 0), "first_noisy": 1}
-    weak = OtherExperts(weak_experts("random", 2, 0), repeatable=True)
+    weak = OtherExperts(of_rank(3), repeatable=True)
     return {
         "base": Ensemble(),
         "roe": Ensemble(**roe),

@@ -26,20 +26,6 @@ from moe_lab.engine.forward.layers import (
 )
 from moe_lab.routing.noise import NoisyTokens
 
-# fmt: off
-LATE = frozenset({
-    "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe",
-    "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa",
-    "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "jetmoe", "kolibri1", "laguna", "mellum", "mimo_v2_flash",
-    "minimax_m2", "minimax_m3_vl_text", "mixtral", "moe_design", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
-    "solar_open",
-})
-# fmt: on
-"""Families (by `model_type`) whose layers add the output of their MoE block to a residual, token by token. Their block
-can take more tokens than the layer's attention, so samples may fork after the attention, which is then computed once.
-In other families samples fork in front of the layer (Llama-4's layers reshape to the residual, DBRX's block is the
-layer itself). A test compares both ways."""
-
 
 @dataclass(frozen=True)
 class SamplePlaces:
@@ -138,28 +124,20 @@ def fork_samples(tokens: Tokens, n: int) -> Fork:
 
 
 class CleanHistory:
-    """Hooks that fork clean tokens into samples at the fork layer, and pass masks and positions to the later layers.
-
-    Tokens fork in front of the layer. A single new token per sequence in a model of `LATE` forks in front of the
-    layer's MoE block: attention is computed once, and the residual is added to all samples.
-    """
+    """Hooks that fork clean tokens into samples in front of the fork layer, with masks for it and the later layers."""
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
-        first, router = fork_layer(model, ensemble.first_noisy)
+        first, _ = fork_layer(model, ensemble.first_noisy)
         layers, windows = decoder_layers(model), attention_windows(model)
         self.n, self.dtype = ensemble.n, model.dtype
         self.extra_slots = ensemble.n - 1
         self.first = layers[first]
         self.windows = dict(zip(layers[first:], windows[first:], strict=True))
-        self.block = router.block
-        self.forks_late = model.config.get_text_config(decoder=True).model_type in LATE
         self._fork: Fork | None = None
-        self._late = False
 
     def install(self, stack: ExitStack) -> None:
         for layer in self.windows:
             stack.callback(layer.register_forward_pre_hook(self._before_layer, with_kwargs=True).remove)
-        stack.callback(self.block.register_forward_pre_hook(self._before_block).remove)
 
     def expect(self, tokens: Tokens, cache: KVCache) -> SamplePlaces | None:
         """Called before each pass. None: the pass has no noise or no logit positions."""
@@ -177,24 +155,17 @@ class CleanHistory:
             visible_BRK = fork.visible_in_place(visible_BSK, tokens.slot)
             noisy = replace(noisy, counted=tokens.real_BS.flatten()[fork.clean])
         self._masks = LayerMasks(visible_BRK, self.dtype)
-        # with one new token no clean token attends to another new one, so attention need not know the samples
-        self._late = self.forks_late and tokens.ids_BS.shape[1] == 1
         self._per_token = PerToken(fork.copies)
         return SamplePlaces(fork.logits_at, noisy)
 
     def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        if self._fork is None or (self._late and layer is self.first):
+        if self._fork is None:
             return None
         inputs = self._per_token(layer_inputs(layer, args, kwargs))
         inputs["attention_mask"] = self._masks.of(self.windows[layer])
         if layer is self.first:
             inputs["hidden_states"] = self._fork.copies(inputs["hidden_states"]).contiguous()
         return (), inputs
-
-    def _before_block(self, block: nn.Module, args: tuple) -> tuple | None:
-        if self._fork is None or not self._late:
-            return None
-        return (self._fork.copies(args[0]).contiguous(), *args[1:])
 
 
 class OwnHistory:

@@ -4,7 +4,7 @@ N = questions of a batch, W = re-routed tokens of each, K = neighbours of each, 
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from moe_lab.engine.engine import Engine
 from moe_lab.engine.flops import FlopCount
 from moe_lab.engine.forward.kv_cache import Store, store_on
 from moe_lab.engine.generate import generate
-from moe_lab.engine.lm import EngineLM, OnAnswer, Request
+from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.pass_size import bound_gradients
 from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import Budget, Scores, ScoringRequest
@@ -40,10 +40,8 @@ DIGITS = 6
 """Significant digits of numbers."""
 AT_ONCE = 32
 """Questions whose pathways are optimized together."""
-RightAnswer = Callable[[str, str | None], tuple[int, ...]]
-"""(prompt, one of its choices, or None for a generated answer) -> token ids of the right answer."""
-GoldOf = Callable[[str, str | None], str]
-"""(prompt, one of its choices, or None for a generated answer) -> the right answer, for the oracle."""
+RightAnswer = Callable[[str], tuple[int, ...]]
+"""Prompt -> token ids of the right answer, for the oracle."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,7 @@ class PathwayEngine(Engine):
         """The model with the optimized pathway of each prompt."""
         prompts, texts = [state.prompt for state in states], [state.text for state in states]
         suffixes = self._read(prompts, texts)
-        own = self._with_right_answers(prompts, [(text, None) for text in texts])
+        own = self._with_right_answers(prompts, texts, ANSWER_TOKENS)
         probs = self.optimize(texts, suffixes, own).pathways.probs()
         return ReroutedForward(self.replay.model, states, probs, self.replay.span, self.settings.persistence)
 
@@ -197,7 +195,7 @@ class PathwayEngine(Engine):
             if self.trace:
                 states.append(self.replay.score(suffixes, pathways.remix("topk")))
 
-        own = self._with_right_answers(contexts, [(request.text, request.texts[0]) for request in requests])
+        own = self._with_right_answers(contexts, texts)
         optimized = self.optimize(texts, suffixes, own, watch)
         scores = self.replay.score(suffixes, optimized.pathways.remix("topk"))
         if self.trace:
@@ -216,16 +214,12 @@ class PathwayEngine(Engine):
         return self.replay.read(prompts, self.budget, continuations)
 
     def _with_right_answers(
-        self, prompts: Sequence[Sequence[int]], texts: Sequence[tuple[str, str | None]]
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[str], most: int | None = None
     ) -> list[PromptSuffix] | None:
-        """The prompts, each read with only its right answer. None unless this is the oracle.
-
-        Args:
-            texts: the text and one of the choices of each prompt.
-        """
+        """The prompts, each read with only its right answer, of which `most` tokens. None unless this is the oracle."""
         if self._right_answer is None:
             return None
-        return self.replay.read(prompts, self.budget, [[self._right_answer(*pair)] for pair in texts])
+        return self.replay.read(prompts, self.budget, [[self._right_answer(text)[:most]] for text in texts])
 
     def optimize(
         self,
@@ -312,7 +306,7 @@ class C3POLM(EngineLM):
     Args:
         layers: numbers of the MoE layers to optimize.
         references: None for the oracle.
-        gold_of: for the oracle only.
+        gold_of: right answers by prompt, for the oracle only.
         trace: the file to which the pathways of scored questions are written; None: they are not.
     """
 
@@ -325,52 +319,16 @@ class C3POLM(EngineLM):
         settings: C3POConfig,
         layers: list[int],
         references: ReferenceSet | None,
-        gold_of: GoldOf | None = None,
+        gold_of: Mapping[str, str] | None = None,
         trace: Path | None = None,
     ):
         def make_engine(lm: EngineLM) -> PathwayEngine:
-            right_answer = self._right_answer if gold_of else None
+            right_answer = None if gold_of is None else lambda text: lm.encode_pair(text, gold_of[text])[1]
             return PathwayEngine(model, settings, layers, references, lm.budget, trace, right_answer)
 
-        self._gold_of = gold_of
         super().__init__(model.model, model.tokenizer, **engine_options(config), make_engine=make_engine)
 
     @property
     def cost(self) -> dict[str, int]:
         """`EngineLM.cost` with the counts of `PathwayEngine`."""
         return super().cost | self.engine.counted
-
-    def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
-        if kind == "generate_until":
-            return super().answer(kind, requests, on_answer)
-        for part in self._parts(requests):
-            chosen = [requests[i] for i in part]
-
-            def report(j: int, answer: Any, part: list[int] = part) -> None:
-                on_answer(part[j], answer)
-
-            super().answer(kind, chosen, report)
-
-    def _parts(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Indices of the requests that are answered together.
-
-        The engine has one pathway for each prompt. For the oracle, documents with the same prompt and different right
-        answers need different pathways, so they are in different parts.
-        """
-        if self._gold_of is None:
-            return [list(range(len(requests)))]
-        golds: dict[str, list[str]] = {}
-        parts: dict[int, list[int]] = {}
-        for i, request in enumerate(requests):
-            known = golds.setdefault(request.args[0], [])
-            gold = self._gold_of(*request.args)
-            if gold not in known:
-                known.append(gold)
-            parts.setdefault(known.index(gold), []).append(i)
-        return list(parts.values())
-
-    def _right_answer(self, prompt: str, choice: str | None) -> tuple[int, ...]:
-        """Token ids of the right answer; for a generated answer the first `ANSWER_TOKENS`."""
-        assert self._gold_of is not None
-        ids = self.encode_pair(prompt, self._gold_of(prompt, choice))[1]
-        return ids[:ANSWER_TOKENS] if choice is None else ids

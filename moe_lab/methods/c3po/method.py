@@ -19,7 +19,7 @@ from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.requests import Workload, right_request
 
 if TYPE_CHECKING:
-    from moe_lab.methods.c3po.engine import C3POLM, GoldOf
+    from moe_lab.methods.c3po.engine import C3POLM
     from moe_lab.models.facts import ModelFacts
     from moe_lab.models.load import LoadedModel
 
@@ -43,16 +43,12 @@ def named_layers(given: Any, count: int) -> list[int]:
         layers = []
         for part in str(given).split("+"):
             match = _PART.fullmatch(part)
-            if not match:
+            if not match or not 1 <= int(match[2]) <= count:
                 raise ConfigError(
-                    f"method.layers={given}: {part} names no layers. Use e.g. last5, first2+last3, middle4, all or "
-                    "[11,12,13]."
+                    f"method.layers={given}: {part} is none of the model's {count} MoE layers. Use e.g. last5, "
+                    "first2+last3, middle4, all or [11,12,13]."
                 )
             where, size = match[1], int(match[2])
-            if not 1 <= size <= count:
-                raise ConfigError(
-                    f"method.layers={given}: the model has {count} MoE layers. Use at most {where}{count}, or all."
-                )
             start = {"first": 0, "middle": (count - size) // 2, "last": count - size}[where]
             layers += range(start, start + size)
     wrong = [layer for layer in layers if not isinstance(layer, int) or not 0 <= layer < count]
@@ -91,7 +87,12 @@ class C3PO(Method):
         from moe_lab.methods.references.reference_set import references_identity
 
         check_one_process(config)
-        _check_tasks(config, self.config)
+        for name, task in load_tasks(config)["tasks"].items():
+            if task.get_config("output_type") not in ("multiple_choice", "generate_until"):
+                raise ConfigError(
+                    f"method=c3po answers questions with choices or generated texts, and {name} asks for the "
+                    "likelihood of texts. Use method=base or method=roe."
+                )
         if self.config.optimizer == "oracle":
             return {}
         return references_identity(config, self.config, facts)
@@ -197,39 +198,22 @@ class C3PO(Method):
         return without, result.num_documents
 
 
-def _check_tasks(config: RunConfig, settings: C3POConfig) -> None:
-    kinds = {name: task.get_config("output_type") for name, task in load_tasks(config)["tasks"].items()}
-    for name, kind in kinds.items():
-        if kind not in ("multiple_choice", "generate_until"):
-            raise ConfigError(
-                f"method=c3po answers questions with choices or generated texts, and {name} asks for the likelihood of "
-                "texts.\nUse method=base or method=roe."
-            )
-        if kind == "generate_until" and settings.trace:
-            raise ConfigError(
-                f"method.trace=true is for multiple-choice questions, and the answers of {name} are generated. Leave "
-                "it out."
-            )
-    if settings.persistence != "prompt_last" and "generate_until" not in kinds.values():
-        raise ConfigError(
-            f"method.persistence={settings.persistence} has an effect on generated answers only, and "
-            f"{', '.join(kinds)} has none. Leave it out."
-        )
+def right_answers(config: RunConfig) -> dict[str, str]:
+    """The right answers of this run's test documents by prompt, for the oracle.
 
-
-def right_answers(config: RunConfig) -> GoldOf:
-    """The right answers of this run's test documents, for the oracle.
-
-    If two documents have the same prompt and choice and different right answers, the first one's is used.
+    Raises ConfigError for a prompt with several right answers, which would need several pathways.
     """
-    golds: dict[tuple[str, str | None], str] = {}
+    golds: dict[str, str] = {}
     for task in load_tasks(config)["tasks"].values():
-        chosen = task.get_config("output_type") == "multiple_choice"
         by_document: dict[int, list[Any]] = {}
         for instance in task.instances:
             by_document.setdefault(instance.doc_id, []).append(instance)
         for instances in by_document.values():
             right = right_request(config, task, instances)[1]
             for instance in instances:
-                golds.setdefault((instance.args[0], instance.args[1] if chosen else None), right)
-    return lambda prompt, choice: golds[prompt, choice]
+                if golds.setdefault(instance.args[0], right) != right:
+                    raise ConfigError(
+                        "method.optimizer=oracle: two questions have the same prompt and other right answers. "
+                        "task.answer=letters asks them with their choices."
+                    )
+    return golds

@@ -159,7 +159,6 @@ class FinetuneConfig(RecipeKeys, Method.Config):
     name: str = "finetune-freeze"
     schedule: str = "none"
     phases: list[dict[str, Any]] | None = None
-    freeze_shared_experts: bool = False
     dataset: str = "toy"
     dataset_size: PositiveInt | None = None
     validation_size: NonNegativeInt | None = None
@@ -177,7 +176,6 @@ class FinetuneConfig(RecipeKeys, Method.Config):
         of_weights = {
             "phases" if self.phases else "schedule": frozen,
             "router_lr": self.router_lr is not None,
-            "freeze_shared_experts": self.freeze_shared_experts,
             "optimizer": self.optimizer == EIGHT_BIT,
         }
         refuse(
@@ -206,22 +204,14 @@ class FinetuneConfig(RecipeKeys, Method.Config):
         """Whether no key is about routers or experts. Then a dense model can be trained, too."""
         about = (self.router_lr, self.router_aux_loss_coef, self.partners)
         frozen = any(phase.frozen for phase in phases_of(self.schedule, self.phases))
-        return not any(about) and not frozen and not self.freeze_shared_experts
+        return not any(about) and not frozen
 
     def recipe(self) -> Recipe:
         """The keys that determine the weights."""
         batch_size = self.batch_size or (STEP_SIZE if self.dataset in TOY_SIZES else 1)
         passes = self.gradient_accumulation or max(1, STEP_SIZE // batch_size)
-        phases = phases_of(self.schedule, self.phases)
-        if self.freeze_shared_experts:  # in phases that freeze the experts
-            phases = tuple(
-                replace(phase, frozen=tuple(sorted({*phase.frozen, "shared_experts"})))
-                if "experts" in phase.frozen
-                else phase
-                for phase in phases
-            )
         return Recipe(
-            phases=phases,
+            phases=phases_of(self.schedule, self.phases),
             batch_size=batch_size,
             gradient_accumulation=passes * num_processes(),
             lora=None if self.lora.r is None else self.lora,

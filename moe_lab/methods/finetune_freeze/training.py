@@ -172,20 +172,11 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     def counts_of(data: Encoded) -> dict[str, int]:
         return {"conversations": len(data.rows), "truncated": data.truncated, "left_out": data.left_out}
 
-    def described(data: Encoded) -> str:
-        return f"{len(data.rows):,} conversations ({data.truncated:,} truncated, {data.left_out:,} left out)"
-
     groups = parameter_groups(empty_to_train(config, recipe.lora))
     numbers = counts(trainable(groups) if recipe.lora else groups)
-    parameters = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
-    print(
-        f"{folder.name}: {recipe.label}, {described(encoded)}, {steps:,} steps; parameters: {parameters}",
-        file=sys.stderr,
-    )
-    if held_out is not None:
-        print(f"{folder.name}: validation on {described(held_out)}", file=sys.stderr)
-    if prepared.plain_template:
-        print("The tokenizer has no chat template; a plain one is used and saved.", file=sys.stderr)
+    said = f"{recipe.label}, {len(encoded.rows):,} conversations, {steps:,} steps; parameters: "
+    said += ", ".join(f"{name} {count:,}" for name, count in numbers.items())
+    print(f"{folder.name}: {said}", file=sys.stderr)
     training = Training(
         config=config,
         folder=folder,
@@ -209,7 +200,6 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
         "phases_end_at": ends,
         "source": prepared.data.source,
         "attention": model.config._attn_implementation,
-        "plain_template": prepared.plain_template,
         "parameters": numbers,
         **counts_of(encoded),
         **profile,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import PositiveFloat, PositiveInt
-from moe_lab.errors import ConfigError, need_package
+from moe_lab.errors import need_package
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Counters, Method, SessionInfo, check_first_gpu
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
@@ -58,17 +58,11 @@ class VirtualTokens(Method):
     answer: ClassVar[str | None] = "letters"
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The training's questions. Raises ConfigError for a model without room for the virtual tokens."""
+        """The training's questions. Raises ConfigError for another device than the Trainer's."""
         from moe_lab.methods.references.reference_set import questions_content
 
         check_first_gpu(config)
         documents = check_choice_questions(config, self.config)
-        tokens, room = self.config.virtual_tokens, config.max_length or facts.max_length
-        if tokens >= room:
-            raise ConfigError(
-                f"method.virtual_tokens={tokens} leaves no room for a prompt: the model reads {room} tokens. "
-                "Use fewer."
-            )
         return questions_content(config, documents, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:

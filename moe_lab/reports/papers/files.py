@@ -22,7 +22,6 @@ SAME_NUMBERS = (
     "model.device_map",
     "model.experts_implementation",
     "model.tp_plan",
-    "tuning.timeout",
 )
 LONGEST = 60
 """Most characters of the typed overrides in a file's name."""

@@ -43,21 +43,17 @@ logger = logging.getLogger("moe_lab")
 
 def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
     """Raise ConfigError for a method that mixes routings or without an accuracy, ModelError for a dense model."""
-    judged, name = (
-        [name for name, task in tasks["tasks"].items() if is_judged(task)],
-        facts.path or facts.name,
-    )
+    name = facts.path or facts.name
     refuse(
         {
             f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or "
-            "reads other texts.\nUse method=base (with model.path= for a model of your own), finetune-freeze or c2r.": (
-                method.expert_metrics == "none"
-            ),
+            "reads other texts. Use method=base, finetune-freeze or c2r.": method.expert_metrics == "none",
             f"metrics=expert reads and changes the routing of single tokens, which {name} does not allow: "
-            f"{facts.fixed_routing}.\nLeave metrics=expert out.": facts.fixed_routing,
+            f"{facts.fixed_routing}.": facts.fixed_routing,
             "metrics=expert compares scores, and predict_only=true computes none. Leave one out.": config.predict_only,
-            f"metrics=expert compares accuracies, and the answers of {', '.join(judged)} are judged.\n"
-            "Leave metrics=expert out, or take a task with right answers.": judged,
+            "metrics=expert compares accuracies, and answers of this task are judged. Leave it out.": (
+                any(map(is_judged, tasks["tasks"].values()))
+            ),
             "metrics=expert takes one process. Use model.device_map=auto for a large model.": config.model.tp_plan,
         }
     )

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -78,17 +79,15 @@ def energy_joules(device: Any) -> float | None:
 
 @lru_cache(maxsize=8)
 def _nvml_handle(device: str) -> Any:
-    try:
+    with suppress(ImportError):
         import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except pynvml.NVMLError:
-        return None
-    return handle
+
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+            return handle
+    return None
 
 
 COUNTS = ("tokens_in", "tokens_out", "near_ties", "cut_prompts", "cut_reasoning")

@@ -53,23 +53,21 @@ def with_tables(
         table=replace(command_table(outcomes, jobs), family=family) if outcomes else CommandTable([]),
     )
     folder = Path(config.output_dir) / "tables"
-    unmeasured = [
-        experiment.name
-        for experiment, cells in tables
-        if cells and not any(cell.results or cell.studies for cell in cells)
-    ]
-    if len(unmeasured) == len(tables) and not compute:
+    measured = {
+        one.name: not cells or any(cell.results or cell.studies for cell in cells) for one, cells in tables
+    }
+    if not compute and not any(measured.values()):
         raise ConfigError(NOTHING_STORED)
-    for name in unmeasured:
+    for name in (name for name, is_measured in measured.items() if not is_measured):
         why = "No cell is measured: no table is written." if compute else NOTHING_STORED
         print(f"experiment={name}: {why}", file=sys.stderr)
-    if len(unmeasured) == len(tables):
+    if not any(measured.values()):
         return finished
     files: list[Path] = []
     frames: dict[str, DataFrame] = {}
     for experiment, cells in tables:
         stem, figures = file_stem(experiment, config.scale), []
-        if experiment.name not in unmeasured:
+        if measured[experiment.name]:
             figures = make_figure(experiment, config.scale, cells, models, folder, family, compute=compute)
             if experiment.figure is not None and not figures:
                 for suffix in (".png", ".svg", ".csv"):  # of an earlier figure
@@ -77,7 +75,7 @@ def with_tables(
         table = table_of(experiment, config.scale, cells, family, folder)  # it has numbers of the figure
         write_file(folder / f"{stem}.json", json_text(asdict(table)))
         frames[experiment.name] = typed_frame(table.records())
-        if experiment.name in unmeasured:
+        if not measured[experiment.name]:
             continue
         if cells and experiment.figure not in TABLES:
             write_rows(table.records(), folder / f"{stem}.csv")

@@ -82,7 +82,7 @@ class Search:
     """A search with all settings, by default those of Table 1."""
 
     tuning: str
-    """tpe, gp, random: one temperature per MoE layer; uniform: one for all, in steps; scale: the temperatures are
+    """tpe, random: one temperature per MoE layer; uniform: one for all, in steps; scale: the temperatures are
     given; grid: settings of a method, each point in one trial."""
     metric: str
     n_trials: int

@@ -1,10 +1,10 @@
 """A study of temperatures or settings: its search and documents, checked and identified without weights."""
 
-import csv
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from lm_eval.tasks.manager import TaskDict
 
 from moe_lab.config.schema import Config, TaskConfig, TuningConfig
@@ -19,6 +19,9 @@ from moe_lab.runs.prepare import facts_of, identity, prepare
 from moe_lab.runs.tuning.search import Search, resolve, resolve_grid, resolve_scale
 from moe_lab.tasks.documents import Holdout, document_hashes, select_documents
 from moe_lab.tasks.loading import load_tasks
+
+TABLE = "trials.csv"
+"""Written from the storage after every trial."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +56,8 @@ class Study:
     def finished(self) -> int:
         """The number of finished trials, as trials.csv has it; 0 without one that can be read."""
         try:
-            with (self.folder / "trials.csv").open(encoding="utf-8", newline="") as file:
-                return sum(row["state"] in ("COMPLETE", "PRUNED") for row in csv.DictReader(file))
-        except (OSError, ValueError, KeyError, csv.Error):
+            return int(pd.read_csv(self.folder / TABLE)["state"].isin(["COMPLETE", "PRUNED"]).sum())
+        except (OSError, ValueError, KeyError):
             return 0
 
     def profile(self) -> Profile | None:
@@ -79,31 +81,33 @@ class Study:
 def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     """The study of a configuration. Checks it and the following evaluation without weights. Creates no folder.
 
-    Args:
-        trained: the facts of a model that is yet to be trained, as in `moe_lab.runs.prepare.prepare`.
+    `trained`: the facts of a model that is yet to be trained, as in `moe_lab.runs.prepare.prepare`.
 
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
-    tunings = get_method(config.method.name).tunings
-    if config.tuning.name not in tunings:
-        instead = f"Use tuning={' or '.join(tunings)}, or none." if tunings else "Leave it out."
+    kind: Any = get_method(config.method.name)
+    if config.tuning.name not in kind.tunings:
         raise ConfigError(
-            f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. {instead}"
+            f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. "
+            f"Use tuning={' or '.join([*kind.tunings, 'none'])}."
         )
     if config.predict_only:
         raise ConfigError(f"predict_only computes no metric: leave it or tuning={config.tuning.name} out.")
     facts = trained or facts_of(config)
     if config.tuning.name == "scale":
-        search = resolve_scale(config, facts, get_method(config.method.name)(config.method))
-    elif "grid" in get_method(config.method.name).tunings and facts.moe_layers:
-        tuned: Any = get_method(config.method.name)(config.method)
-        search = resolve_grid(config, facts, tuned)
+        search = resolve_scale(config, facts, kind(config.method))
+    elif "grid" in kind.tunings and facts.moe_layers:
+        search = resolve_grid(config, facts, kind(config.method))
     elif facts.moe_layers:  # prepare refuses a model without routers in its own words
         config, search = resolve(config, facts)
     evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False), trained)
     holdout = Holdout(num_samples=search.num_samples, seed=config.sample_seed)
     tasks = load_tasks(config, holdout)
-    name, task = _only(tasks)
+    if len(tasks["tasks"]) > 1:
+        raise ConfigError(
+            f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. Tune each: -m task=<one>,<other>."
+        )
+    [(name, task)] = tasks["tasks"].items()
     if search.metric == "accuracy" and task.get_config("output_type") == "loglikelihood_rolling":
         raise ConfigError(f"{name} has no accuracy: tuning.metric=perplexity.")
     if search.metric == "perplexity" and task.get_config("unsafe_code"):
@@ -111,7 +115,7 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     evaluated = config
     if search.metric == "perplexity" and has_bare_answers(task):
         config, tasks = on_gsm8k(config, holdout)
-        name, task = _only(tasks)
+        [(name, task)] = tasks["tasks"].items()
     documents = sorted(frozenset[str]().union(*document_hashes(task)))
     select_documents(evaluated, evaluation.tasks, frozenset(documents))
     dataset = task.config.custom_dataset
@@ -123,14 +127,13 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     if facts.commit is not None:  # trials of another state of the model are another study
         content["commit"] = facts.commit
     digest = run_id(content)
+    folder = folder_name(config.model.name, task_label(name), search.metric, digest=digest)
     return Study(
         config=config,
         evaluated=evaluated,
         search=search,
         study_id=digest,
-        folder=Path(config.output_dir)
-        / "studies"
-        / folder_name(config.model.name, task_label(name), search.metric, digest=digest),
+        folder=Path(config.output_dir, "studies", folder),
         facts=facts,
         method=evaluation.method,
         tasks=tasks,
@@ -138,14 +141,6 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
         samples=samples,
         documents=documents,
     )
-
-
-def _only(tasks: TaskDict) -> tuple[str, Any]:
-    if len(tasks["tasks"]) > 1:
-        raise ConfigError(
-            f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. Tune each: -m task=<one>,<other>."
-        )
-    return next(iter(tasks["tasks"].items()))
 
 
 # The answers whose perplexity a study minimizes: the data's own, or GSM8K's where these are bare. Others wrote both

@@ -30,8 +30,6 @@ STARTUP, STARTUP_TRIALS = "startup_trials", 10
 """User attribute of a study: the random trials before its sampler learns, a third of the first `n_trials`; and their
 largest number. No trial is pruned before this number of complete ones."""
 STORAGE = "storage.db"
-TABLE = "trials.csv"
-"""Written from the storage after every trial."""
 
 
 @contextmanager
@@ -91,7 +89,7 @@ class Trials:
                 trial = self._abandoned() or self._next()
                 if trial is not None:
                     for place, (name, bounds) in enumerate(self.search.bounds.items()):
-                        self._seed([trial.number, place])
+                        self.study.sampler = self._sampler(trial.number, place)
                         trial.suggest_float(name, *bounds)  # drawn if it is missing
                     return trial, self.search.temperatures(trial.params)
                 if not self._of(TrialState.RUNNING):
@@ -132,7 +130,6 @@ class Trials:
         """A running trial whose process is gone; this process holds it then."""
         for frozen in self._of(TrialState.RUNNING):
             if self._hold(frozen.number):
-                self._seed([frozen.number])
                 return Trial(self.study, frozen._trial_id)
         return None
 
@@ -149,34 +146,23 @@ class Trials:
                 return None
             if (fixed := self.search.fixed(number)) is not None:
                 self.study.enqueue_trial(fixed)
-        self._seed([number])
         trial = self.study.ask()
         self._hold(trial.number)
         return trial
 
-    def _seed(self, place: list[int]) -> None:
-        """Give the study a new sampler with a seed of its own for this place: a trial, or a temperature of a trial.
+    def _sampler(self, number: int, place: int) -> optuna.samplers.BaseSampler:
+        """The sampler of one temperature of a trial, with a seed of its own.
 
-        An interrupted study therefore draws the same values as an unbroken one.
+        An interrupted study therefore draws the same values as an unbroken one. Of tuning=tpe it is the paper's, which
+        has the defaults of Optuna's TPE at that time, written out.
         """
-        others = any(trial.number != place[0] for trial in self._of(TrialState.RUNNING))
-        self.study.sampler = self._sampler([self.seed, *place], others)
-
-    def _sampler(self, seed: list[int], others: bool) -> optuna.samplers.BaseSampler:
-        """The tuning's sampler: of `tpe` the paper's, which has the defaults of Optuna's TPE at that time, written out.
-
-        TPE and the uniform control draw each temperature by itself. The Gaussian process chooses all temperatures of a
-        trial at once, when the trial begins.
-        """
-        one = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        seed = int(np.random.SeedSequence([self.seed, number, place]).generate_state(1)[0])
         if self.search.tuning == "random":
-            return optuna.samplers.RandomSampler(seed=one)
-        if self.search.tuning == "gp":
-            return optuna.samplers.GPSampler(seed=one, n_startup_trials=self.startup)
+            return optuna.samplers.RandomSampler(seed=seed)
         return optuna.samplers.TPESampler(
             n_startup_trials=self.startup,
             n_ei_candidates=24,
             multivariate=False,
-            constant_liar=others,
-            seed=one,
+            constant_liar=any(trial.number != number for trial in self._of(TrialState.RUNNING)),
+            seed=seed,
         )

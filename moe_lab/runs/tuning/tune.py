@@ -1,7 +1,6 @@
 """Runs a study: the missing trials with the model loaded once, then the profile, table and figures."""
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,7 +11,6 @@ from optuna.trial import FrozenTrial, Trial
 from moe_lab.config.progress import Progress, naming
 from moe_lab.engine.forward.ensemble import ScaleSweep
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.errors import ResultsError
 from moe_lab.methods.method import Context, StudyStart
 from moe_lab.methods.profile import Profile
 from moe_lab.models.load import LoadedModel
@@ -25,8 +23,8 @@ from moe_lab.results.folder import RunFolder
 from moe_lab.results.samples import reported
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 from moe_lab.runs.execute import memory_errors
-from moe_lab.runs.tuning.study import Study
-from moe_lab.runs.tuning.trials import TABLE, Trials, storage_errors
+from moe_lab.runs.tuning.study import TABLE, Study
+from moe_lab.runs.tuning.trials import Trials, storage_errors
 from moe_lab.tasks.requests import build_requests, right_request
 
 LOGIT_SCALE, SCALED, UNSCALED = "logit_scale", "scaled", "unscaled"
@@ -71,9 +69,7 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
 
 def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger) -> None:
     measure: Measurement | None = None
-    total, timeout = study.search.n_trials, study.config.tuning.timeout
-    deadline = time.monotonic() + (timeout or math.inf)
-    progress = Progress(total, "tuning", "trial", initial=len(trials.finished()))
+    progress = Progress(study.search.n_trials, "tuning", "trial", initial=len(trials.finished()))
     with ExitStack() as opened, progress:
         while (claimed := trials.claim()) is not None:
             if measure is None:
@@ -84,14 +80,8 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
             with trials.lock:
                 write_trials(study, trials)
             logger.log_trial(trial.number, value, temperatures, "PRUNED" if value is None else "COMPLETE")
-            finished, best = len(trials.finished()), trials.best()
-            progress.at(finished, best and f"best={best.value:.5g} in trial {best.number}")
-            if time.monotonic() >= deadline and finished < total:
-                key = "profile" if study.search.grid else "temperature"
-                raise ResultsError(
-                    f"tuning.timeout={timeout:g} stopped the study after {finished} of {total} trials. The same "
-                    f"command continues.\nThe best so far: method.{key}={study.folder / 'best.yaml'}"
-                )
+            best = trials.best()
+            progress.at(len(trials.finished()), best and f"best={best.value:.5g} in trial {best.number}")
 
 
 class Measurement:
@@ -163,8 +153,8 @@ def _ensemble(study: Study, temperatures: list[float]) -> Any:
 def _limit(study: Study, trial: Trial, trials: Trials) -> float | None:
     """The value beyond which a trial is pruned; None for trials that are never pruned.
 
-    Never pruned: the untuned model, the steps of tuning=uniform (points of a curve), trials of tuning=gp, which learns
-    nothing from pruned ones, and trials that search a logit scale, whose perplexity is known only at the end.
+    Never pruned: the untuned model, the steps of tuning=uniform (points of a curve), and trials that search a logit
+    scale, whose perplexity is known only at the end.
     """
     bounded = study.search.tuning in ("tpe", "random") and not study.search.logit_scale
     return trials.worst() if trial.number and bounded else None

@@ -15,7 +15,7 @@ from moe_lab.engine.forward.decode_step import DecodeStep
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import NEVER_RECORDED, EnsembleForward, Observer
 from moe_lab.engine.suffix import ReroutedForward
-from moe_lab.methods.scmoe import weak_experts
+from moe_lab.methods.scmoe import of_rank
 from moe_lab.routing import GumbelTopK, routed
 from moe_lab.routing.policies import OtherExperts
 from tests.support.decoding import ENSEMBLES, ensembles, generated
@@ -93,7 +93,7 @@ def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
         EnsembleForward(model, ensemble)
         for ensemble in (
             Ensemble(),
-            Ensemble(2, OtherExperts(weak_experts("rank", 2, 0))),
+            Ensemble(2, OtherExperts(of_rank(2))),
             Ensemble(2, GumbelTopK([0.5, 0.5], 0), cache="none"),
         )
     )

@@ -2,22 +2,16 @@
 
 Broken by: noise keyed by anything but the sample and the position, a sample that reads another's keys, values or state, a
 window that counts padding, other branches or samples as tokens, a prompt read with (or without) noise where it should not
-be, scoring that differs from decoding, or a family in `LATE` whose layer does anything but add its block's output to each
-token.
+be, or scoring that differs from decoding.
 """
 
 import random
-from dataclasses import replace
 from functools import cache
 from itertools import product
 
 import pytest
 import torch
 
-from moe_lab.engine.forward import histories
-from moe_lab.engine.forward.batch import TokenTree, collate
-from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.layers import (
     FULL,
     AttentionWindow,
@@ -28,9 +22,8 @@ from moe_lab.engine.forward.layers import (
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import Budget
-from moe_lab.routing import GumbelTopK, document_key, find_routers
+from moe_lab.routing import document_key, find_routers
 from tests.support import roe_reference as reference
-from tests.support import rounding
 from tests.support.ensembles import (
     HISTORIES,
     SEED,
@@ -49,44 +42,6 @@ from tests.support.ensembles import (
 from tests.support.families import COMMON, WINDOW, ZOO
 from tests.support.models import build, kv_cache_model, make_model, small_model
 from tests.support.tiers import by_family, first_fast
-
-
-def logits_of_steps(model):
-    """[M, n, V] of two steps of three sequences, all MoE layers with noise."""
-    rng = random.Random(0)
-    prompts = [[rng.randrange(250) for _ in range(9)] for _ in range(3)]
-    routing = GumbelTopK([2.0] * len(find_routers(model)), 1)
-    logits = []
-    with EnsembleForward(model, Ensemble(4, routing)) as forward:
-        cache = forward.new_cache()
-        forward(
-            replace(collate([TokenTree(prompt, []) for prompt in prompts], 0, forward.device), noise=False),
-            cache,
-        )
-        for step in range(2):
-            trees = [
-                TokenTree([*prompt, 5, 5][: 10 + step], [[0]], 9 + step, document)
-                for document, prompt in enumerate(prompts)
-            ]
-            logits.append(forward(collate(trees, 9 + step, forward.device), cache))
-    assert routing.decisions[0] > 0
-    return torch.cat(logits)
-
-
-@pytest.mark.parametrize("family", by_family(sorted(histories.LATE)))
-def test_late_is_the_same_as_in_front_of_the_layer(family, monkeypatch):
-    model = small_model(family)
-    late = logits_of_steps(model)
-    monkeypatch.setattr(histories, "LATE", frozenset())
-    rounding.assert_close(late, logits_of_steps(model))
-
-
-def test_a_family_that_is_not_known_parts_in_front_of_the_layer(monkeypatch):
-    model = small_model("dbrx")
-    right = logits_of_steps(model)
-    monkeypatch.setattr(histories, "LATE", frozenset({"dbrx"}))
-    assert (right - logits_of_steps(model)).abs().max() > 0.1
-
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(45), Budget(9)]
 KV_CACHE = (

@@ -183,18 +183,13 @@ def test_test_labels_reach_nothing_but_the_oracle(optimizer, outputs, capsys):
 
 
 @pytest.mark.slow
-def test_documents_with_one_prompt_have_each_their_own_right_answer(tmp_path, capsys):
-    """The oracle's scores of a question do not depend on what else is asked."""
+def test_the_oracle_refuses_prompts_with_several_right_answers(tmp_path, capsys):
     row = {"goal": "How to open a jar?", "sol1": "Turn the lid.", "sol2": "Eat the jar.", "label": 0}
     other = row | {"sol1": "Drop it.", "sol2": "Warm the lid.", "label": 1}
-    found = []
-    for name, asked in {"alone": [row], "both": [row, other], "reversed": [other, row]}.items():
-        write_jsonl(tmp_path / name / "piqa" / "validation.jsonl", asked)
-        keys = [f"data_dir={tmp_path / name}", "task=piqa", "task.answer=text", "method.optimizer=oracle"]
-        keys += ["method.learning_rate=[0.5,0.1]", "method.steps=4", "baseline=false"]
-        ended = command(capsys, tmp_path / f"out-{name}", *keys)
-        found.append(result(ended)[1][-1 if name == "reversed" else 0])
-    assert all(near(found, [found[0]] * 3, 1e-3))
+    write_jsonl(tmp_path / "piqa" / "validation.jsonl", [row, other])
+    keys = [f"data_dir={tmp_path}", "task=piqa", "task.answer=text", "method.optimizer=oracle"]
+    ended = command(capsys, tmp_path / "out", *keys, "baseline=false")
+    assert ended.code == 2 and "task.answer=letters" in ended.err
 
 
 @pytest.mark.slow

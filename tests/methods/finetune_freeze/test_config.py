@@ -40,7 +40,6 @@ def test_the_papers_nine_schedules_have_their_halves():
         {"router_lr": 1e-4},
         {"router_aux_loss_coef": 0.01},
         {"partners": 2},
-        {"freeze_shared_experts": True},
         {"schedule": "router"},
     ],
     ids=str,
@@ -89,17 +88,9 @@ def test_steps_count_smaller_ones_at_the_end_of_an_epoch():
     assert FinetuneConfig(epochs=3, max_steps=5).recipe().steps(9) == 5
 
 
-def test_shared_experts_are_frozen_with_the_experts_and_are_part_of_what_determines_the_weights():
-    plain = FinetuneConfig(schedule="experts-router").recipe()
-    shared = FinetuneConfig(schedule="experts-router", freeze_shared_experts=True).recipe()
-    assert [phase.frozen for phase in shared.phases] == [("experts", "shared_experts"), ("router",)]
-    assert shared.label == "ES→R" and plain.label == "E→R"
-    assert plain.identity() != shared.identity()
-    assert "freeze_shared_experts" not in shared.identity(), "it is told by the phases"
-    other = FinetuneConfig(schedule="router", freeze_shared_experts=True).recipe()
-    assert other == FinetuneConfig(schedule="router").recipe(), "no difference where no experts are frozen"
-    listed = [{"frozen": ["shared_experts"], "until": 1.0}]
-    assert FinetuneConfig(phases=listed).recipe().label == "S→S"
+def test_shared_experts_are_a_group_of_their_own():
+    phases = [{"frozen": ["experts", "shared_experts"], "until": 0.5}, {"frozen": ["router"], "until": 1.0}]
+    assert FinetuneConfig(phases=phases).recipe().label == "ES→R"
 
 
 TABLE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")

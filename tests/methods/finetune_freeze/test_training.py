@@ -119,7 +119,13 @@ def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family
 def test_shared_experts_train_unless_they_are_frozen_with_the_experts(family, freeze, tmp_path, watch):
     model = deepcopy(small_model(family))
     groups = names_by_group(model)
-    train(model, tmp_path, count=4, epochs=1, phases=PHASES[2:], freeze_shared_experts=freeze)
+    train(
+        model,
+        tmp_path,
+        count=4,
+        epochs=1,
+        phases=[{"frozen": ["experts", *["shared_experts"] * freeze], "until": 1.0}],
+    )
     first, last = watch.states[0], watch.states[-1]
     kept = {name for name in set().union(*groups.values()) if same_bytes(first[name], last[name])}
     assert groups["shared_experts"]

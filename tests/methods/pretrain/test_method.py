@@ -159,36 +159,15 @@ def footnote(leak=None, **keys):
     return line
 
 
-@pytest.mark.parametrize(
-    "keys, title",
-    [
-        ({}, "olmoe 2/8, router=token, regularizers=auxiliary loss + z-loss"),
-        (
-            {"bias_rate": 0.1, "routing_noise": 0.5},
-            "olmoe 2/8, router=token, regularizers=z-loss + bias, routing_noise=0.5",
-        ),
-        ({"router": "expert", "z_loss": 0.0}, "olmoe 2/8, router=expert"),
-        ({"backbone": "dense"}, "dense"),
-    ],
-)
-def test_footnotes_tell_designs_apart(keys, title):
-    expected = f"{title}, seed 7: held-out loss 1.5000 [1.2500, 1.7500] per token, 3 rows"
-    assert footnote(**keys) == expected
-
-
-def test_footnotes_tell_information_from_later_tokens_and_short_prefixes_apart():
-    part = {"difference": 0.125, "ci95": [0.0625, 0.25]}
-    leak = {
-        "rows": 32,
-        "loss_with_later_tokens": 1.5,
-        "loss_without": 1.75,
-        "later_tokens": part,
-        "short_prefixes": part,
-    }
-    assert footnote(leak, router="expert").endswith(
-        "On 32 rows 1.5000 with them; with another row's instead +0.1250 [+0.0625, +0.2500], and the effect of short "
-        "prefixes +0.1250 [+0.0625, +0.2500]"
+def test_footnotes_tell_designs_and_the_effects_of_later_tokens_apart():
+    noted = footnote(bias_rate=0.1, routing_noise=0.5)
+    assert (
+        "regularizers=z-loss + bias, routing_noise=0.5, seed 7: held-out loss 1.5000 [1.2500, 1.7500]"
+        in noted
     )
+    part = {"difference": 0.125, "ci95": [0.0625, 0.25]}
+    leak = {"rows": 32, "loss_with_later_tokens": 1.5, "later_tokens": part, "short_prefixes": part}
+    assert footnote(leak, router="expert").count("+0.1250 [+0.0625, +0.2500]") == 2
 
 
 def test_the_weights_of_model_are_not_needed(tmp_path):

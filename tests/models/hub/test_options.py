@@ -95,21 +95,6 @@ def test_the_published_shape_is_read(option, tmp_path):
     assert option == "gpt-oss" or str(config.dtype) == f"torch.{published['torch_dtype']}"
 
 
-def test_gpt_oss_keeps_its_long_contexts(tmp_path):
-    """YaRN with `truncate` false, counted from the first 4096 positions, and windows in every second layer."""
-    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["gpt-oss"]))
-    config = load_config(ModelConfig(path=str(tmp_path), experts_per_token=2), offline=True)
-    wanted = {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    }
-    assert wanted.items() <= config.rope_parameters.items()
-    assert config.layer_types == ["sliding_attention", "full_attention"] * 12
-    assert config.num_experts_per_tok == 2
-
-
 @pytest.mark.parametrize("mode", ["plan", "run", "prefetch"])
 def test_the_weights_of_a_model_that_cannot_run_are_not_fetched(mode, client, hub, tmp_path, capsys):
     make_tokenizer().save_pretrained(tmp_path / "model")

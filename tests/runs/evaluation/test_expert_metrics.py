@@ -129,7 +129,7 @@ def test_the_command_writes_files_that_agree_with_each_other(tiny_olmoe_dir, tmp
     assert "To run: 0" in run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
     (folder / "expert_metrics.json").unlink()
     plan = run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=plan").out
-    assert "metrics missing" in plan
+    assert "metrics or verdicts missing" in plan
     assert "To run: 1" in plan
     assert run_command(capsys, *typed, f"output_dir={tmp_path}").out == ended.out
     reported = run_command(capsys, *typed, f"output_dir={tmp_path}", "mode=report")
@@ -158,7 +158,7 @@ def test_several_tasks_have_their_documents_together_too(tiny_olmoe_dir, data, t
         (["method=base", "predict_only=true"], "predict_only"),
         (["method=base", "model.experts_per_token=16"], "all of its 16"),
         (["method=base", "metrics=experts"], "expert"),
-        (["method=base", "task=toy_safety"], "compares accuracies, and the answers of toy_safety are judged"),
+        (["method=base", "task=toy_safety"], "compares accuracies, and answers of this task are judged"),
     ],
 )
 def test_what_has_no_expert_metrics_is_refused_before_weights_load(typed, named, tmp_path, capsys, loads):

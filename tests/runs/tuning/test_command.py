@@ -143,19 +143,6 @@ def test_what_another_process_finished_meanwhile_is_in_the_summary(command, caps
 
 
 @pytest.mark.slow
-def test_a_study_stopped_by_its_timeout_continues(command, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(tune, "write_study_figures", lambda folder: [])
-    small = ["tuning.num_samples=1", "limit=3", "gen_kwargs=max_gen_toks=2", "tuning=random"]
-    given = [*command, *small, "tuning.n_trials=2", "tuning.timeout=0.001"]
-    stopped = run_command(capsys, *given)
-    assert stopped.code == 1 and "stopped the study after 1 of 2 trials" in stopped.err
-    assert not (tmp_path / "outputs" / "runs").exists()
-    ended = run_command(capsys, *given)
-    assert ended.code == 0, ended.err
-    assert len(rows(tmp_path / "outputs")) == 2
-
-
-@pytest.mark.slow
 def test_killed_three_times_it_ends_with_the_trials_of_an_unbroken_study(command, tmp_path):
     """The moments are drawn from a seed; none of them may lose, repeat or change a trial."""
     longer = [part.replace("n_trials=4", "n_trials=15") for part in command]

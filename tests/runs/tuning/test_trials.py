@@ -60,18 +60,8 @@ def test_an_enlarged_study_keeps_its_start(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_gaussian_process_starts_as_tpe_and_finds_the_minimum(tmp_path):
-    """Broken by a sampler that never learns: of 20 trials of the others none is this close to the parabola's minimum."""
-    found, tpe, drawn = (run(tmp_path / name, search(20, tuning=name)) for name in ("gp", "tpe", "random"))
-    assert found[:6] == tpe[:6] == drawn[:6]
-    best = [min(value(temperatures[1:-1]) for _, temperatures in made) for made in (found, tpe, drawn)]
-    assert best[0] < 0.001 < min(best[1:])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tuning", ["tpe", "gp"])
-def test_an_interrupted_study_makes_the_same_trials_as_an_unbroken_one(tmp_path, tuning):
-    wanted = search(16, tuning=tuning)
+def test_an_interrupted_study_makes_the_same_trials_as_an_unbroken_one(tmp_path):
+    wanted = search(16)
     unbroken = run(tmp_path / "a", wanted)
     pieces = [trial for _ in range(6) for trial in run(tmp_path / "b", wanted, most=3)]
     assert pieces == unbroken
@@ -104,11 +94,11 @@ def test_a_trial_that_was_killed_while_it_drew_draws_the_rest_as_it_would_have(t
     with Trials(tmp_path / "b", wanted, seed=3) as trials:
         sampler, drawn = trials._sampler, []
 
-        def killed(seed, others):
-            if len(drawn) == 3:  # the trial's sampler, and those of two temperatures
+        def killed(number, place):
+            if len(drawn) == 2:
                 raise KeyboardInterrupt
-            drawn.append(seed)
-            return sampler(seed, others)
+            drawn.append(place)
+            return sampler(number, place)
 
         trials._sampler = killed
         with pytest.raises(KeyboardInterrupt):
@@ -204,16 +194,10 @@ def test_pruning_begins_after_the_random_trials_and_is_by_the_worst(tmp_path):
         assert trials.worst() == 1.5
 
 
-@pytest.mark.parametrize(
-    ("tuning", "budget", "startup"),
-    [
-        *(("tpe", *numbers) for numbers in ((50, 10), (29, 9), (2, 1))),
-        pytest.param("gp", 29, 9, marks=pytest.mark.slow),
-    ],
-)
-def test_a_third_of_the_trials_are_random(tuning, budget, startup, tmp_path):
+@pytest.mark.parametrize(("budget", "startup"), [(50, 10), (29, 9), (2, 1)])
+def test_a_third_of_the_trials_are_random(budget, startup, tmp_path):
     for n_trials in (budget, 90):  # the study keeps the number that it began with
-        with Trials(tmp_path, search(n_trials, tuning=tuning), seed=0) as trials:
+        with Trials(tmp_path, search(n_trials), seed=0) as trials:
             trials.claim()
             assert trials.study.sampler._n_startup_trials == trials.startup == startup
 

@@ -20,13 +20,6 @@ from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError
 
-EXAMPLES = {
-    "method": ("roe", "c3po", "finetune-freeze"),
-    "model": ("tiny", "olmoe", "mixtral"),
-    "task": ("toy_choice", "gsm8k", "lm_eval"),
-    "tuning": ("none", "tpe", "uniform"),
-    "experiment": ("roe/figure3", "c3po/table1", "moe_bench/table2"),
-}
 GROUPS = ("method", "model", "task", "tuning", "logger", "launcher")
 
 MODES = {
@@ -177,8 +170,7 @@ def _overview(files: Files) -> str:
     lines = [HEAD, "Commands:", *(f"  mode={mode:<9} {text.splitlines()[0]}" for mode, text in MODES.items())]
     lines += ["", "Groups:"]
     for group, options in files.items():
-        first = [name for name in EXAMPLES.get(group, ()) if name in options] or list(options)[:3]
-        lines.append(f"  {group + '=':<12} {len(options):>3} options, such as {', '.join(first)}")
+        lines.append(f"  {group + '=':<12} {len(options):>3} options, such as {', '.join(list(options)[:3])}")
     return "\n".join([*lines, "", MORE])
 
 

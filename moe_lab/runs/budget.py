@@ -144,13 +144,6 @@ class Budget:
         return found
 
 
-def study_workload(study: Study) -> Workload:
-    """The workload of a trial."""
-    tasks = study.tasks["tasks"]
-    documents = {name: list(range(len(task.task_docs))) for name, task in tasks.items()}
-    return workload_of_tasks(tasks, documents, study.config)
-
-
 def _bytes(dtype: str) -> int:
     return int(getattr(torch, dtype.removeprefix("torch.")).itemsize)
 

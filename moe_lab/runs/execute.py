@@ -51,8 +51,7 @@ def execute(run: Run, models: ModelPool, *, begin: Callable[[], None] = lambda: 
     The same call after an interruption continues. Raises RunHeldError if another process works on this run, and
     MoeLabError if memory does not suffice.
 
-    Args:
-        begin: called when the run is to be computed and no other process works on it.
+    `begin`: called when the run is to be computed and no other process works on it.
     """
     if (stored := _whole_result(run)) is not None:
         return Outcome(run, stored, stored=True)

@@ -191,15 +191,12 @@ def run_ray(folder: Path, config: Config, argv: Sequence[str]) -> list[int]:
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         with reading("launcher.parameters", says="are refused by Ray"):
-            task = ray.remote(**({"num_gpus": 1 if gpus else 0} | launcher.parameters))(_call)
-        tasks = [task.remote(worker, number) for number in range(launcher.workers or gpus or WORKERS)]
+            remote = ray.remote(**({"num_gpus": 1 if gpus else 0} | launcher.parameters))
+        task = remote(lambda number: worker(number))
+        tasks = [task.remote(number) for number in range(launcher.workers or gpus or WORKERS)]
         return [_code(partial(ray.get, task), ray.exceptions.RayError) for task in tasks]
     finally:
         ray.shutdown()  # ends the tasks of this command
-
-
-def _call(worker: Worker, number: int) -> int:
-    return worker(number)
 
 
 def _code(result: Callable[[], Any], died: type[BaseException]) -> int:

@@ -54,18 +54,12 @@ def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
 
 
 def expert_metrics(
-    model: Any = None,
-    texts: Sequence[str] | Sequence[Sequence[int]] = (),
-    tokenizer: Any = None,
-    *,
-    routes: Sequence[Any] | None = None,
-    experts: int | None = None,
+    model: Any, texts: Sequence[str] | Sequence[Sequence[int]], tokenizer: Any = None
 ) -> dict[str, Any]:
     """Load Balance, Collaboration, Capacity and Specialization on texts (MoE-Bench, section 4.1).
 
         found = expert_metrics(model, ["two and two are four", ...], tokenizer)
         found["load_balance"]["value"]
-        expert_metrics(routes=[request.routed_experts, ...], experts=64)  # of a serving engine
 
     The model reads every text once, and again under each policy of Capacity and Specialization. It is measured as
     `metrics=expert` measures a model in training: accuracy is the share of tokens that the model predicts, given the
@@ -74,25 +68,17 @@ def expert_metrics(
     Args:
         texts: texts of which each fits the model's window, or lists of their token ids.
         tokenizer: for texts; its special tokens are part of them.
-        routes: in the place of model and texts: the routed experts of each request, integers [tokens, MoE layers,
-            experts per token]. They give `load_balance` and `collaboration` alone, with intervals over requests.
-        experts: of each MoE layer of `routes`.
 
     Returns `accuracy`, `load_balance` and `collaboration` (bits), `capacity` (`least` and `most`: accuracy lost without
     the least and the most selected expert of each layer) and `specialization` (accuracy lost under random routing).
     Each has `value` and `ci95`, its 95% interval over texts; those in bits have `layers` and their largest value, too.
 
-    Raises ConfigError for a text with less than two tokens or with more than the model reads, for routes of another
-    shape or with an expert that there is not, and ModelError for a model without routers whose tokens can be routed
-    otherwise.
+    Raises ConfigError for a text with less than two tokens or with more than the model reads, and ModelError for a
+    model without routers whose tokens can be routed otherwise.
     """
     from moe_lab.api.language_model import loaded_model
-    from moe_lab.metrics.training_metrics import measure, measure_routes
+    from moe_lab.metrics.training_metrics import measure
 
-    if routes is not None:
-        if not isinstance(experts, int):
-            raise wrong("experts", experts, "give the number of experts of a layer with routes=")
-        return measure_routes(routes, experts)
     loaded = loaded_model(model, tokenizer, needs_tokenizer=tokenizer is not None)
     if not isinstance(texts, list | tuple) or not texts:
         raise wrong("texts", texts, "give a list of texts, or of lists of token ids")

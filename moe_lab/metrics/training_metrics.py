@@ -20,8 +20,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from moe_lab.engine.forward.forward import Observer
-from moe_lab.errors import ConfigError
-from moe_lab.metrics.counts import TOKENS_AT_ONCE, Routes, group_count, pair_counts
+from moe_lab.metrics.counts import Routes
 from moe_lab.metrics.intervals import entropies_of, ratio
 from moe_lab.metrics.registry import Selections, intervention_metrics, values_of
 from moe_lab.metrics.stored import without_arrays
@@ -61,45 +60,6 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
         **changed,
         "seconds": time.perf_counter() - start,
     }
-
-
-def measure_routes(routes: Sequence[Any], experts: int) -> dict[str, Any]:
-    """The counted metrics of routed experts [T, L, K] of several requests, with intervals over the requests.
-
-    Raises ConfigError for routes of another shape, for experts out of range and for one that a token has twice.
-    """
-    arrays = [np.asarray(each) for each in routes]
-    for number, index_TLK in enumerate(arrays):
-        place = f"routes[{number}]"
-        if (
-            index_TLK.ndim != 3
-            or index_TLK.dtype.kind not in "iu"
-            or index_TLK.shape[1:] != arrays[0].shape[1:]
-        ):
-            raise ConfigError(
-                f"{place} has the shape {index_TLK.shape} and the type {index_TLK.dtype}. Give integers [tokens, MoE "
-                "layers, experts per token], with the same layers and experts per token for all requests."
-            )
-        ordered_TLK = np.sort(index_TLK, axis=-1)
-        twice_TL = (ordered_TLK[..., 1:] == ordered_TLK[..., :-1]).any(axis=-1)
-        wrong_TL = twice_TL | (index_TLK < 0).any(axis=-1) | (index_TLK >= experts).any(axis=-1)
-        if wrong_TL.any():
-            token, layer = np.argwhere(wrong_TL)[0].tolist()
-            raise ConfigError(
-                f"{place}: token {token} has the experts {index_TLK[token, layer].tolist()} in MoE layer {layer}. They "
-                f"must be different numbers from 0 to {experts - 1}; leave out tokens that were not routed."
-            )
-    if not sum(map(len, arrays)):
-        raise ConfigError("routes= has no token.")
-    L = arrays[0].shape[1]
-    G = group_count(len(arrays), L * experts * experts * 4)
-    pairs_GLEE = np.zeros((G, L, experts, experts), dtype=np.int32)
-    for number, index_TLK in enumerate(arrays):
-        for start in range(0, len(index_TLK), TOKENS_AT_ONCE):
-            part = index_TLK[start : start + TOKENS_AT_ONCE]
-            pairs_GLEE[number % G] += pair_counts(list(part.transpose(1, 0, 2)), [(0, part)], experts)[0]
-    found = without_arrays(entropies_of(pairs_GLEE, [experts] * L))[0]
-    return {"requests": len(arrays), "tokens": sum(map(len, arrays)), **found}
 
 
 class ExpertMetrics(TrainerCallback):

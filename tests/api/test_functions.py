@@ -5,7 +5,6 @@ loop over texts, or if `tiny` has another dtype or number, shares a model, or sh
 import math
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 
@@ -131,26 +130,6 @@ def test_load_balance_and_accuracy_are_those_of_a_loop(family, tokenizer):
 
 def entropy(counts):
     return -sum(n / counts.total() * math.log2(n / counts.total()) for n in counts.values())
-
-
-def test_routes_of_a_serving_engine_are_measured_as_a_loop_counts_them():
-    """Broken by another layer's or token's counts, and by a last request that is left out."""
-    rng = np.random.default_rng(3)
-    sizes, L, E, K = (7, 1, 4), 3, 6, 2
-    routes = [np.array([[rng.permutation(E)[:K] for _ in range(L)] for _ in range(T)], "<u1") for T in sizes]
-    found = expert_metrics(routes=routes, experts=E)
-    assert found["requests"] == 3 and found["tokens"] == 12
-    for layer, measured in enumerate(found["load_balance"]["layers"]):
-        counted = Counter(int(e) for each in routes for token in each for e in token[layer])
-        assert measured["counted"] == pytest.approx(entropy(counted))
-    for layer, measured in enumerate(found["collaboration"]["layers"]):
-        partners = {expert: Counter() for expert in range(E)}
-        for one, other in (map(int, token[layer]) for each in routes for token in each):
-            partners[one][other] += 1
-            partners[other][one] += 1
-        assert measured["counted"] == pytest.approx(sum(map(entropy, partners.values())) / E)
-    low, high = found["load_balance"]["ci95"]
-    assert low < found["load_balance"]["value"] <= high
 
 
 # tiny

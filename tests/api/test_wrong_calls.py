@@ -6,7 +6,6 @@ Broken by: a bare traceback of torch or transformers, a wrong value that is acce
 from pathlib import Path
 from traceback import format_exception
 
-import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -20,7 +19,6 @@ from tests.support.models import make_model
 PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " an animal")]
 KEYS = {"k": 2, "layers": "last2", "steps": 1, "core_experts": 4}
 IDS = torch.tensor([[3, 1, 4]])
-ROUTES = np.array([[[0, 1], [2, 3]]])
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
@@ -142,13 +140,6 @@ WRONG = {
     "2 to 512 token ids": lambda m, t: metrics(m, ["a"], t),
     "texts=.*2 to 512": lambda m, t: metrics(m, ["a" * 600], t),
     r"texts=\[\]": lambda m, t: metrics(m, [], t),
-    r"routes\[0\] has the shape \(2, 2\)": lambda m, t: expert_metrics(routes=[ROUTES[0]], experts=4),
-    r"routes\[1\] has the shape": lambda m, t: expert_metrics(routes=[ROUTES, ROUTES[:, :1]], experts=4),
-    "the type float64": lambda m, t: expert_metrics(routes=[ROUTES / 2], experts=4),
-    r"experts \[2, 3\] in MoE layer 1": lambda m, t: expert_metrics(routes=[ROUTES], experts=3),
-    r"routes\[1\]: token 0.*\[0, 0\]": lambda m, t: expert_metrics(routes=[ROUTES, ROUTES * 0], experts=4),
-    "no token": lambda m, t: expert_metrics(routes=[], experts=4),
-    "experts=None: give the number": lambda m, t: expert_metrics(routes=[ROUTES]),
     "model='texts'": lambda m, t: metrics("texts", ["hello"], t),
     "tokenizer='t'": lambda m, t: metrics(m, ["hello"], "t"),
     # lm

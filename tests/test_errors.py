@@ -67,35 +67,3 @@ def test_a_first_line_is_short_and_there():
     assert first_line(KeyError()) == "KeyError"
     assert first_line(FileNotFoundError(2, "No such file", "a.bin")) == "No such file"
     assert len(first_line(ValueError("x" * 1000))) == 300
-
-
-@pytest.mark.parametrize(
-    "metric, says",
-    [
-        ("{metric: f1, aggregation: f1}", "Task mine fails in lm-eval: Target is multiclass"),
-        (
-            "{metric: acc}]\nprocess_results: !function own.broken #",
-            "Task mine fails in lm-eval: division by zero",
-        ),
-    ],
-)
-def test_a_metric_that_fails_after_all_answers_is_named(metric, says, tmp_path, capsys):
-    (tmp_path / "own.py").write_text("def broken(*_):\n    return 1 / 0\n")
-    rows = [{"q": f"{i} + 1 =", "c": ["1", "2", "3"], "a": i % 3} for i in range(6)]
-    (tmp_path / "rows.json").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "mine.yaml").write_text(
-        f"task: mine\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/rows.json}}}}\n"
-        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: c\ndoc_to_target: a\n"
-        f"metric_list: [{metric}]\n"
-    )
-    ended = run_command(
-        capsys,
-        "task=lm_eval",
-        "task.name=mine",
-        f"task.include_path={tmp_path}",
-        "method=base",
-        "model=tiny",
-        f"output_dir={tmp_path}/out",
-    )
-    assert ended.code == 2 and says in ended.err and "The answers are kept" in ended.err
-    assert "Traceback" not in ended.err

@@ -124,21 +124,12 @@ def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Re
         if finished.exit_code in (INTERRUPTED, TERMINATED):
             raise KeyboardInterrupt
         if finished.exit_code:
-            raise _failed(finished, quiet)
+            failed = [*finished.refused, *(failure.error for failure in finished.failures)]
+            errors = (
+                "The errors:\n{}\n".format("\n".join(map(str, failed))) if quiet else "The errors are above."
+            )
+            raise ResultsError(f"A run or a study failed. {errors} Earlier results stay stored.")
         return finished
-
-
-def _failed(finished: Results, quiet: bool) -> ResultsError:
-    from moe_lab.runs.jobs import distinct_runs
-
-    failed = [*finished.refused, *(failure.error for failure in finished.failures)]
-    errors = "The errors:\n{}\n".format("\n".join(map(str, failed))) if quiet else "The errors are above."
-    every = distinct_runs(finished.jobs)
-    if missing := ", ".join(finished.missing):
-        return ResultsError(
-            f"{len(finished.missing)} of {len(every)} runs have no result ({missing}). {errors}"
-        )
-    return ResultsError(f"A run or a study failed. {errors} Earlier results stay stored.")
 
 
 PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"}

@@ -1,1 +1,1 @@
-"""The command line: main, `--help`, launchers and `mode=prefetch`."""
+"""The command line: main, `--help` and `mode=prefetch`."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from textwrap import fill, indent
+from textwrap import indent
 
 from moe_lab.config.catalog import (
     about,
@@ -20,19 +20,6 @@ from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError
 
-COLUMNS = (
-    "value: the metric, rates are fractions; difference: to the base model, or to the run that `against` names, on "
-    "the same documents; changed: answers, + wrong there and right here, - the other way round; time: seconds of "
-    "answering; tokens: all that went through the model, a method's extra samples included; × base: these, relative to "
-    "the base model's. An interval says what it is over."
-)
-EXAMPLES = {
-    "method": ("roe", "c3po", "finetune-freeze"),
-    "model": ("tiny", "olmoe", "mixtral"),
-    "task": ("toy_choice", "gsm8k", "lm_eval"),
-    "tuning": ("none", "tpe", "uniform"),
-    "experiment": ("roe/figure3", "c3po/table1", "moe_bench/table2"),
-}
 GROUPS = ("method", "model", "task", "tuning", "logger", "launcher")
 
 MODES = {
@@ -67,7 +54,6 @@ More: python -m moe_lab --help <word>
   method=               the options of a group
   num_fewshot           a key;  keys: every key and its default
   mode=compare          a command
-  results               the columns and notes of tables, and where files are
   flags                 -m, --config-dir and others, workers, exit codes"""
 
 FLAGS = """\
@@ -87,15 +73,6 @@ Several processes: launcher=local launcher.workers=4 shares the runs of a grid o
 Exit codes: 0 done; 1 a run failed; 2 the request is wrong; 3 another process holds the run, wait=false;
 130 and 143 interrupted.
 HYDRA_FULL_ERROR=1 shows the traceback of an error."""
-
-FILES = """\
-Where results go:
-  outputs/runs/<model>-<method>-<task>-<id>/results.json   lm-eval's results, cost, comparison with base
-  outputs/studies/<model>-<task>-<metric>-<id>/best.yaml   tuned temperatures, for method.temperature=
-  outputs/tables/                                          tables of experiments
-  outputs/comparisons/<names>-<id>/comparison.json         differences that mode=compare computes
-  The same command again continues an interrupted run, or shows the stored result. The path of
-  results.json is the last line on stdout. output_dir=elsewhere moves all of it."""
 
 FOOT = "python -m moe_lab --help alone is the overview; --help keys lists every key."
 
@@ -131,7 +108,7 @@ def help_text(argv: list[str]) -> str:
 
 def _word(word: str, files: Files, config_dirs: list[Path]) -> list[str]:
     """What a single word names: a command, a topic, options of groups, an experiment, or a key."""
-    topics: dict[str, Callable[[], str]] = {"keys": _keys, "flags": lambda: FLAGS, "results": _results}
+    topics: dict[str, Callable[[], str]] = {"keys": _keys, "flags": lambda: FLAGS}
     if word in MODES:
         return [_mode(word)]
     if word in topics:
@@ -193,8 +170,7 @@ def _overview(files: Files) -> str:
     lines = [HEAD, "Commands:", *(f"  mode={mode:<9} {text.splitlines()[0]}" for mode, text in MODES.items())]
     lines += ["", "Groups:"]
     for group, options in files.items():
-        first = [name for name in EXAMPLES.get(group, ()) if name in options] or list(options)[:3]
-        lines.append(f"  {group + '=':<12} {len(options):>3} options, such as {', '.join(first)}")
+        lines.append(f"  {group + '=':<12} {len(options):>3} options, such as {', '.join(list(options)[:3])}")
     return "\n".join([*lines, "", MORE])
 
 
@@ -205,15 +181,3 @@ def _keys() -> str:
         names = [f"{group}.{one.name}" for one in fields(cls) if group == "task" or one.name != "name"]
         keys.append(f"  {', '.join(names)}")
     return "\n".join(["Keys and defaults (of a method: --help <method>; of a command: --cfg job):", *keys])
-
-
-def _results() -> str:
-    """The columns and notes of tables, and where files are."""
-    from moe_lab.reports.scores import EXPLAINED
-    from moe_lab.results.scores import MARKS
-
-    columns = "\n".join(
-        fill(text, 116, initial_indent="  ", subsequent_indent="  ") for text in (COLUMNS, EXPLAINED)
-    )
-    notes = (f"  {text}" for text in MARKS.values())
-    return "\n".join(["The columns of tables:", columns, "", "Notes:", *notes, "", FILES])

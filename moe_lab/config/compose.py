@@ -20,7 +20,6 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_automatic_config_search_path, get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
@@ -46,7 +45,7 @@ conf_dir = str(resource_folder("conf"))
 NAME = "config"
 """conf/config.yaml."""
 _LOCK = RLock()
-"""Held while Hydra composes: its plug-ins, its schema and `HydraConfig` are shared by all threads."""
+"""Held while Hydra composes: its plug-ins and its schema are shared by all threads."""
 
 
 @dataclass(frozen=True)
@@ -186,16 +185,13 @@ def _printed(hydra: Hydra, name: str, args: Namespace, parser: Any) -> bool:
 def _cell(source: _Source, overrides: list[str]) -> Cell:
     """The cell of quoted overrides. Raises the errors of Hydra and OmegaConf."""
     base = _put_together(source, list(map(_parsed, overrides)))
-    if base is None or "${hydra" in str(base.values):
-        return _composed(source, overrides)
-    return _resolved(base, overrides)
+    return _composed(source, overrides) if base is None else _resolved(base, overrides)
 
 
 def _composed(source: _Source, overrides: list[str]) -> Cell:
     """As `_cell`, by Hydra alone."""
-    cfg = source.load(overrides)
-    HydraConfig.instance().set_config(cfg)  # for ${hydra:...} in values
-    return _resolved(_base_of(cfg), [one for one in overrides if not one.lstrip("+~").startswith("hydra.")])
+    typed = [one for one in overrides if not one.lstrip("+~").startswith("hydra.")]
+    return _resolved(_base_of(source.load(overrides)), typed)
 
 
 def _resolved(base: Cell, overrides: list[str]) -> Cell:

@@ -33,7 +33,7 @@ LAUNCHER = ("launcher=", "launcher.", "+launcher.", "++launcher.")
 """The beginnings of overrides that say who runs a command."""
 OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
 
-_STORED = "nothing: answers are stored as they come, and the same command continues"
+_STORED = "nothing, answers are stored as they come, and the same command continues"
 _QUANTIZED = (
     "dtype=bfloat16, or a checkpoint that is stored quantized: experts are fused tensors (docs/hardware.md)"
 )
@@ -42,7 +42,7 @@ INSTEAD = {
     "fewshot": "num_fewshot=<number of examples>",
     "load_in_4bit": _QUANTIZED,
     "load_in_8bit": _QUANTIZED,
-    "log_samples": "nothing: samples_<task>.jsonl is always written",
+    "log_samples": "nothing, samples_<task>.jsonl is always written",
     "lora": "method=finetune-freeze method.lora.r=8, or model.peft=<adapter> for a trained one",
     "model_args": "model.path=<hub id or folder>, dtype= and the other keys of --help model=",
     "model_name_or_path": "model.path=<hub id or folder>",
@@ -78,7 +78,7 @@ def refuse(overrides: list[str]) -> None:
         known = key in KEYS or key.startswith("method.")
         leaf = name if "/" in name else name.rpartition(".")[2]
         if leaf in INSTEAD and not known:
-            raise ConfigError(f"{override}: not here. Use {INSTEAD[leaf]}.")
+            raise ConfigError(f"{override}: not here. Instead: {INSTEAD[leaf]}.")
         if key in GROUPS and (value == "null" or value.startswith("[")):
             tasks = " Several tasks in one run: task=lm_eval task.name=[piqa,sciq]." if key == "task" else ""
             raise ConfigError(

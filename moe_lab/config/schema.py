@@ -62,11 +62,6 @@ class ModelConfig:
             raise ConfigError(
                 "model.path and model.recipe both say what the model is. Leave one of them out."
             )
-        if self.device_map is not None and self.tp_plan is not None:
-            raise ConfigError(
-                "model.device_map and model.tp_plan exclude each other: layers on several devices, or every layer "
-                "split over several processes."
-            )
         if self.attn_implementation not in (None, "eager", "sdpa"):
             raise ConfigError(
                 f"model.attn_implementation={self.attn_implementation}: routing samples and answer choices need masks, "
@@ -111,10 +106,6 @@ class TaskConfig:
         if self.answer == "letters" and self.metric == "acc_norm,none":
             self.metric = "acc,none"  # letters are equally long
         at_least("task.self_consistency", self.self_consistency, 2)
-        if not self.name:
-            raise ConfigError(
-                f"task.name={self.name} names no task. Give an lm-eval task, or several: task.name=[piqa,sciq]."
-            )
 
 
 @dataclass(kw_only=True)

@@ -101,16 +101,6 @@ def planned_tokens(asked: Asked, ensemble: Ensemble) -> int:
     return total + sum(_generating(list(prompts.values()), ensemble) for prompts in asked.generated.values())
 
 
-def tokens_one_by_one(asked: Asked) -> int:
-    """The tokens that lm-eval's own code reads: every answer with its prompt."""
-    pairs = [(context, ids) for context, continuations in asked.scored.items() for ids in continuations]
-    pairs += [window for windows in asked.texts.values() for window in windows]
-    prompts = [each for of_settings in asked.generated.values() for each in of_settings.values()]
-    return sum(len(context) + len(ids) - 1 for context, ids in pairs) + sum(
-        len(prompt) + count - 1 for prompt, new in prompts for count in new
-    )
-
-
 def _generating(prompts: Sequence[tuple[Ids, tuple[int, ...]]], ensemble: Ensemble) -> int:
     """The last new token of an answer is not read. Without a cache all tokens are read again for every new one."""
     n, clean = ensemble.n, ensemble.prefill == "clean"

@@ -147,19 +147,14 @@ def check_constraint(config: RunConfig, count: int, facts: ModelFacts) -> None:
 
     least, most = facts.top_k - 1, facts.experts - 1
     if not least <= count <= most:
-        raise ConfigError(
-            f"method.partners={count}: this model takes {facts.top_k} of {facts.experts} experts. Give a number from "
-            f"{least} to {most}."
-        )
+        raise ConfigError(f"method.partners={count}: give a number from {least} to {most} for this model.")
     architecture = load_config(config.model, offline=config.offline).get_text_config()
     if (getattr(architecture, "n_group", None) or 1) > 1:
         raise ConfigError(
-            f"method={config.method.name}: this model ({facts.family}) chooses experts within groups, which cannot be "
-            "limited to partners. Use a model that chooses among all experts."
+            f"method={config.method.name}: {facts.family} chooses experts within groups. Use another model."
         )
     path, shape = config.method.profile, (facts.moe_layers, facts.experts, facts.experts)
     if path is not None and (given := tuple(read_pairs(path)[0].shape)) != shape:
         raise ConfigError(
-            f"method.profile={path} has counts of shape {given}, and this model has {shape} (layers, experts, "
-            "experts). Give a profile of this model."
+            f"method.profile={path} has the shape {given}. Give a profile of this model: {shape}."
         )

@@ -40,8 +40,7 @@ class Calibration(PolicyMethod):
         super().__init__(config)
         if self.profile is not None and self.profile.calibrated_scale is None:
             raise ConfigError(
-                f"method.logit_scale={config.logit_scale}: this study has not measured the scale of the base model.\n"
-                "Use a profile of tuning=scale, or of a study of perplexity."
+                f"method.logit_scale={config.logit_scale} has none of the base model. Use tuning=scale."
             )
 
     @property

@@ -15,8 +15,8 @@ from moe_lab.config.validators import PositiveInt
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Counters, Method, SessionInfo
-from moe_lab.methods.references.documents import check_choice_questions, reference_documents
-from moe_lab.tasks.loading import load_tasks, once, task_key
+from moe_lab.methods.references.documents import check_choice_questions
+from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.requests import Workload
 
 if TYPE_CHECKING:
@@ -52,29 +52,15 @@ class ICL(Method):
             )
         for name, task in load_tasks(config)["tasks"].items():
             if getattr(task, "multiple_input", 0):
-                raise ConfigError(
-                    f"method=icl needs one prompt per question, and {name} has a prompt for every choice. "
-                    "task.answer=letters asks it with one prompt."
-                )
+                raise ConfigError(f"method=icl needs one prompt per question of {name}: task.answer=letters.")
         check_choice_questions(config, self.config)
         return references_identity(config, self.config, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
-        """An upper bound: k times the longest reference before every prompt, as far as the model's input has room."""
-        from moe_lab.methods.references.store import reference_questions
-        from moe_lab.models.tokenizer import load_tokenizer
-
-        def longest() -> int:
-            """Tokens of the longest reference with its answer, and of lm-eval's delimiter after it."""
-            questions = reference_questions(config, reference_documents(config, self.config))
-            texts = [f"{each.prompt}{each.right_answer}\n\n" for each in questions]
-            tokenizer = load_tokenizer(config.model, offline=config.offline)
-            return max(map(len, tokenizer(texts).input_ids))
-
-        key = f"demonstration {task_key(config)} {config.sample_seed} {config.model} {config.offline} {self.config}"
-        before, most = self.config.k * once(key, longest), config.max_length or facts.max_length
+        """An estimate: demonstrations are as long as the question, as far as the model's input has room."""
+        most = config.max_length or facts.max_length
         return sum(
-            weight * (min(len(context) + before, most) + sum(map(len, continuations)))
+            weight * (min((1 + self.config.k) * len(context), most) + sum(map(len, continuations)))
             for weight, asked in workload.asked
             for context, continuations in asked.scored.items()
         )

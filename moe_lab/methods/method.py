@@ -230,10 +230,7 @@ def refuse(wrong: Mapping[str, object]) -> None:
 def check_first_gpu(config: RunConfig) -> None:
     """Raise ConfigError for another GPU than that on which transformers' Trainer trains."""
     if config.device.partition(":")[2] not in ("", "0"):
-        raise ConfigError(
-            f"device={config.device}: training uses the first visible GPU. Use device=cuda and choose with "
-            "CUDA_VISIBLE_DEVICES."
-        )
+        raise ConfigError(f"device={config.device}: use device=cuda, and choose with CUDA_VISIBLE_DEVICES.")
 
 
 class TrainingMethod(Method):

@@ -83,7 +83,6 @@ def read_profile(path: str | Path, key: str = "method.temperature") -> Profile:
         profile: Profile = build(Profile, values, "")
     if not profile.documents:
         raise ConfigError(
-            f"{key}={path} does not list the documents that it was tuned on (documents:), so the test cannot leave "
-            "them out. Tune again (tuning=tpe)."
+            f"{key}={path} has no `documents` to leave out of the test. Tune again (tuning=tpe)."
         )
     return profile

@@ -52,10 +52,7 @@ class RoE(PolicyMethod):
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.prefill != "noisy" and self.cache == "clean":
-                raise ConfigError(
-                    f"method.prefill={self.prefill} has no effect with method.cache=clean, where no history has "
-                    "noise.\nLeave it out, or set method.cache=standard."
-                )
+                raise ConfigError(f"method.prefill={self.prefill} has no effect with method.cache=clean.")
             if self.n == 1 and not self.include_clean:
                 raise ConfigError(
                     "method.n=1 has only the clean routing sample: leave method.include_clean=false out."
@@ -75,8 +72,7 @@ class RoE(PolicyMethod):
         family = facts.routers
         if self.config.weights == "perturbed" and family and not family.chooses_by_logits:
             raise ConfigError(
-                f"method.weights=perturbed: routers of {family.name} choose by a {family.chosen_by}, which gets the "
-                "noise; their weights are computed from logits without noise.\nLeave it out (method.weights=clean)."
+                f"method.weights=perturbed: routers of {family.name} choose by a {family.chosen_by}."
             )
 
     def temperatures(self, moe_layers: int) -> list[float]:
@@ -88,19 +84,16 @@ class RoE(PolicyMethod):
         if isinstance(given, list):
             if len(given) != moe_layers:
                 raise ConfigError(
-                    f"method.temperature has {len(given)} entries, and the model has {moe_layers} MoE layers. Give one "
-                    "entry for each, 0 for layers without noise."
+                    f"method.temperature has {len(given)} entries; give one for each of {moe_layers} MoE layers."
                 )
             if skip and any(given[:skip] + given[-skip:]):
                 raise ConfigError(
-                    f"method.skip_layers={skip} contradicts method.temperature, which is not 0 in the first and last "
-                    f"{skip}. With a list, leave skip_layers out."
+                    f"method.skip_layers={skip} contradicts method.temperature. Leave skip_layers out."
                 )
             return [float(value) for value in given]
         if 2 * skip >= moe_layers:
             raise ConfigError(
-                f"method.skip_layers={skip} skips {2 * skip} MoE layers (both ends), and the model has {moe_layers}: "
-                "none would be left. Choose a smaller number."
+                f"method.skip_layers={skip} leaves none of the {moe_layers} MoE layers (both ends)."
             )
         return [0.0] * skip + [float(given)] * (moe_layers - 2 * skip) + [0.0] * skip
 

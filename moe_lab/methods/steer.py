@@ -78,10 +78,7 @@ class Steer(PolicyMethod):
             ("deactivate", own.deactivate, L * (facts.experts - facts.top_k)),
         ):
             if count > most:
-                raise ConfigError(
-                    f"method.{key}={count}: this model takes {facts.top_k} of {facts.experts} experts in {L} layers. "
-                    f"Give a number from 0 to {most}."
-                )
+                raise ConfigError(f"method.{key}={count}: give a number from 0 to {most} for this model.")
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The base model, then 1, 2, 4, ... experts: forced in, forced out, and as many of both."""

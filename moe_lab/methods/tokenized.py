@@ -71,10 +71,7 @@ def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: in
     begun = [each[: length + 1] for each in conversations if each and each[0]["role"] != "assistant"]
     whole = encode(tokenizer, begun)
     if begun and not whole:
-        raise ConfigError(
-            "The tokenizer's chat template formats earlier turns differently from the last one, so the answers cannot "
-            "be located. Use a tokenizer with another one: model.tokenizer="
-        )
+        raise ConfigError("The chat template hides where the answers are. Use another one: model.tokenizer=")
     cut = [Row(row.ids[:length], row.labels[:length]) for row in whole]
     kept = [number for number, row in enumerate(cut) if any(label != NO_LOSS for label in row.labels[1:])]
     if not kept:

@@ -54,11 +54,14 @@ def peak_bytes(model: Any, *, optimizer: str, on_gpu: bool, **passes: Any) -> in
     """
     trained = [each for each in model.parameters() if each.requires_grad]
     gradients, weights = bytes_of(trained), bytes_of([*model.parameters(), *model.buffers()])
+    largest = max(trained, key=torch.numel)
     if optimizer == EIGHT_BIT:
-        step = STEP_BYTES * max(each.numel() for each in trained)
+        step = STEP_BYTES * largest.numel()
+    elif optimizer == "adamw_torch":
+        # a GPU computes all tensors at once, with a copy of their gradients; a CPU one after the other
+        step = gradients if on_gpu else 3 * bytes_of([largest])
     else:
-        # on a GPU torch's step computes all tensors at once, with a copy of all gradients
-        step = gradients * (on_gpu and optimizer == "adamw_torch")
+        step = 0
     return weights + moment_bytes(trained, optimizer) + max(pass_bytes(model, **passes), gradients + step)
 
 

@@ -32,8 +32,7 @@ def check_adapter(model: ModelConfig, folder: Path, quantized: bool) -> None:
     """Raise ModelError for an adapter that its configuration shows to be unfit, ConfigError for other keys."""
     if model.tp_plan or model.device_map or quantized:
         raise ConfigError(
-            f"model.peft={model.peft} is merged into weights on one device, which are not quantized. Leave out "
-            "model.device_map and model.tp_plan, or merge it once with peft's merge_and_unload()."
+            f"model.peft={model.peft} is merged on one device: leave device_map and tp_plan out."
         )
     if absent := [name for name in (ADAPTER, ADAPTER_TENSORS) if not (folder / name).is_file()]:
         raise ModelError(f"model.peft={model.peft} is no adapter in peft's format: it has no {absent[0]}.")

@@ -176,7 +176,6 @@ def resolve_dtype(dtype: str, device: torch.device, config: Any) -> str:
         return "float32"
     if config.dtype is None:
         raise ConfigError(
-            f"dtype=auto: the config.json of this {config.model_type} names no dtype. Give that of its weights, "
-            "for example dtype=bfloat16."
+            f"dtype=auto: config.json of this {config.model_type} names no dtype: dtype=bfloat16."
         )
     return str(config.dtype).removeprefix("torch.")

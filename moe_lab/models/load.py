@@ -88,8 +88,7 @@ def load_model(
         options |= {"experts_implementation": experts} if experts else {}
     elif facts.moe_layers and model.experts_implementation:
         raise ConfigError(
-            f"model.experts_implementation={model.experts_implementation}: models of type {facts.family} compute "
-            "their experts in one way only. Leave it out."
+            f"model.experts_implementation: {facts.family} computes its experts in one way only."
         )
     try:
         with reading_once() if place.type == "cpu" else nullcontext():
@@ -123,8 +122,7 @@ def load_model(
     routers = len(find_routers(loaded))
     if routers != facts.moe_layers:
         raise ModelError(
-            f"{source} should have {facts.moe_layers} MoE layers by its configuration, but {routers} routers were "
-            "found: these weights or this version of transformers differ."
+            f"{source}: config.json names {facts.moe_layers} MoE layers, the weights have {routers} routers."
         )
     check_weights(loaded, source)
     touched = quantization_of(config) or model.device_map or model.tp_plan
@@ -150,14 +148,10 @@ def placement(
     if model.tp_plan:
         if processes < 2:
             raise ConfigError(
-                f"model.tp_plan={model.tp_plan} splits a model over the processes of torchrun, and this is a single "
-                "one. Use model.device_map=auto for several GPUs in one process."
+                f"model.tp_plan={model.tp_plan} needs torchrun. In one process: model.device_map=auto."
             )
         if not config.get_text_config().base_model_tp_plan:
-            raise ModelError(
-                f"model.tp_plan={model.tp_plan}: transformers has no plan for splitting a {config.model_type}, so "
-                "every process would hold all of it. Use model.device_map=auto."
-            )
+            raise ModelError(f"model.tp_plan: transformers has no plan for splitting a {config.model_type}.")
         return {"distributed_config": DistributedConfig(tp_plan=model.tp_plan, tp_size=processes)}
     if model.device_map:
         return {"device_map": model.device_map, "offload_folder": disk.name}

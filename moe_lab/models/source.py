@@ -54,10 +54,7 @@ SMALL_FILES = tuple(f"*{suffix}" for suffix in SMALL)
 def model_source(model: ModelConfig) -> str:
     """The model's hub id or folder. Raises ModelError for a model that is yet to be trained."""
     if model.recipe is not None:
-        raise ModelError(
-            f"model={model.name} is trained on first use, and this has not happened. mode=run trains it; the others "
-            "take model.path=<the trained model>."
-        )
+        raise ModelError(f"model={model.name} is trained on first use. Train it with mode=run.")
     if model.path:
         return str(Path(model.path).expanduser())
     own = EMBEDDED / model.name
@@ -80,8 +77,7 @@ def reading_files(source: str) -> Iterator[None]:
             if "custom code" not in str(error):
                 raise
             raise ModelError(
-                f"{source} needs code of its own, which is never run. Use a model that transformers has built in "
-                "(docs/models.md)."
+                f"{source} needs code of its own, which is never run (docs/models.md)."
             ) from error
 
 
@@ -126,8 +122,7 @@ def model_commit(model: ModelConfig, *, offline: bool) -> str | None:
             return commit_of(source, revision=model.revision, offline=offline)
     if model.revision is not None:
         raise ConfigError(
-            f"model.revision={model.revision} belongs to a repository of the hub, and the model is the folder "
-            f"{source}. Leave it out."
+            f"model.revision={model.revision} has no effect on the folder {source}. Leave it out."
         )
     return None
 

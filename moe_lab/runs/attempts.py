@@ -105,8 +105,7 @@ def run_all(
 
     A worker skips jobs whose time is measured. The command that started it runs them after the workers have ended.
 
-    Args:
-        wait: whether to wait for runs that another process holds. If not, they fail with a RunHeldError.
+    `wait`: whether to wait for runs that another process holds. If not, they fail with a RunHeldError.
     """
     queue: deque[Step] = deque()
     for job in jobs:

@@ -2,8 +2,7 @@
 
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from math import ceil
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,9 +24,7 @@ from moe_lab.tasks.requests import Workload, workload_of_tasks
 
 def workload_of(run: Run) -> Workload:
     """The workload of a run without its baseline."""
-    design = _design(run)
-    workload = workload_of_tasks(run.tasks["tasks"], run.samples, run.config, design)
-    return replace(workload, one_by_one=not (_is_embedded(run) or runs_on_kv_cache(_without_weights(design))))
+    return workload_of_tasks(run.tasks["tasks"], run.samples, run.config, _design(run))
 
 
 def _design(of: Run | Study | Training) -> Any:
@@ -62,11 +59,6 @@ def gpu_memory() -> list[int]:
     return [
         torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())
     ]
-
-
-def gpus_for(size: int, gpu: float) -> int:
-    """How many GPUs of `gpu` bytes hold a model whose run takes `size` bytes."""
-    return max(1, ceil(size / (USABLE * gpu)))
 
 
 def planned_memory(of: Run | Study, workload: Workload) -> int | None:
@@ -150,13 +142,6 @@ class Budget:
                 "optimizers than AdamW in float32)."
             )
         return found
-
-
-def study_workload(study: Study) -> Workload:
-    """The workload of a trial."""
-    tasks = study.tasks["tasks"]
-    documents = {name: list(range(len(task.task_docs))) for name, task in tasks.items()}
-    return workload_of_tasks(tasks, documents, study.config)
 
 
 def _bytes(dtype: str) -> int:

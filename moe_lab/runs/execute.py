@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from moe_lab.config.progress import naming
-from moe_lab.errors import ModelError, MoeLabError, ResultsError, RunHeldError, first_line
+from moe_lab.errors import MoeLabError, RunHeldError, first_line
 from moe_lab.metrics.counts import Routes
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.tokenizer import template_block
@@ -51,8 +51,7 @@ def execute(run: Run, models: ModelPool, *, begin: Callable[[], None] = lambda: 
     The same call after an interruption continues. Raises RunHeldError if another process works on this run, and
     MoeLabError if memory does not suffice.
 
-    Args:
-        begin: called when the run is to be computed and no other process works on it.
+    `begin`: called when the run is to be computed and no other process works on it.
     """
     if (stored := _whole_result(run)) is not None:
         return Outcome(run, stored, stored=True)
@@ -95,9 +94,6 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
             raise
         except MoeLabError as error:
             message = f"{other.folder.name}, which {run.folder.name} is compared with, failed: {error}"
-            avoidable = isinstance(error, ResultsError) or name != "baseline"
-            if avoidable and not isinstance(error, ModelError):  # a ModelError would end the run itself, too
-                message += "\nbaseline=false leaves comparisons out."
             raise type(error)(message) from error
         found[name] = {
             "run_id": other.run_id,

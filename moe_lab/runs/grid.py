@@ -53,8 +53,7 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
 
     Returns a `Plan` for mode=plan, `Results` for mode=run and mode=report.
 
-    Args:
-        argv: the command line, which workers of `launcher=` get, too.
+    `argv`: the command line, which workers of `launcher=` get, too.
     """
     makers = [issubclass(get_method(one.method.name), ModelMaker) and not one.experiment for one in configs]
     if any(makers):

@@ -186,19 +186,17 @@ def run_ray(folder: Path, config: Config, argv: Sequence[str]) -> list[int]:
     import ray
 
     launcher, worker = config.launcher, Worker(folder, argv)
-    with reading("launcher.address or .parameters", says="are refused by Ray"):
+    with reading(f"launcher.address={launcher.address}", says="is refused by Ray"):
         ray.init(address=launcher.address, log_to_driver=False, include_dashboard=False)
-        gpus = int(ray.cluster_resources().get("GPU", 0))
-        task = ray.remote(**({"num_gpus": 1 if gpus else 0} | launcher.parameters))(_call)
     try:
-        tasks = [task.remote(worker, number) for number in range(launcher.workers or gpus or WORKERS)]
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        with reading("launcher.parameters", says="are refused by Ray"):
+            remote = ray.remote(**({"num_gpus": 1 if gpus else 0} | launcher.parameters))
+        task = remote(lambda number: worker(number))
+        tasks = [task.remote(number) for number in range(launcher.workers or gpus or WORKERS)]
         return [_code(partial(ray.get, task), ray.exceptions.RayError) for task in tasks]
     finally:
         ray.shutdown()  # ends the tasks of this command
-
-
-def _call(worker: Worker, number: int) -> int:
-    return worker(number)
 
 
 def _code(result: Callable[[], Any], died: type[BaseException]) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import pandas as pd
@@ -25,9 +26,7 @@ from moe_lab.runs.budget import (
     USABLE,
     Budget,
     gpu_memory,
-    gpus_for,
     planned_memory,
-    study_workload,
     workload_of,
 )
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of, with_baselines
@@ -36,7 +35,7 @@ from moe_lab.runs.run import Run
 from moe_lab.runs.tuning.study import Study
 from moe_lab.tasks.judges import judges_of
 from moe_lab.tasks.loading import load_tasks
-from moe_lab.tasks.requests import Workload
+from moe_lab.tasks.requests import Workload, workload_of_tasks
 
 NAMES = {"model": "", "weights": "", "method": "", "task": "", "seed": "-"}
 """Columns with names, and what an empty cell of each shows."""
@@ -133,7 +132,9 @@ class Plan(Shown):
 
     def _add_study(self, study: Study) -> None:
         finished, total = study.finished(), study.search.n_trials
-        workload, config = study_workload(study), study.config
+        config, tasks = study.config, study.tasks["tasks"]
+        documents = {name: list(range(len(task.task_docs))) for name, task in tasks.items()}
+        workload = workload_of_tasks(tasks, documents, config)
         tokens = study.method.forward_tokens(workload, config, study.facts)
         self.budget.add(study)
         self.rows.append(
@@ -249,7 +250,7 @@ class Plan(Shown):
             device = resolve_device(largest.config.device)
             lines.append(
                 f"GPU memory: at most {size / GIGABYTE:,.3g} GB (model={largest.config.model.name} "
-                f"method={largest.config.method.name}), which takes {gpus_for(size, gpu)} of "
+                f"method={largest.config.method.name}), which takes {ceil(size / (USABLE * gpu))} of "
                 f"{gpu / GIGABYTE:,.0f} GB with {1 - USABLE:.0%} of each left over. Free here, on {device}: "
                 f"{free_memory(device) / GIGABYTE:,.3g} GB."
             )

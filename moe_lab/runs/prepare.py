@@ -187,15 +187,14 @@ def check_router(method: Method, facts: ModelFacts) -> None:
 
 def check_chat_template(config: Config) -> None:
     """Raise ConfigError for a chat template that the tokenizer does not have."""
-    if not config.apply_chat_template:
+    template = config.apply_chat_template
+    if not template:
         return
     templates = prompt_tokenizer(config).chat_template
-    if not templates:
-        raise ConfigError("apply_chat_template: this tokenizer has no chat template. Leave it out.")
-    template = config.apply_chat_template
-    names = ", ".join(templates) if isinstance(templates, dict) else "one without a name (use true)"
-    if isinstance(template, str) and template not in (templates if isinstance(templates, dict) else ()):
-        raise ConfigError(f"apply_chat_template={template}: the tokenizer has {names}.")
+    names = list(templates) if isinstance(templates, dict) else []
+    if not templates or (isinstance(template, str) and template not in names):
+        unnamed = "one without a name (use true)" if templates else "no chat template"
+        raise ConfigError(f"apply_chat_template={template}: the tokenizer has {', '.join(names) or unnamed}.")
 
 
 @dataclass(kw_only=True)

@@ -33,8 +33,7 @@ from moe_lab.runs.run import Outcome, Run
 def summarize(outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = ()) -> list[SeedGroup]:
     """The outcomes by configuration, with one result per seed. `write_summaries` writes the summaries.
 
-    Args:
-        repeated: the run ids of each configuration that has a study or a model per seed.
+    `repeated`: the run ids of each configuration that has a study or a model per seed.
     """
     by_id = {outcome.run.run_id: outcome for outcome in outcomes}
     own = [[by_id[run_id] for run_id in run_ids if run_id in by_id] for run_ids in repeated]

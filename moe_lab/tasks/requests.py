@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from moe_lab.engine.planned import Asked, planned_tokens, tokens_one_by_one
+from moe_lab.engine.planned import Asked, planned_tokens
 from moe_lab.results.identity import HASHED
 from moe_lab.tasks.documents import gold_choice
 from moe_lab.tasks.loading import seed_as_lm_eval
@@ -88,8 +88,6 @@ class Workload:
     documents: float = 0
     asked: tuple[tuple[float, Asked], ...] = ()
     """(weight, requests): how many times these count; negative for the first document of a sample."""
-    one_by_one: bool = False
-    """Whether lm-eval's own code answers without an ensemble: the model has no `KVEngine`."""
 
     def __add__(self, other: Workload) -> Workload:
         return Workload(self.documents + other.documents, self.asked + other.asked)
@@ -99,11 +97,7 @@ class Workload:
         whole: dict[float, Asked] = {}
         for weight, asked in self.asked:
             whole.setdefault(weight, Asked()).add(asked)
-        alone = self.one_by_one and ensemble.plain
-        return sum(
-            weight * (tokens_one_by_one(asked) if alone else planned_tokens(asked, ensemble))
-            for weight, asked in whole.items()
-        )
+        return sum(weight * planned_tokens(asked, ensemble) for weight, asked in whole.items())
 
     @property
     def longest(self) -> int:

@@ -48,7 +48,6 @@ def test_what_names_no_option_is_the_overview(capsys):
         ("compare", ["mode=compare: ", "paired tests"]),
         ("keys", ["limit=null", "model.path", "tuning.n_trials"]),
         ("flags", ["--config-dir FOLDER", "Exit codes: 0 done"]),
-        ("results", ["changed: ", "Holm", "PARTIAL: ", "results.json"]),
     ],
 )
 def test_a_word_is_explained_whatever_it_names(word, texts, capsys):

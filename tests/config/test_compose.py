@@ -4,8 +4,6 @@ option of an installed plug-in is not found.
 
 import os
 import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +24,6 @@ OVERRIDES = [
     ["seed=3", "model=olmoe", "limit=5", "task=gsm8k", "method.n=4"],
     ["method=c3po", "method.layers=[1,2]", "gen_kwargs={temperature: 0.5}", "task.metric=acc,none"],
     ["system_instruction=${oc.env:HOME}", "output_dir=${device}/x", "logger.tags=['a,b',c]"],
-    ["output_dir=${hydra:runtime.choices.model}"],
     ["+method.phases=2", "model.recipe={dataset: toy, tokens: 5}", "model.path=/a b/c"],
     ["model=olmoe", "model=mixtral", "seed=1", "seed=2"],
     ["task=mmlu", "task.metric=null", "model.path=${oc.env:HOME}", "method.n=4", "method=roe"],
@@ -95,39 +92,17 @@ def test_an_option_that_changed_since_the_last_command_is_read_again(tmp_path):
         assert [cell.values["model"]["path"] for cell in grid] == [path, path]
 
 
-def test_composing_changes_nothing_that_other_threads_read():
-    environment, arguments, folder = dict(os.environ), list(sys.argv), os.getcwd()
-    changed: list[str] = []
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.is_set():
-            if sys.argv != arguments or os.getcwd() != folder or dict(os.environ) != environment:
-                changed.append("changed")
-            time.sleep(0.001)  # a watch without a pause takes half of the time from what it watches
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    try:
-        with ThreadPoolExecutor(3) as pool:
-            grids = list(pool.map(lambda seed: compose(["-m", f"seed={seed},7", "model=tiny"]), range(3)))
-    finally:
-        ended.set()
-        watching.join()
-    assert [[cell.values["seed"] for cell in grid] for grid in grids] == [[seed, 7] for seed in range(3)]
-    assert not changed
-
-
-def test_sys_argv_and_the_environment_are_not_touched(monkeypatch):
+def test_threads_compose_at_once_and_touch_neither_argv_nor_the_environment(monkeypatch):
     def refuse(*_: object) -> None:
-        raise AssertionError("the environment is shared with other threads")
+        raise AssertionError("the environment and the working folder are shared with other threads")
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, ThreadPoolExecutor(3) as pool:
         patch.setattr(sys, "argv", ("notebook",))
-        patch.setattr(os, "putenv", refuse)
-        patch.setattr(os, "unsetenv", refuse)
-        (cell,) = compose(["seed=5"])
-        assert cell.values["seed"] == 5 and sys.argv == ("notebook",)
+        for name in ("putenv", "unsetenv", "chdir"):
+            patch.setattr(os, name, refuse)
+        grids = list(pool.map(lambda seed: compose(["-m", f"seed={seed},7", "model=tiny"]), range(3)))
+        assert sys.argv == ("notebook",)
+    assert [[cell.values["seed"] for cell in grid] for grid in grids] == [[seed, 7] for seed in range(3)]
 
 
 @pytest.fixture

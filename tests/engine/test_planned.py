@@ -10,7 +10,7 @@ import pytest
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.hf import encoder_of
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.planned import Asked, planned_tokens, tokens_one_by_one
+from moe_lab.engine.planned import Asked, planned_tokens
 from moe_lab.routing import GumbelTopK
 from tests.support.models import make_model, make_tokenizer
 
@@ -61,20 +61,6 @@ def test_planned_tokens_are_those_that_are_counted(kind, name):
         prompts |= {text: (prompt, (lengths.pop(0),)) for text, (prompt, _) in list(prompts.items())}
     planned = planned_tokens(asked, Ensemble(**ENSEMBLES[name]))
     assert planned == whole.cost["tokens_in"] <= most
-
-
-@pytest.mark.parametrize("kind", ASKED)
-def test_lm_evals_own_code_reads_every_answer_with_its_prompt(kind):
-    model, tokenizer = make_model("olmoe"), make_tokenizer()
-    lm, asked = _lm(model, tokenizer, "base"), Asked()
-    requests = ASKED[kind]
-    if kind == "generate_until":
-        requests = [(prompt, options | {"until": []}) for prompt, options in requests]
-    for args in requests:
-        asked.read(encoder_of(model.config, tokenizer, 128, None), kind, args)
-    assert lm.engine is not None
-    lm.answer_by_hf(kind, list(map(Request, requests)), lambda *_: None)
-    assert lm.cost["tokens_in"] == tokens_one_by_one(asked)
 
 
 def test_answers_of_one_prompt_are_read_for_each():

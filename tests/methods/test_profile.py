@@ -72,7 +72,7 @@ def test_a_profile_gives_its_scale_and_its_documents_are_left_out(tmp_path):
     assert method.identity(facts())["logit_scale"] == 1.25 != calibration().identity(facts())["logit_scale"]
     assert method.temperatures(3) == [0.0, 0.0, 0.0]
     (tmp_path / "other.yaml").write_text(PROFILE.text())
-    with pytest.raises(ConfigError, match="has not measured the scale of the base model"):
+    with pytest.raises(ConfigError, match="has none of the base model"):
         calibration(logit_scale=str(tmp_path / "other.yaml"))
 
 
@@ -119,7 +119,7 @@ def test_a_profile_is_part_of_the_identity_wherever_it_lies(file, tmp_path):
         ("temperature: [0, 1", "is no profile of a study"),
         ("temperature: [0.1]\n", "is no profile of a study"),
         (PROFILE.text() + "more: 1\n", "more"),
-        (replace(PROFILE, documents=[]).text(), "documents:"),
+        (replace(PROFILE, documents=[]).text(), "no `documents` to leave out"),
         (PROFILE.text().replace("trials: 50", "trials: many"), "trials"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_missing_file_says_what_can_be_given(tmp_path):
 
 
 def test_impossible_temperatures_and_other_models_are_refused(file):
-    with pytest.raises(ConfigError, match="4 entries, and the model has 5"):
+    with pytest.raises(ConfigError, match="4 entries; give one for each of 5"):
         roe(temperature=str(file)).temperatures(5)
     file.write_text(replace(PROFILE, temperature=[0.0, -0.1, 0.0, 0.4]).text())
     with pytest.raises(ConfigError, match="at least 0"):

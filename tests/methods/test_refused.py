@@ -26,12 +26,12 @@ SETTINGS = {
         ({"temperature": True}, "method.temperature=True"),
         ({"skip_layers": -1}, "at least 0"),
         ({"prefill": "none", "cache": "standard"}, "Choices: noisy, clean"),
-        ({"prefill": "clean"}, "cache=standard"),
+        ({"prefill": "clean"}, "no effect with method.cache=clean"),
         ({"weights": "noisy"}, "clean, perturbed"),
         ({"noise": "antithetik"}, "Did you mean 'antithetic'"),
         ({"n": 1, "include_clean": False}, "method.include_clean=false"),
-        ({"skip_layers": 3}, "none would be left"),
-        ({"temperature": [0.1] * 4}, "4 entries, and the model has 5"),
+        ({"skip_layers": 3}, "leaves none of the 5 MoE layers"),
+        ({"temperature": [0.1] * 4}, "4 entries; give one for each of 5"),
         ({"temperature": [0.1] * 5, "skip_layers": 1}, "contradicts"),
     ],
     "calibration": [({"logit_scale": scale}, r"method\.logit_scale") for scale in (0, -1.0, "nowhere.yaml")],
@@ -113,7 +113,7 @@ SETTINGS = {
         *(
             ({key: value}, f"method.{key}={value}")
             for key, value in (
-                ("capacity_factor", 0.0), ("learning_rate", 0.0), ("sequence_length", 1),
+                ("vocab_size", 256), ("capacity_factor", 0.0), ("learning_rate", 0.0), ("sequence_length", 1),
                 ("validation_rows", 1), ("aux_loss", -0.1), ("routing_noise", -1.0), ("steps", 0),
                 ("z_loss", float("nan")),
             )
@@ -180,7 +180,7 @@ COMMANDS = {
     "pretrain model.experts_per_token=4": "Use method.experts_per_token",
     "pretrain device=cuda:1": "cuda",
     "finetune-freeze method.schedule=none-routers": "Did you mean 'none-router'",
-    "finetune-freeze method.phases=[{frozen:[router],until:0.4}]": "end at 0.4",
+    "finetune-freeze method.phases=[{frozen:[router],until:0.4}]": "1 for the last phase",
     "finetune-freeze method.phases=[{frozen:[gate],until:1}]": "method.phases[0].frozen[0]=gate is unknown",
     "finetune-freeze method.schedule=none-router method.max_steps=1": "phase 1 has no step",
     "finetune-freeze method.dataset=lima": "mode=prefetch offline=false",
@@ -222,7 +222,7 @@ def test_a_wrong_command_ends_with_2_before_weights_load(line, told, refused):
     [
         ("deepseek_v3", "c2r", "within groups"),
         ("deepseek_v3", "finetune-freeze method.router_aux_loss_coef=0.01", "no auxiliary loss"),
-        ("word", "finetune-freeze method.partners=2", "method.partners=2 needs routers of single tokens"),
+        ("word", "finetune-freeze method.partners=2", "method.partners needs routers of single tokens"),
     ],
 )
 def test_what_a_family_cannot_do(family, line, told, refused, tmp_path, tokenizer):

@@ -271,8 +271,6 @@ def test_with_memory_for_all_a_device_map_changes_nothing(tmp_path):
 
 
 def test_a_model_is_placed_in_one_way():
-    with pytest.raises(ConfigError, match="exclude each other"):
-        ModelConfig(device_map="auto", tp_plan="auto")
     with pytest.raises(ConfigError, match="model.device_map=cpu"):
         build(ModelConfig, {"device_map": "cpu"}, "model.")
     with pytest.raises(ConfigError, match="device=cpu.*model.device_map"):

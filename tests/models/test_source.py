@@ -37,7 +37,7 @@ def test_the_native_deepseek_moe_is_taken(tmp_path):
 @pytest.mark.parametrize("path", [None, "folder"])
 def test_a_revision_of_a_folder_is_refused(path, tiny_olmoe_dir):
     model = ModelConfig(path=path and str(tiny_olmoe_dir), revision="v1")
-    told = r"model.revision=v1 belongs to a repository of the hub.*Leave it out"
+    told = r"model.revision=v1 has no effect on the folder .*Leave it out"
     with pytest.raises(ConfigError, match=told):
         load_config(model, offline=True)
 

@@ -33,18 +33,6 @@ def test_a_missing_tokenizer_is_told_before_weights_load(roe, tmp_path):
     assert told.value.exit_code == 2 and not (tmp_path / "out").exists()
 
 
-def test_weights_that_are_torn_do_not_suggest_to_leave_the_baseline_out(roe, tmp_path):
-    """Broken by advice that cannot help: the run loads the same weights."""
-    folder = tmp_path / "model"
-    shutil.copytree(str(roe.model.path), folder)
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    torn = prepare(replace(roe, model=replace(roe.model, path=str(folder))))
-    with pytest.raises(ModelError, match="is compared with, failed: The weights of") as told:
-        execute(torn, ModelPool())
-    assert "baseline=false" not in str(told.value)
-
-
 def allocate_too_much() -> None:
     torch.empty(2**60)
 

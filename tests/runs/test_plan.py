@@ -122,7 +122,7 @@ def test_an_interrupted_run_says_how_far_it_came(run):
     assert run_state(again, ASKED) == ("failed, 3 of 4 answered", 0.25)
 
 
-@pytest.mark.parametrize(("measured", "says"), [(True, "done"), (False, "metrics or verdicts missing")])
+@pytest.mark.parametrize(("measured", "says"), [(True, "done"), (False, "metrics missing")])
 def test_a_stored_run_says_what_it_lacks(run, monkeypatch, measured, says):
     monkeypatch.setattr(Run, "done", True)
     monkeypatch.setattr(Run, "measured", measured)

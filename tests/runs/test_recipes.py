@@ -40,7 +40,7 @@ def test_a_model_that_is_yet_to_be_trained_is_never_the_embedded_one():
         (["method=c3po"], "method.layers=last5: the model has 3 MoE layers"),
         (["-m", "method=base,c3po"], "method.layers=last5: the model has 3 MoE layers"),
         (["method=c3po", "method.layers=all", "method.reference=toy_text"], "toy_text"),
-        (["method=roe", "method.temperature=[0,1]"], "the model has 3 MoE layers"),
+        (["method=roe", "method.temperature=[0,1]"], "one for each of 3 MoE layers"),
         (["method=roe", "method.skip_layers=2", "tuning=tpe"], "leaves none of the 3 MoE layers"),
         (["method=base", "task.metric=accuracyy"], "accuracyy"),
         (["method=base", "+model.recipe.stepz=4"], "Did you mean 'model.recipe.steps'"),

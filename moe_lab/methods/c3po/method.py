@@ -45,8 +45,8 @@ def named_layers(given: Any, count: int) -> list[int]:
             match = _PART.fullmatch(part)
             if not match or not 1 <= int(match[2]) <= count:
                 raise ConfigError(
-                    f"method.layers={given}: {part} is none of the model's {count} MoE layers. Use e.g. last5, "
-                    "first2+last3, middle4, all or [11,12,13]."
+                    f"method.layers={given}: the model has {count} MoE layers, and {part} does not name some. Use e.g. "
+                    "last5, first2+last3, middle4, all or [11,12,13]."
                 )
             where, size = match[1], int(match[2])
             start = {"first": 0, "middle": (count - size) // 2, "last": count - size}[where]
@@ -78,8 +78,7 @@ class C3PO(Method):
         assert family is not None
         if family.rule.noise != LOGITS:
             raise ConfigError(
-                f"method=c3po re-mixes routing probabilities, and routers of {family.name} choose by a "
-                f"{family.chosen_by}. Use a model whose routers choose by logits."
+                f"method=c3po needs routers that choose by logits; those of {family.name} do not."
             )
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
@@ -90,8 +89,7 @@ class C3PO(Method):
         for name, task in load_tasks(config)["tasks"].items():
             if task.get_config("output_type") not in ("multiple_choice", "generate_until"):
                 raise ConfigError(
-                    f"method=c3po answers questions with choices or generated texts, and {name} asks for the "
-                    "likelihood of texts. Use method=base or method=roe."
+                    f"method=c3po answers questions, and {name} asks for the likelihood of texts."
                 )
         if self.config.optimizer == "oracle":
             return {}
@@ -213,7 +211,6 @@ def right_answers(config: RunConfig) -> dict[str, str]:
             for instance in instances:
                 if golds.setdefault(instance.args[0], right) != right:
                     raise ConfigError(
-                        "method.optimizer=oracle: two questions have the same prompt and other right answers. "
-                        "task.answer=letters asks them with their choices."
+                        "method.optimizer=oracle needs a prompt per question: task.answer=letters."
                     )
     return golds

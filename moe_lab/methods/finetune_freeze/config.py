@@ -14,7 +14,7 @@ from moe_lab.config.validators import (
     PositiveInt,
     check_limits,
     coerce,
-    did_you_mean,
+    one_of,
 )
 from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.data_files import TOY_SIZES
@@ -61,16 +61,9 @@ def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
         found: list[Phase] = coerce(phases, list[Phase], "method.phases")
         ends = [phase.until for phase in found]
         if not found or ends != sorted(set(ends)) or ends[-1] != 1:
-            raise ConfigError(
-                f"method.phases: the phases end at {', '.join(f'{end:g}' for end in ends)}. `until` is the share of "
-                "the steps at which a phase ends: above 0, increasing, and 1 for the last phase."
-            )
+            raise ConfigError("method.phases: `until` must increase, and be 1 for the last phase.")
         return tuple(replace(phase, frozen=tuple(sorted(set(phase.frozen)))) for phase in found)
-    if schedule not in SCHEDULES:
-        raise ConfigError(
-            f"method.schedule={schedule} is unknown. Choices: {', '.join(SCHEDULES)}."
-            f"{did_you_mean(schedule, SCHEDULES)}\nmethod.phases takes any other list of phases."
-        )
+    one_of("method.schedule", schedule, tuple(SCHEDULES))
     parts = SCHEDULES[schedule]
     return tuple(
         Phase(frozen=cast(Frozen, () if part == "none" else (part,)), until=(number + 1) / len(parts))
@@ -94,8 +87,7 @@ def boundaries(phases: Sequence[Phase], steps: int) -> list[int]:
     for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if end <= start:
             raise ConfigError(
-                f"method.phases: phase {number + 1} has no step, because the training has only {steps}. Train longer, "
-                "or leave the phase out."
+                f"method.phases: phase {number + 1} has no step: the training has only {steps}."
             )
     return ends
 

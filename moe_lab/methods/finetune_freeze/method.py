@@ -110,7 +110,6 @@ class FinetuneFreeze(TrainingMethod):
         from moe_lab.models.source import load_config
 
         own, alone = self.config, num_processes() == 1
-        with_lora = f"method.lora.r={own.lora.r}"
         architecture = load_config(config.model, offline=config.offline)
         self.check_training(config, facts)
         refuse(
@@ -118,33 +117,36 @@ class FinetuneFreeze(TrainingMethod):
                 "A quantized model cannot be fine-tuned. Use the checkpoint before quantization.": (
                     quantization_of(architecture)
                 ),
-                f"{with_lora}: FSDP splits the weights that the adapter belongs to. Use torchrun without FSDP.": (
-                    own.lora.r is not None and sharded()
-                ),
-                f"{with_lora} with model.peft={config.model.peft}: merge that once with peft's merge_and_unload(), "
-                "save the model, and give model.path.": own.lora.r is not None
-                and config.model.peft is not None,
-                f"method.partners={own.partners} needs routers of single tokens: {facts.fixed_routing}. Leave it "
-                "out.": own.partners is not None and facts.fixed_routing,
-                f"method.partners={own.partners} trains in one process: start the command without torchrun.": (
-                    own.partners is not None and not alone
-                ),
                 f"method.optimizer={EIGHT_BIT} trains in one process: others would round their weights differently. "
-                "Use method.optimizer=adamw_torch with several processes.": (
-                    own.optimizer == EIGHT_BIT and not alone
-                ),
+                "Use method.optimizer=adamw_torch.": own.optimizer == EIGHT_BIT and not alone,
             }
         )
         if own.lora.r is not None:
+            refuse(
+                {
+                    "method.lora: FSDP splits the weights that the adapter belongs to. Use torchrun without FSDP.": (
+                        sharded()
+                    ),
+                    f"method.lora with model.peft={config.model.peft}: merge that once with peft's "
+                    "merge_and_unload(), save the model, and give model.path.": config.model.peft is not None,
+                }
+            )
             empty_to_train(config, own.lora)
         model = once(f"empty model {config.model} {config.offline}", lambda: empty_model(architecture))
         parameter_groups(model)  # raises for a layer without experts
         if own.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
             raise ConfigError(
-                f"method.router_aux_loss_coef: models of type {facts.family} have no auxiliary loss in transformers. "
-                "Leave it out."
+                f"method.router_aux_loss_coef: transformers has no auxiliary loss of {facts.family}. Leave it out."
             )
         if own.partners is not None:
+            refuse(
+                {
+                    f"method.partners needs routers of single tokens: {facts.fixed_routing}. Leave it out.": (
+                        facts.fixed_routing
+                    ),
+                    "method.partners trains in one process: start the command without torchrun.": not alone,
+                }
+            )
             check_constraint(config, own.partners, facts)
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:

@@ -39,10 +39,7 @@ def parameter_groups(model: nn.Module) -> Groups:
     for router in found:
         modules = [with_wrapper(router.block, each) for each in router.block.modules() if is_experts(each)]
         if not modules:
-            raise ModelError(
-                f"No experts were found next to the router {router.name}: this version of transformers is not "
-                "supported."
-            )
+            raise ModelError(f"No experts were found next to the router {router.name}.")
         experts |= _by_id(modules)
     for router in found:
         own_parameters = _by_id([with_wrapper(router.block, router.module)])

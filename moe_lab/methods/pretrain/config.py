@@ -12,8 +12,10 @@ from moe_lab.methods.method import Method, refuse
 
 AUX_LOSS = 0.1
 """The default coefficient of equation 2, which has no factor E. For 8 experts it is 0.0125 in transformers' formula."""
-NOT_WEIGHTS = ("name", "dataset", "dataset_size", "validation_rows", "save_steps")
-"""Keys that do not determine the weights, or do so only through the data."""
+SMALLEST_VOCABULARY = 257
+"""All bytes and the end token."""
+NOT_WEIGHTS = ("name", "dataset", "dataset_size", "validation_rows", "save_steps", "tokenizer", "vocab_size")
+"""Keys that do not determine the weights, or do so only through the data and the tokenizer."""
 OF_EXPERTS = {
     *("experts", "experts_per_token", "shared_experts", "router", "capacity_factor", "aux_loss", "z_loss"),
     *("bias_rate", "device_loss", "devices", "routing_noise"),
@@ -49,6 +51,8 @@ class PretrainConfig(Method.Config):
     dataset: str = "toy"
     dataset_size: PositiveInt | None = None
     validation_rows: int = 64
+    tokenizer: Literal["model", "train"] = "model"
+    vocab_size: PositiveInt = 4096
     steps: PositiveInt = 600
     batch_size: PositiveInt = 8
     gradient_accumulation: PositiveInt = 1
@@ -62,6 +66,7 @@ class PretrainConfig(Method.Config):
         super().__post_init__()
         at_least("method.sequence_length", self.sequence_length, 2)  # a target
         at_least("method.validation_rows", self.validation_rows, 2)  # an interval over rows
+        at_least("method.vocab_size", self.vocab_size, SMALLEST_VOCABULARY)
         refuse(
             {
                 f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio < 1,

@@ -1,7 +1,7 @@
 """The training data of `method=pretrain`: a corpus, its tokenizer, and packed rows.
 
-The corpus is the toy world, MiniPile, a data set of the hub, or files. The tokenizer is that of
-`model=`. Documents are joined by the end token and cut into rows of equal length.
+The corpus is the toy world, MiniPile, a data set of the hub, or files. The tokenizer is that of `model=`, or a
+byte-level BPE that is trained on the corpus. Documents are joined by the end token and cut into rows of equal length.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import json
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
@@ -32,6 +33,9 @@ KNOWN = {"minipile": "JeanKaddour/minipile"}
 """Data sets of the hub by short name."""
 GROUP = 100
 """Documents of a generated corpus that are drawn together."""
+END = "<|endoftext|>"
+SAMPLE = 20_000
+"""Documents that a tokenizer is trained on."""
 DOCUMENTS = 1000
 """Documents that are tokenized together."""
 _packed: dict[tuple[Any, ...], tuple[Any, Any]] = {}
@@ -82,13 +86,15 @@ def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
     return corpus
 
 
-def tokenizer_of(config: Config) -> Any:
+def tokenizer_of(config: Config, corpus: Corpus) -> Any:
     """The tokenizer. Raises ModelError for one without an end-of-sequence token."""
+    if config.method.tokenizer == "train":
+        return _train(corpus, config.method.vocab_size)
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     if tokenizer.eos_token_id is None:
         raise ModelError(
             f"The tokenizer of model={config.model.name} has no token for the end of a document (eos_token). Use "
-            "another one: model.tokenizer="
+            "another one, or method.tokenizer=train."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -100,6 +106,24 @@ def tokenizer_identity(tokenizer: Any) -> str:
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
     text = json.dumps([backend, tokenizer.special_tokens_map], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@lru_cache(maxsize=4)  # the runs of a grid share a tokenizer
+def _train(corpus: Corpus, vocabulary: int) -> Any:
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(
+        islice(corpus.documents(), SAMPLE),
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=[END],
+        show_progress=False,
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer, bos_token=END, eos_token=END, pad_token=END
+    )
 
 
 def require_rows(corpus: Corpus, tokenizer: Any, *, held_out: int, length: int) -> None:

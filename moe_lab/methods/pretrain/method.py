@@ -100,7 +100,7 @@ class Pretrain(TrainingMethod):
 
         if self._read is None:
             corpus = read_corpus(config, self.config.dataset, self.config.dataset_size)
-            self._read = corpus, tokenizer_of(config)
+            self._read = corpus, tokenizer_of(config, corpus)
         return self._read
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:

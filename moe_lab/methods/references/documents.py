@@ -154,8 +154,7 @@ def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
         )
     if not any(found.samples.values()):
         raise ConfigError(
-            f"No reference is left: all {found.dropped} documents of {', '.join(found.tasks)} are evaluated.\n"
-            "Use others with method.reference=<other lm-eval task>."
+            f"All documents of {', '.join(found.tasks)} are evaluated. Use another method.reference=."
         )
     return found
 
@@ -230,8 +229,7 @@ def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:
         for name, task in tasks.items():
             if task.get_config("output_type") != "multiple_choice":
                 raise ConfigError(
-                    f"method={config.method.name} is for multiple-choice questions, and {name} asks for texts or their "
-                    "likelihood."
+                    f"method={config.method.name} is for multiple-choice questions, not for {name}."
                 )
 
     check_one_process(config)
@@ -245,6 +243,5 @@ def check_one_process(config: Config) -> None:
     """Raise ConfigError under torchrun."""
     if config.model.tp_plan or num_processes() > 1:
         raise ConfigError(
-            f"method={config.method.name} runs in one process: leave torchrun and model.tp_plan out "
-            "(model.device_map=auto)."
+            f"method={config.method.name} runs in one process, without torchrun and model.tp_plan."
         )

@@ -77,14 +77,8 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
     need_package("sentence_transformers", "embeddings", f"method.embeddings={how}")
     if not path.is_dir():
         return {"embeddings": str(how)}
-    modules = path / "modules.json"
-    with reading(f"method.embeddings={path}: {modules.name}", f"Save the model again. {DEFAULT}"):
-        listed = json.loads(modules.read_bytes()) if modules.is_file() else []
-        foreign = [each["type"] for each in listed if not each["type"].startswith("sentence_transformers.")]
-    if foreign:  # sentence-transformers would run it
-        raise ConfigError(
-            f"method.embeddings={path} needs code of its own ({foreign[0]}), which is never run. {DEFAULT}"
-        )
+    if code := next(path.rglob("*.py"), None):  # sentence-transformers would run it
+        raise ConfigError(f"method.embeddings={path} has code ({code.name}), which is never run. {DEFAULT}")
     folders = [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
     return {"embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}}
 

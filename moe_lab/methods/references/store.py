@@ -99,10 +99,7 @@ def _choices(
     count = len(task.doc_to_choice(document))  # some metrics also score each choice without its prompt
     choices = [tuple(instance.args) for instance in instances[:count]]
     if len({prompt for prompt, _ in choices}) > 1:
-        raise ConfigError(
-            f"{key} has a prompt for every choice, and C3PO re-routes the last token of one prompt. "
-            "task.answer=letters asks it with one prompt."
-        )
+        raise ConfigError(f"{key} has a prompt for every choice. C3PO needs one: task.answer=letters.")
     gold = gold_choice(task, document)
 
     def graded(scores: list[tuple[float, bool]]) -> Graded:

@@ -128,8 +128,7 @@ def last_kind(cache: Cache | None, layer: int) -> Tensor | None:
         cache.layers[layer], LinearAttentionAndFullAttentionLayer
     ):
         raise ValueError(
-            "A model that routes words or sentences keeps the decision of the present one in its cache. Use "
-            "DynamicCache(config=model.config)."
+            "Routers of words and sentences need past_key_values=DynamicCache(config=model.config)."
         )
     return cache.get_conv_state(layer)[:, 0] if cache.has_previous_state(layer) else None
 

@@ -184,10 +184,7 @@ class UnitPlaces(nn.Module):
         """
         # looked up once: reading a tensor stops a GPU
         if not self._is_set and bool((self.kind_V == UNSET).any()):
-            raise ValueError(
-                "This model routes words or sentences, and its tables of where they begin are not set. "
-                "Call model.set_units(unit_tables(tokenizer, model.config.router))."
-            )
+            raise ValueError("Call model.set_units(unit_tables(tokenizer, model.config.router)).")
         self._is_set = True
         own_BS = self.kind_V[ids_BS].long().masked_fill(~real_BS, SPECIAL)
         if last_kind_B1 is None:

@@ -140,8 +140,6 @@ class RecordedLM(AnsweringLM):
     ):
         super().__init__(load_tokenizer, chat_template)
         self.log = log
-        self.answering = False
-        """Whether the model answers now."""
         self._open_model = open_model
 
     @cached_property
@@ -169,7 +167,6 @@ class RecordedLM(AnsweringLM):
         return [self.log[key] for key in keys]
 
     def _ask(self, kind: str, missing: dict[str, tuple[tuple[Any, ...], int]]) -> None:
-        self.answering = True
         model = self.model
         keys = list(missing)
         meter = Meter(model)
@@ -179,4 +176,3 @@ class RecordedLM(AnsweringLM):
             lambda index, response: self.log.answer(keys[index], response, meter.spent()),
         )
         self.log.spend(meter.spent())
-        self.answering = False

@@ -17,7 +17,6 @@ from moe_lab.engine.engine import KVEngine
 from moe_lab.engine.forward.forward import Observer, observed
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
-from moe_lab.errors import MoeLabError, TaskError, first_line
 from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.memory import ModelPool, reset_peak_memory, weight_bytes
@@ -86,15 +85,7 @@ def evaluate_answers(
         # None for a task that is evaluated whole, so that lm-eval need not search each document
         chosen = {name: ids if len(ids) < whole[name] else None for name, ids in run.samples.items()}
         with judging(run.judges, run.folder, config.rerun, free_model):
-            try:
-                evaluated = evaluate_tasks(config, run.tasks, lm, chosen, bootstrap_iters)
-            except Exception as error:
-                if lm.answering or isinstance(error, MoeLabError):
-                    raise
-                raise TaskError(  # of a task's own function or metric
-                    f"Task {', '.join(run.tasks['tasks'])} fails in lm-eval: {first_line(error)}.\n"
-                    "The answers are kept: correct the task, and the same command continues."
-                ) from error
+            evaluated = evaluate_tasks(config, run.tasks, lm, chosen, bootstrap_iters)
     if config.method.name == "base" and run.facts.dtype != "float32" and len(log) > before and not together:
         log.spend(_rounding(run, models, evaluated["samples"]))
     return evaluated

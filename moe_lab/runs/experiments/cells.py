@@ -62,13 +62,11 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
     if base.method_keys:
         methods = [_method(each, cell, base) for each, scale in pairs for cell in scale.overrides()]
         known = dict.fromkeys(key for method in methods for key in method)
-        there = ", ".join(dict.fromkeys(str(method["name"]) for method in methods))
         for key in map(_method_key, base.method_keys):
             if key not in known:
                 raise ConfigError(
-                    f"Unknown key 'method.{key}': no cell of experiment={config.experiment} has {key!r}."
-                    f"{did_you_mean(key, known)}\n"
-                    + (f"Methods of its cells: {there}." if there else "It has no cells.")
+                    f"Unknown key 'method.{key}': no cell of experiment={config.experiment} has it."
+                    f"{did_you_mean(key, known)}"
                 )
     typed = typed_settings([*_typed(base), *base.method_keys])
     return [

@@ -175,10 +175,7 @@ class LlamaGuard(LocalJudge):
     def _identity(self) -> dict[str, Any]:
         template = self.tokenizer.chat_template
         if not isinstance(template, str):
-            raise ConfigError(
-                f"task.guard_model={self.source}: its tokenizer has no chat template, which holds the policy that "
-                "Llama Guard judges by."
-            )
+            raise ConfigError(f"task.guard_model={self.source} has no chat template, which holds its policy.")
         return {**super()._identity(), "template": hashlib.sha256(template.encode()).hexdigest()}
 
     def check(self) -> None:

@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ModelError, TaskError
 from moe_lab.methods.pretrain import corpus as module
 from moe_lab.methods.pretrain.corpus import (
+    END,
     GENERATED,
     Corpus,
     PackedRows,
+    _train,
     pack,
     pack_once,
     read_corpus,
@@ -107,19 +110,60 @@ def test_a_later_row_without_text_is_found_when_it_is_read(tmp_path):
 TEXT = "Grüße aus Köln! 😀 \n\tdef f(x):\n    return x\n"
 
 
-def test_an_identity_is_that_of_the_tokens():
-    tokenizer = make_tokenizer()
+@pytest.fixture
+def cat_corpus(tmp_path):
+    texts = [f"the cat {number % 7} saw the other {'abcdefgh'[number % 5 :]} cat" for number in range(200)]
+    return corpus_of(tmp_path / "own.jsonl", json_lines(*texts))
+
+
+def trained(cat_corpus, vocab_size: int = 300):
+    return tokenizer_of(Config(method=design(tokenizer="train", vocab_size=vocab_size)), cat_corpus)
+
+
+@pytest.mark.parametrize("vocab_size", (257, 280))
+def test_a_trained_tokenizer_has_all_bytes_and_the_end_token(vocab_size, cat_corpus):
+    tokenizer = trained(cat_corpus, vocab_size)
+    assert len(tokenizer) == vocab_size
+    assert tokenizer.eos_token == tokenizer.pad_token == tokenizer.bos_token == END
+    ids = tokenizer(TEXT, add_special_tokens=False).input_ids
+    assert tokenizer.decode(ids) == TEXT and max(ids) < vocab_size
+    assert tokenizer.eos_token_id not in ids
+    words = tokenizer(" the cat", add_special_tokens=False).input_ids
+    assert (len(words) < 8) == (vocab_size > 257), "merges of the corpus"
+
+
+def test_it_is_the_same_again_and_after_it_was_saved(cat_corpus, tmp_path):
+    first, shared = trained(cat_corpus), trained(cat_corpus)
+    _train.cache_clear()
+    again = trained(cat_corpus)
+    assert first is shared and first is not again
+    assert tokenizer_identity(first) == tokenizer_identity(again)
+    first.save_pretrained(tmp_path / "saved")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for text in (TEXT, " the cat saw", END):
+        assert saved(text).input_ids == first(text).input_ids
+    assert saved.eos_token_id == saved.pad_token_id == first.eos_token_id
+
+
+def test_an_identity_is_that_of_the_tokens(cat_corpus):
+    tokenizer = trained(cat_corpus)
     before = tokenizer_identity(tokenizer)
     tokenizer(["a", "b c d"], padding=True, truncation=True, max_length=2)
     assert tokenizer_identity(tokenizer) == before, "use changes nothing"
     renamed = make_tokenizer()
     renamed.add_special_tokens({"eos_token": "<|other|>"})
-    assert tokenizer_identity(make_tokenizer()) == before != tokenizer_identity(renamed)
+    others = [
+        before,
+        tokenizer_identity(make_tokenizer()),
+        tokenizer_identity(trained(cat_corpus, 270)),
+        tokenizer_identity(renamed),
+    ]
+    assert len(set(others)) == 4
 
 
 def given(tokenizer, folder):
     tokenizer.save_pretrained(folder)
-    return tokenizer_of(Config(method=design(), model=ModelConfig(name="mine", tokenizer=str(folder))))
+    return tokenizer_of(Config(method=design(), model=ModelConfig(name="mine", tokenizer=str(folder))), None)
 
 
 def test_the_models_own_is_taken_with_a_padding_token(tmp_path):
@@ -135,7 +179,7 @@ def test_one_without_an_end_token_is_refused_with_what_to_do(tmp_path):
     plain.eos_token = None
     with pytest.raises(
         ModelError,
-        match="model=mine has no token for the end of a document.*another one: model.tokenizer=",
+        match="model=mine has no token for the end of a document.*another one, or method.tokenizer=train",
     ):
         given(plain, tmp_path)
 

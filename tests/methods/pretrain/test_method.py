@@ -203,10 +203,11 @@ def test_what_determines_the_weights_makes_another_model(tmp_path):
             {"z_loss": 0.0},
         ),
         *({"dataset_size": 500}, {"dataset": str(texts), "dataset_size": 9}, {"routing_noise": 0.1}),
+        {"dataset": str(texts), "tokenizer": "train", "vocab_size": 260},
         {"model": ModelConfig(tokenizer=str(tmp_path / "bytes"))},
     ]
     assert len({first, own, *(name(**other) for other in others)}) == 2 + len(others)
-    assert name(save_steps=1) == name(aux_loss=0.1) == first
+    assert name(save_steps=1) == name(aux_loss=0.1) == name(vocab_size=999) == first
     assert name(dataset=str(tmp_path / "copy.jsonl")) == own, "the content counts"
 
 

@@ -91,7 +91,7 @@ def test_a_test_document_is_no_reference(data):
 
 
 def test_nothing_left_and_a_task_without_right_answers_are_refused(data):
-    with pytest.raises(ConfigError, match=r"all 9 documents of arc_easy:test are evaluated"):
+    with pytest.raises(ConfigError, match="All documents of arc_easy:test are evaluated"):
         reference_documents(config(data, "arc_easy"), settings("arc_easy:test"))
     with pytest.raises(ConfigError, match="toy_text.* neither choices nor texts that are right or wrong"):
         reference_documents(Config(task=TaskConfig(name="toy_choice")), settings("toy_text"))

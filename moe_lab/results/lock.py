@@ -24,7 +24,9 @@ def acquire(file: Path) -> FileLock | None:
 
 def is_locked(file: Path) -> bool:
     """Whether a living process has the lock. Makes no file."""
-    lock = acquire(file) if file.exists() else None
+    if not file.exists():
+        return False
+    lock = acquire(file)
     if lock is not None:
         lock.release()
-    return lock is None and file.exists()
+    return lock is None

@@ -83,14 +83,8 @@ def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[
     method = _method(experiment, overrides, base) if base.method_keys else {}
     taken = [override for override in base.method_keys if _method_key(override) in method]
     with _naming(experiment, overrides):
-        cell = _composed((*overrides, *_typed(base), *taken), tuple(base.config_dirs))
+        cell = compose_cell([*overrides, *_typed(base), *taken], base.config_dirs)
     return cell, to_config(cell)
-
-
-@cache
-def _composed(overrides: tuple[str, ...], config_dirs: tuple[str, ...]) -> Cell:
-    """Composed once in a process: the tables of a paper share many cells."""
-    return compose_cell(list(overrides), list(config_dirs))
 
 
 def _method(experiment: Experiment, overrides: list[str], base: Cell) -> dict[str, Any]:
@@ -99,7 +93,7 @@ def _method(experiment: Experiment, overrides: list[str], base: Cell) -> dict[st
     chosen = ("method", "method.policy") if "method=policy" in given else ("method",)
     choices = [override for override in given if _key(override) in chosen]
     with _naming(experiment, overrides):
-        method: dict[str, Any] = _composed(tuple(choices), tuple(base.config_dirs)).values["method"]
+        method: dict[str, Any] = compose_cell(choices, base.config_dirs).values["method"]
     return {key.name: None for key in fields(config_class(method["name"], method))} | method
 
 

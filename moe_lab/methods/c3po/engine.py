@@ -172,17 +172,13 @@ class PathwayEngine(Engine):
     ) -> None:
         for start in range(0, len(states), AT_ONCE):
             batch = states[start : start + AT_ONCE]
-            with self.rerouted(batch) as forward:
+            prompts, texts = [state.prompt for state in batch], [state.text for state in batch]
+            suffixes = self._read(prompts, texts)
+            own = self._with_right_answers(prompts, texts, ANSWER_TOKENS)
+            probs, kind = self.optimize(texts, suffixes, own).pathways.probs(), self.settings.persistence
+            with ReroutedForward(self.replay.model, batch, probs, self.replay.span, kind) as forward:
                 generate(forward, batch, self.budget, decoding, on_done)
             self._generated_in += forward.tokens_in
-
-    def rerouted(self, states: list[GenerationState]) -> ReroutedForward:
-        """The model with the optimized pathway of each prompt."""
-        prompts, texts = [state.prompt for state in states], [state.text for state in states]
-        suffixes = self._read(prompts, texts)
-        own = self._with_right_answers(prompts, texts, ANSWER_TOKENS)
-        probs = self.optimize(texts, suffixes, own).pathways.probs()
-        return ReroutedForward(self.replay.model, states, probs, self.replay.span, self.settings.persistence)
 
     def _scored(self, requests: list[ScoringRequest], flops: FlopCount | None = None) -> list[Scores]:
         contexts, texts = [request.context for request in requests], [request.text for request in requests]
@@ -246,7 +242,14 @@ class PathwayEngine(Engine):
         references = self.references
         assert references is not None, "only the oracle has none"
         embedding = self._embedded(references, list(texts), suffixes)
-        near = self._nearest(references, embedding)
+        near = neighbours(
+            embedding,
+            references.embedding_RX,
+            k=settings.k,
+            # mode finding's is a radius of pathways, so its loss uses k
+            epsilon=None if settings.optimizer == "mode_finding" else settings.epsilon,
+            most_similar=settings.most_similar,
+        )
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
         index = near.index_QK.tolist()
         found = self._reference_suffixes(references, sorted({r for row in index for r in row if r >= 0}))
@@ -265,17 +268,6 @@ class PathwayEngine(Engine):
         self.counted["reference_dropped"] += int(near.dropped_Q.sum())
         self.counted["reference_none"] += int(none_N.sum())
         return Optimized(*changed, near, weight_NK)
-
-    def _nearest(self, references: ReferenceSet, embedding: Tensor) -> Neighbours:
-        """The neighbours by embeddings. Mode finding's `epsilon` is a radius of pathways, so its loss uses k."""
-        settings = self.settings
-        return neighbours(
-            embedding,
-            references.embedding_RX,
-            k=settings.k,
-            epsilon=None if settings.optimizer == "mode_finding" else settings.epsilon,
-            most_similar=settings.most_similar,
-        )
 
     def _embedded(
         self, references: ReferenceSet, texts: list[str], suffixes: Sequence[PromptSuffix]

@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 import moe_lab.runs.prepare
 from moe_lab.config.catalog import option_files, resource_folder
 from moe_lab.config.schema import Config
-from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method, method_names
 from moe_lab.methods.base import Base
 from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
@@ -179,22 +178,3 @@ def test_any_change_of_a_plug_ins_source_is_another_run(plugin, fresh, tmp_path,
     file = plugin / changed
     file.write_text(file.read_text() + "# changed\n")
     assert run_id() != first
-
-
-def test_a_plug_in_of_one_file_counts_too(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    file = tmp_path / "lab_single_module.py"
-    digests = set()
-    for text in ("A = 1\n", "A = 2\n"):
-        file.write_text(text)
-        source_digest.cache_clear()
-        digests.add(source_digest("lab_single_module"))
-    assert len(digests) == 2
-
-
-def test_a_package_without_source_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "lab_empty").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    source_digest.cache_clear()
-    with pytest.raises(ConfigError, match="lab_empty has no source files"):
-        source_digest("lab_empty")

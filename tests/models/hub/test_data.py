@@ -3,7 +3,6 @@ fetch where the cache or data_dir has it, a data set that cannot be had and is t
 """
 
 import json
-import re
 from io import BytesIO
 
 import pyarrow as pa
@@ -171,23 +170,11 @@ def test_minipile_is_read_at_a_commit_in_the_order_of_its_parts(client, hub):
 
 
 @pytest.mark.parametrize(
-    "names, told",
-    [
-        (
-            ("a-v1/train.jsonl", "b/train-00000-of-00001.parquet"),
-            "has a-v1/train.jsonl, b/train-00000-of-00001.parquet",
-        ),
-        (("train.jsonl", "data/train.jsonl"), "has data/train.jsonl, train.jsonl"),
-        (("data/train-00000-of-00002.parquet",), "has data/train-00000-of-00002.parquet."),
-        (
-            ("train.jsonl", "train/0.jsonl", "old/train/0.jsonl"),
-            "has old/train/0.jsonl, train.jsonl, train/0.jsonl",
-        ),
-    ],
+    "names", [("a-v1/train.jsonl", "b/train-00000-of-00001.parquet"), ("data/train-00000-of-00002.parquet",)]
 )
-def test_what_is_no_single_whole_split_is_refused(names, told, client, hub):
+def test_what_is_no_single_whole_split_is_refused(names, client, hub):
     """Broken by two data sets that are read as one, or by parts that an interrupted download lacks."""
     data_set(hub, "me/parts", dict.fromkeys(names, b""))
-    with pytest.raises(TaskError, match=f"me/parts needs one complete train split.*{re.escape(told)}"):
+    with pytest.raises(TaskError, match=f"me/parts needs one complete train split.*{names[0]}"):
         read_corpus(Config(offline=False), "me/parts", None)
     assert not [line for line in hub.log if "train" in str(line)], "nothing was fetched"

@@ -74,6 +74,14 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
         raise ConfigError(
             f"{' '.join(idle)} changes nothing: nothing is tuned. Add tuning=tpe, or leave it out."
         )
+    asked: dict[str, str | None] = {}
+    for config in configs:
+        run = repr(replace(config, task=replace(config.task, metric=None), overrides=[]))
+        if asked.setdefault(run, config.task.metric) != config.task.metric:
+            raise ConfigError(
+                f"task.metric: {asked[run]} and {config.task.metric} are of one run, and a table shows one metric. "
+                "Give one; results.json has all."
+            )
     if mode == "plan":
         return _plan(configs, cells)
     return _run(configs, cells, argv) if mode == "run" else _report(configs, cells)

@@ -65,6 +65,13 @@ def test_the_request_decides_which_metric_is_shown(tmp_path, capsys):
     assert set(found["metric"]) == {"bits_per_byte,none"}
 
 
+def test_two_headline_metrics_of_one_run_are_refused(tmp_path, capsys):
+    """Broken by a grid that shows the first one in silence."""
+    grid = ["-m", "method=base", "task=toy_text", "task.metric='word_perplexity,none','bits_per_byte,none'"]
+    ended = run_command(capsys, *grid, f"output_dir={tmp_path}")
+    assert ended.code == 2 and "word_perplexity,none and bits_per_byte,none are of one run" in ended.err
+
+
 @pytest.mark.slow
 def test_seeds_of_trained_models_have_a_label(tmp_path, capsys):
     """method=base has no randomness of its own; the three models differ by the seed of their training."""

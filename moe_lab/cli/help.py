@@ -27,7 +27,7 @@ MODES = {
     "plan": """lists the runs, whether each is stored, and their cost; loads no weights and writes nothing
   It also says what the command lacks (packages, data, memory), and ends with exit code 2 if nothing can run.""",
     "report": """writes the table and page of stored results again
-  Without anything else but output_dir=: a page that lists all that is stored.""",
+  The same overrides with mode=report show what of the command is stored, and name the runs that are missing.""",
     "compare": """differences between stored results of the same documents, of lm-eval or moe_lab
   mode=compare a=<file or folder> b=<file or folder>[,<another>] prints differences, paired tests (corrected for their
   number) and the changed answers (docs/results.md).""",

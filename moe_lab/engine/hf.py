@@ -172,6 +172,7 @@ class Encoder:
         return ids.tolist() or [self.lm.prefix_token_id]
 
     def _truncated(self, context: list[int], continuation: list[int]) -> Pair:
+        """The pair with as much of the context's end as fits. The continuation's last token is predicted, not read."""
         most = self.lm.max_length
         if not 0 < len(continuation) <= most:
             raise ConfigError(

@@ -72,10 +72,9 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     `ci95_documents` resamples documents, `ci95_seeds` is Student's interval over seeds. `difference` is the mean minus
     `base`, the score of the base model. It has both intervals and the p of both tests, and from five seeds on an
     interval and a p over seeds and documents together (`results/significance.py`), or `equal` and no p where all seeds
-    are equal within rounding. `compared` has the same for the
-    other comparisons by name. With one study in `studies` the spread over seeds is that of the evaluation alone; with
-    one study per seed it includes the search. `versions` are those of the runs; if they differ, those of a run that
-    was computed with other versions than the installed ones.
+    are equal within rounding. `compared` has the same for the other comparisons by name. With one study in `studies`
+    the spread over seeds is that of the evaluation alone; with one study per seed it includes the search. `versions`
+    are those of the runs; if they differ, those of a run that was computed with other versions than the installed ones.
     """
     results = [outcome.results for outcome in outcomes]
     first = results[0]

@@ -114,7 +114,7 @@ class NeighbourLoss:
         return both_NG[:, 0], both_NG[:, 1:].reshape(pathways.theta.shape)
 
     def _losses(self, pathways: Pathways, relax: str) -> Iterator[Tensor]:
-        """[N] for each pass: its part of the kernel-weighted mean."""
+        """float32 [N] for each pass over some pairs of question and neighbour; the sum over passes is L(ω)."""
         for i, part in enumerate(self._parts):
             suffixes = self._suffixes[part]
             batch: SuffixBatch = self._held[i] if self._held else self.replay.batch(suffixes)

@@ -143,9 +143,12 @@ def _settings(study: Study, trial: Trial | FrozenTrial) -> dict[str, float]:
 
 
 def _ensemble(study: Study, temperatures: list[float]) -> Any:
+    """The ensemble of a trial, with a `ScaleSweep` where the trial's best logit scale is found.
+
+    `tuning.logit_scale=true` finds it in every trial, another study of perplexity at temperature 0 alone (the control).
+    """
     search, method = study.search, cast(Any, study.method)
     ensemble = method.ensemble(temperatures, search.skip_layers, study.config.seed)
-    # every trial of a study that searches scales finds its best one; else temperature 0 does, as the control
     sweeps = search.logit_scale or (search.metric == "perplexity" and not any(temperatures))
     return replace(ensemble, sweep=ScaleSweep()) if sweeps else ensemble
 

@@ -234,6 +234,8 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) ->
     another method. `seeds` are None for methods without randomness. Seeds are shown unless all are 0. A profile is
     shown by the name of its study, whose folder it lies in.
     """
+    last = [{text.partition("=")[0]: text for text in typed} for typed in overrides]  # of each key
+    overrides = [list(typed.values()) for typed in last]
     methods = [tuple(text for text in typed if text.startswith("method=")) for typed in overrides]
     several = len({*methods} - {(), ("method=base",)}) > 1
     shared = {

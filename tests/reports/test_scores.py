@@ -34,6 +34,7 @@ def test_settings_tell_the_runs_of_a_grid_apart():
     assert settings(typed, [0, 0]) == ["method.temperature=s-1", "method.roe={n:8,temperature:s-2}"]
     assert settings([["limit=5"], ["limit=5"]], [0, 1]) == ["seed=0", "seed=1"]
     assert settings([["limit=5"]], [0]) == [""]
+    assert settings([["limit=5", "limit=2"], ["limit=2"]], [0, 0]) == ["", ""], "the last one of a key"
 
 
 def test_a_methods_keys_are_shown_if_another_method_is_in_the_grid():

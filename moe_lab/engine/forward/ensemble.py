@@ -1,7 +1,7 @@
 """An ensemble: n routing samples of one token, averaged or contrasted into one distribution.
 
-`ScaleSweep` finds the best logit scale (1 / softmax temperature) in one pass over the texts, since the logits of a token
-are the same for all scales.
+`ScaleSweep` finds the best logit scale (1 / softmax temperature) in one pass over the texts, since the logits of a
+token are the same for all scales.
 
 M = logit positions, n = routing samples of each (sample 0 has no noise), V = vocabulary, P = scored tokens, S = scales.
 """

@@ -20,5 +20,5 @@ What to look at:
 - upper-bound: the oracle optimizes on the right answer of the test question. It says what other routing weights could
   reach, and is no result of a method.
 - the gap between ngd and the oracle: what the neighbours did not tell.
-- outputs/references/: the reference set. It is made once, of questions that the untouched model answers correctly.
+- outputs/references/: the reference set. It is made once, of questions that the base model answers correctly.
 - outputs/report.html: the answers that changed, with their prompts.""")

@@ -9,8 +9,8 @@ from moe_lab.cli.main import main
 
 SETTINGS = ["model=tiny", "task=toy_choice", "limit=40", "method.n=8"]
 
-# %% Eight routings of each token at three temperatures. At 0 all eight are the untouched model's: the null row.
-print("RoE with n=8 at temperatures 0, 0.5 and 2, beside the untouched model (base):\n")
+# %% Eight routings of each token at three temperatures. At 0 all eight are the base model's: the null row.
+print("RoE with n=8 at temperatures 0, 0.5 and 2, next to the base model:\n")
 if code := main(["-m", "method=roe", "method.temperature=0,0.5,2", *SETTINGS]):
     raise SystemExit(code)
 

@@ -1,4 +1,4 @@
-"""The drawing primitives, on rows of data frames: curves, points, bars beside each other, heatmaps, and differences.
+"""The drawing primitives, on rows of data frames: curves, points, bars next to each other, heatmaps, and differences.
 
 The columns `low` and `high` of a row are its 95% interval, `published` is the paper's value. A missing number is
 None or NaN.
@@ -177,7 +177,7 @@ def points(
     widen_x(axis)
 
 
-# Bars beside each other
+# Bars next to each other
 
 
 def bars(
@@ -191,7 +191,7 @@ def bars(
     colours: Sequence[str] = COLOURS,
     filled: bool = True,
 ) -> None:
-    """The values of each series (column `by`) beside each other at each place of `order` (column `across`).
+    """The values of each series (column `by`) next to each other at each place of `order` (column `across`).
 
     With `filled=False` they are points: bars begin at 0, which says nothing about a loss.
     """

@@ -24,7 +24,7 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
 """Okabe and Ito's palette."""
 GREY = "#767676"
 NUMBER_BOX = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8}
-"""The background of a number, which hides the lines behind it."""
+"""The background of a number, which hides the lines below it."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 STYLE = Path(__file__).with_suffix(".mplstyle")

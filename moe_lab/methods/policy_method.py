@@ -143,7 +143,7 @@ class PolicyMethod(Method):
 def _settled(config: Any, profile: Profile) -> Any:
     """The configuration with the profile's settings.
 
-    Raises ConfigError if the profile has other keys.
+    Raises ConfigError if the profile has other keys, or the command another value: its rows would be labelled by that.
     """
     defaults = {field.name: field.default for field in fields(config) if field.name not in NOT_SETTINGS}
     settings = profile.settings or {}
@@ -153,4 +153,9 @@ def _settled(config: Any, profile: Profile) -> Any:
             f"method.profile={config.profile} has {has}, and method={config.name} takes {', '.join(defaults)}.\n"
             f"Use a profile of method={config.name} tuning=grid."
         )
+    for key, value in settings.items():
+        if (typed := getattr(config, key)) not in (defaults[key], value):
+            raise ConfigError(
+                f"method.{key}={typed} contradicts method.profile, which has {value}. Leave one out."
+            )
     return build(type(config), vars(config) | settings, "method.")

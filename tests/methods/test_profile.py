@@ -182,6 +182,13 @@ def test_a_study_stores_all_keys():
     assert powered().tuning_block == {"untuned": True} and powered().tuned_on == frozenset()
 
 
+def test_a_key_that_contradicts_the_profile_is_refused(path):
+    """Broken by a grid over rank whose rows are all of the profile's rank."""
+    assert powered(profile=path, rank=2).config.rank == 2
+    with pytest.raises(ConfigError, match=r"method\.rank=3 contradicts method\.profile"):
+        powered(profile=path, rank=3)
+
+
 @pytest.mark.parametrize(
     ("settings", "has"), [(None, "temperatures"), ({"beta": 1.0}, "those of beta"), ({"power": 1.0}, "power")]
 )

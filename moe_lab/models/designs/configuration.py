@@ -4,7 +4,7 @@ A design has DeepSeek-MoE's names, and those that differ between designs.
 """
 
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
@@ -70,7 +70,7 @@ class DeepseekConfig(PreTrainedConfig):
     first_k_dense_replace: int = 1
     moe_layer_freq: int = 1
     norm_topk_prob: bool = False
-    scoring_func: str = "softmax"
+    scoring_func: Literal["softmax"] = "softmax"
     aux_loss_alpha: float = 0.001
     output_router_logits: bool = False
 

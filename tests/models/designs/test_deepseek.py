@@ -13,6 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.engine.forward.layers import runs_on_kv_cache
+from moe_lab.errors import ModelError
+from moe_lab.models.source import load_config
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.routing import find_routers
 from tests.support.deepseek.checkpoint import PUBLISHED, SMALL, parameter_shapes, write_checkpoint
@@ -153,3 +155,10 @@ def test_the_published_configuration_is_the_default(tmp_path):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert round(sum(p.numel() for p in model.parameters()) / 1e9, 1) == 16.4
+
+
+def test_another_scoring_function_is_refused(tmp_path):
+    """Broken by a router of sigmoids that is run as a softmax."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"scoring_func": "sigmoid"}))
+    with pytest.raises(ModelError, match=r"(?s)scoring_func.*softmax"):
+        load_config(ModelConfig(path=str(tmp_path)), offline=True)

@@ -52,7 +52,9 @@ class RoE(PolicyMethod):
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.prefill != "noisy" and self.cache == "clean":
-                raise ConfigError(f"method.prefill={self.prefill} has no effect with method.cache=clean.")
+                raise ConfigError(
+                    f"method.prefill={self.prefill} has no effect with method.cache=clean. Leave it out."
+                )
             if self.n == 1 and not self.include_clean:
                 raise ConfigError(
                     "method.n=1 has only the clean routing sample: leave method.include_clean=false out."
@@ -72,7 +74,7 @@ class RoE(PolicyMethod):
         family = facts.routers
         if self.config.weights == "perturbed" and family and not family.chooses_by_logits:
             raise ConfigError(
-                f"method.weights=perturbed: routers of {family.name} choose by a {family.chosen_by}."
+                f"method.weights=perturbed: routers of {family.name} choose by a {family.chosen_by}: leave it out."
             )
 
     def temperatures(self, moe_layers: int) -> list[float]:
@@ -93,7 +95,7 @@ class RoE(PolicyMethod):
             return [float(value) for value in given]
         if 2 * skip >= moe_layers:
             raise ConfigError(
-                f"method.skip_layers={skip} leaves none of the {moe_layers} MoE layers (both ends)."
+                f"method.skip_layers={skip} leaves none of the {moe_layers} MoE layers (both ends). Skip fewer."
             )
         return [0.0] * skip + [float(given)] * (moe_layers - 2 * skip) + [0.0] * skip
 

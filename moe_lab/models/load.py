@@ -88,7 +88,7 @@ def load_model(
         options |= {"experts_implementation": experts} if experts else {}
     elif facts.moe_layers and model.experts_implementation:
         raise ConfigError(
-            f"model.experts_implementation: {facts.family} computes its experts in one way only."
+            f"model.experts_implementation: {facts.family} computes its experts in one way only. Leave it out."
         )
     try:
         with reading_once() if place.type == "cpu" else nullcontext():
@@ -151,7 +151,10 @@ def placement(
                 f"model.tp_plan={model.tp_plan} needs torchrun. In one process: model.device_map=auto."
             )
         if not config.get_text_config().base_model_tp_plan:
-            raise ModelError(f"model.tp_plan: transformers has no plan for splitting a {config.model_type}.")
+            raise ModelError(
+                f"model.tp_plan: transformers has no plan for splitting a {config.model_type}. "
+                "Use model.device_map=auto."
+            )
         return {"distributed_config": DistributedConfig(tp_plan=model.tp_plan, tp_size=processes)}
     if model.device_map:
         return {"device_map": model.device_map, "offload_folder": disk.name}

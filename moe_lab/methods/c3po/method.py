@@ -78,7 +78,7 @@ class C3PO(Method):
         assert family is not None
         if family.rule.noise != LOGITS:
             raise ConfigError(
-                f"method=c3po needs routers that choose by logits; those of {family.name} do not."
+                f"method=c3po needs routers that choose by logits; those of {family.name} do not. Use another model."
             )
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class C3PO(Method):
         for name, task in load_tasks(config)["tasks"].items():
             if task.get_config("output_type") not in ("multiple_choice", "generate_until"):
                 raise ConfigError(
-                    f"method=c3po answers questions, and {name} asks for the likelihood of texts."
+                    f"method=c3po answers questions, and {name} asks for the likelihood of texts. Use another task."
                 )
         if self.config.optimizer == "oracle":
             return {}

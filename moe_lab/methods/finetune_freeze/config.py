@@ -87,7 +87,7 @@ def boundaries(phases: Sequence[Phase], steps: int) -> list[int]:
     for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         if end <= start:
             raise ConfigError(
-                f"method.phases: phase {number + 1} has no step: the training has only {steps}."
+                f"method.phases: phase {number + 1} has no step: the training has only {steps}. Train longer."
             )
     return ends
 

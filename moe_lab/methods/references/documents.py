@@ -229,7 +229,7 @@ def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:
         for name, task in tasks.items():
             if task.get_config("output_type") != "multiple_choice":
                 raise ConfigError(
-                    f"method={config.method.name} is for multiple-choice questions, not for {name}."
+                    f"method={config.method.name} is for multiple-choice questions, not for {name}. Use another task."
                 )
 
     check_one_process(config)

@@ -175,7 +175,9 @@ class LlamaGuard(LocalJudge):
     def _identity(self) -> dict[str, Any]:
         template = self.tokenizer.chat_template
         if not isinstance(template, str):
-            raise ConfigError(f"task.guard_model={self.source} has no chat template, which holds its policy.")
+            raise ConfigError(
+                f"task.guard_model={self.source} has no chat template, which holds its policy. Use another guard."
+            )
         return {**super()._identity(), "template": hashlib.sha256(template.encode()).hexdigest()}
 
     def check(self) -> None:

@@ -44,7 +44,7 @@ INSTEAD = {
     "load_in_8bit": _QUANTIZED,
     "log_samples": "nothing, samples_<task>.jsonl is always written",
     "lora": "method=finetune-freeze method.lora.r=8, or model.peft=<adapter> for a trained one",
-    "model_args": "model.path=<hub id or folder>, dtype= and the other keys of --help model=",
+    "model_args": "model.path=<hub id or folder>, or an option that --help model= lists",
     "model_name_or_path": "model.path=<hub id or folder>",
     "output_path": "output_dir=<folder>",
     "parallelize": "model.device_map=auto",
@@ -73,6 +73,8 @@ def refuse(overrides: list[str]) -> None:
             raise ConfigError(
                 f"{key}: Hydra only composes here, and starts no job. output_dir=<folder> says where results go."
             )
+        if override.startswith("--") and name == "model":  # lm-eval's `--model hf`
+            raise ConfigError(f"{override}: not here. Instead: {INSTEAD['model_args']}.")
         if override.startswith("--") and name.partition(".")[0] in KEYS:
             raise ConfigError(f"{override}: keys have no dashes. Use {name}=<value>.")
         known = key in KEYS or key.startswith("method.")

@@ -73,10 +73,9 @@ def refuse(overrides: list[str]) -> None:
             raise ConfigError(
                 f"{key}: Hydra only composes here, and starts no job. output_dir=<folder> says where results go."
             )
-        if override.startswith("--") and name == "model":  # lm-eval's `--model hf`
-            raise ConfigError(f"{override}: not here. Instead: {INSTEAD['model_args']}.")
         if override.startswith("--") and name.partition(".")[0] in KEYS:
-            raise ConfigError(f"{override}: keys have no dashes. Use {name}=<value>.")
+            also = " (see --help model=), or model.path=<hub id or folder>" if name == "model" else ""
+            raise ConfigError(f"{override}: keys have no dashes. Use {name}=<value>{also}.")
         known = key in KEYS or key.startswith("method.")
         leaf = name if "/" in name else name.rpartition(".")[2]
         if leaf in INSTEAD and not known:

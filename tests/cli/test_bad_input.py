@@ -78,7 +78,7 @@ WRONG = {
     "a config folder that is none": (["--config-dir", "/nowhere/at/all"], "not found"),
     "a flag that is none": (["--unknown"], "unrecognized arguments"),
     "a flag of lm-eval": (["--tasks", "gsm8k"], "Instead: task=gsm8k, or task=lm_eval"),
-    "the model of lm-eval": (["--model", "hf", "--model_args", "pretrained=x"], "Instead: model.path=<hub id"),
+    "the model of lm-eval": (["--model", "hf", "--model_args", "pretrained=x"], "or model.path=<hub id"),
     "a key with dashes": (["--limit", "5"], "Use limit=<value>"),
     "a group with dashes": (["--model", "hf"], "Use model=<value>"),
     "a key of transformers": (["model.load_in_4bit=true"], "fused tensors"),

@@ -155,6 +155,7 @@ COMMANDS = {
     "icl method.embeddings=nosuch.safetensors": "no such file",
     "icl task=toy_math task.answer=text": "multiple-choice",
     "prefix-tuning method.virtual_tokens=0": "at least 1",
+    "prefix-tuning method.virtual_tokens=2000 max_length=100": "leaves no room",
     "prefix-tuning method.learning_rate=0": "above 0",
     "prefix-tuning method.epochs=0": "at least 1",
     "prefix-tuning device=cuda:1": "cuda",
@@ -220,6 +221,7 @@ def test_a_wrong_command_ends_with_2_before_weights_load(line, told, refused):
 @pytest.mark.parametrize(
     ("family", "line", "told"),
     [
+        ("deepseek_v3", "prefix-tuning", "deepseek_v3.*Sizes of tensors must match"),
         ("deepseek_v3", "c2r", "within groups"),
         ("deepseek_v3", "finetune-freeze method.router_aux_loss_coef=0.01", "no auxiliary loss"),
         ("word", "finetune-freeze method.partners=2", "method.partners needs routers of single tokens"),

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import PositiveFloat, PositiveInt
-from moe_lab.errors import need_package
+from moe_lab.errors import ConfigError, ModelError, need_package
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Counters, Method, SessionInfo, check_first_gpu
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
 from moe_lab.results.identity import decisive_versions
+from moe_lab.tasks.loading import once
 from moe_lab.tasks.requests import Workload
 
 if TYPE_CHECKING:
@@ -58,11 +59,28 @@ class VirtualTokens(Method):
     answer: ClassVar[str | None] = "letters"
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The training's questions. Raises ConfigError for another device than the Trainer's."""
+        """The training's questions. Raises ModelError for a model that cannot have virtual tokens."""
         from moe_lab.methods.references.reference_set import questions_content
+        from moe_lab.methods.virtual_tokens.training import refusal
+        from moe_lab.models.source import load_config
 
         check_first_gpu(config)
         documents = check_choice_questions(config, self.config)
+        tokens, room = self.config.virtual_tokens, config.max_length or facts.max_length
+        if tokens >= room:
+            raise ConfigError(
+                f"method.virtual_tokens={tokens} leaves no room for a prompt: the model reads {room} tokens. "
+                "Use fewer."
+            )
+        reason = once(
+            f"virtual tokens {config.model} {config.offline} {self.config.name}",
+            lambda: refusal(load_config(config.model, offline=config.offline), self.config.name),
+        )
+        if reason:
+            raise ModelError(
+                f"method={self.config.name} does not run on {facts.path or facts.name} (model type {facts.family}): "
+                f"{reason}."
+            )
         return questions_content(config, documents, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:

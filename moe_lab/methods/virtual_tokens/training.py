@@ -16,10 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import set_seed
 
 from moe_lab.config.schema import Config
+from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.lm import EngineLM
+from moe_lab.errors import first_line
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.references.documents import ReferenceDocuments
 from moe_lab.methods.references.store import reference_questions
@@ -120,3 +123,15 @@ class VirtualTokensLM(EngineLM):
 
     def running(self) -> AbstractContextManager[None]:
         return opened(self.model.get_base_model(), self.label, alone=True)
+
+
+def refusal(config: Any, kind: str) -> str | None:
+    """The first line of the error with which peft or the model refuses virtual tokens, or None. Needs no weights."""
+    try:
+        with torch.device("meta"), with_adapter(meta_model(config, torch.bfloat16), kind, 1) as wrapped:
+            wrapped(input_ids=torch.zeros(1, 1, dtype=torch.long))
+    except NotImplementedError:
+        pass  # an operation of the model that needs values
+    except Exception as error:  # each architecture has other errors
+        return first_line(error)
+    return None

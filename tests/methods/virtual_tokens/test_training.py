@@ -19,12 +19,12 @@ from moe_lab.cli.main import main
 from moe_lab.engine.lm import Request
 from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.methods.virtual_tokens import training
-from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, with_adapter
+from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, refusal, with_adapter
 from moe_lab.models.source import TINY
 from tests.support import rounding
 from tests.support.command import exit_code
 from tests.support.families import ZOO
-from tests.support.models import make_tokenizer, small_model
+from tests.support.models import make_tokenizer, small_config, small_model
 from tests.support.tiers import by_family
 
 KINDS = ("soft-prompt", "prefix-tuning")
@@ -61,13 +61,15 @@ def one_by_one(wrapped) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", by_family(ZOO))
-def test_every_family_scores_as_peft_does(family, kind):
+def test_every_family_scores_as_peft_does_or_is_refused(family, kind):
+    refused = refusal(small_config(family), kind)
     try:
         with with_adapter(small_model(family), kind, 5) as wrapped:
             found, expected = scores(wrapped), one_by_one(wrapped)
-    except (ValueError, RuntimeError, AttributeError) as error:
-        pytest.skip(f"peft or the model refuses virtual tokens: {error}")
-    assert found == rounding.approx(expected)
+    except (ValueError, RuntimeError, AttributeError):
+        assert refused
+    else:
+        assert not refused and found == rounding.approx(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

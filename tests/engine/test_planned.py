@@ -11,8 +11,11 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.hf import encoder_of
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.planned import Asked, planned_tokens
+from moe_lab.methods import get_method
 from moe_lab.routing import GumbelTopK
+from moe_lab.tasks.requests import Workload
 from tests.support.models import make_model, make_tokenizer
+from tests.support.runs import facts
 
 SHARED = "What the questions have in common is read once: "
 ENSEMBLES: dict[str, dict[str, Any]] = {
@@ -73,6 +76,22 @@ def test_answers_of_one_prompt_are_read_for_each():
     asked.read(encoder_of(model.config, tokenizer, 128, None), "generate_until", ("Twice:", sampled), 2)
     assert lm.cost["tokens_out"] == asked.answer_tokens == 14 and asked.answers == 2
     assert planned_tokens(asked, lm.ensemble) == lm.cost["tokens_in"]
+
+
+def test_the_longest_request_has_its_longest_answer():
+    scored = {(1, 2, 3): {(4,): None, (5, 6): None}}
+    assert Asked(scored).longest == 5
+    assert Asked(scored, {"a": [((1,), (2,) * 6)]}).longest == 7
+    assert Asked(scored, generated={"": {"a": ((1, 2), (3, 9)), "b": ((1,) * 4, (1,))}}).longest == 11
+    assert Asked().longest == 0
+
+
+def test_c3po_holds_its_questions_and_their_neighbours_in_the_changed_layers():
+    """32 questions of 10 tokens with 3 neighbours each, from the fifth of eight layers on; four answers of two tokens."""
+    settings = get_method("c3po").Config(name="c3po", layers="last4", k=3)
+    asked = Asked({(question,) * 8: {(answer, 0): None for answer in range(4)} for question in range(5)})
+    held = get_method("c3po")(settings).held(Workload(5, ((1.0, asked),)), facts(moe_layers=8))
+    assert held == (32 * (1 + 3) * 10 * 4 / 8, 32 * 4 * 2)
 
 
 def _lm(model: Any, tokenizer: Any, name: str) -> EngineLM:

@@ -3,7 +3,7 @@
 V = vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -21,7 +21,6 @@ from moe_lab.engine.sampling import unsupported
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.facts import ModelFacts, routing_facts
 from moe_lab.models.load import LoadedModel
-from moe_lab.models.tokenizer import rendered
 from moe_lab.routing.hook import find_routers, fixed_message, require_routers, why_fixed
 from moe_lab.routing.passes import transformers_model
 
@@ -62,10 +61,6 @@ Ids: TypeAlias = Sequence[int] | Tensor
 """Token ids of one text: a list, or an int64 tensor [T]."""
 
 
-Chat: TypeAlias = Sequence[Mapping[str, str]]
-"""Messages with "role" and "content"."""
-
-
 @dataclass
 class GeneratedTexts(GenerateDecoderOnlyOutput):
     """The output of transformers' `generate`, and the generated texts."""
@@ -95,14 +90,13 @@ class LanguageModel:
         return f"{type(self).__name__}({type(self.model).__name__}{keys})"
 
     def generate(
-        self, text: str | Sequence[str] | Chat | Sequence[Chat], *, seed: int | None = None, **options: Any
+        self, text: str | Sequence[str], *, seed: int | None = None, **options: Any
     ) -> str | list[str] | GeneratedTexts:
         """The text that is generated after a prompt, or after each of a batch of prompts.
 
         Args:
-            text: a prompt, or a list of them; or chat messages, `[{"role": "user", "content": "2 + 2 = ?"}]`, or a list
-                of such chats, which the tokenizer's chat template makes prompts. A last message of the assistant is
-                continued.
+            text: a prompt, or a list of them. Of chat messages it is
+                `tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)`.
             seed: of the sampled tokens and the routing noise of this call, in place of the object's own. Equal calls
                 give equal texts, so that different samples take different seeds, or num_return_sequences.
             options: as `model.generate` takes them: max_new_tokens, do_sample, temperature, top_p, stop_strings,
@@ -119,7 +113,7 @@ class LanguageModel:
         Raises ConfigError for an option that is not supported, and what transformers raises for one that is unknown or
         impossible.
         """
-        texts, alone = self._prompts(text)
+        texts = checked_texts("text", text)
         if seed is not None:
             checked_settings(seed=seed)
         config = self._generation_config(options)
@@ -141,7 +135,7 @@ class LanguageModel:
         answers = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         if config.return_dict_in_generate:
             return GeneratedTexts(**found, texts=answers)
-        return answers[0] if alone and len(answers) == 1 else answers
+        return answers[0] if isinstance(text, str) and len(answers) == 1 else answers
 
     def next_token_logprobs(self, ids: Ids | Sequence[Ids]) -> Tensor:
         """float32 [V]: log-probabilities of the token after `ids`; [texts, V] for a list of texts.
@@ -235,25 +229,6 @@ class LanguageModel:
     def _set_seed(self, seed: int) -> None:
         self.lm.seed = seed
 
-    def _prompts(self, text: Any) -> tuple[list[str], bool]:
-        """Texts, or chats by the tokenizer's template; and whether it was a single one."""
-        chats = [text] if _is_chat(text) else text
-        if not isinstance(chats, list | tuple) or not chats or not all(map(_is_chat, chats)):
-            return checked_texts("text", text), isinstance(text, str)
-        return checked_texts("text", [self._chat_prompt(chat) for chat in chats]), chats is not text
-
-    def _chat_prompt(self, chat: Chat) -> str:
-        continued = chat[-1]["role"] == "assistant"
-        return rendered(
-            self.tokenizer,
-            lambda: self.tokenizer.apply_chat_template(
-                list(chat),
-                tokenize=False,
-                add_generation_prompt=not continued,
-                continue_final_message=continued,
-            ),
-        )
-
     def _generation_config(self, options: dict[str, Any]) -> GenerationConfig:
         """`options`, their `generation_config` and the model's own, merged as `model.generate` merges them.
 
@@ -264,7 +239,3 @@ class LanguageModel:
         if problem := unsupported(config, returned=True):
             raise ConfigError(problem)
         return config
-
-
-def _is_chat(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(one, dict) for one in value)

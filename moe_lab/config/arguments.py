@@ -35,7 +35,10 @@ def checked(argument: str, value: Any, kind: Any, remedy: str) -> Any:
 
 def checked_texts(argument: str, value: Any) -> list[str]:
     """A text, or a list of them, as a list. Raises ConfigError for anything else."""
-    remedy = "give a text or a list of texts; token ids are for next_token_logprobs"
+    remedy = (
+        "give a text or a list of texts. Chat messages become one by tokenizer.apply_chat_template(messages, "
+        "tokenize=False, add_generation_prompt=True); token ids are for next_token_logprobs"
+    )
     texts = [value] if isinstance(value, str) else value
     found: list[str] = checked(argument, texts, Annotated[list[StrictStr], Field(min_length=1)], remedy)
     return found

@@ -271,20 +271,6 @@ def test_a_seed_of_a_call_is_that_of_another_object(model, tokenizer, roe, olmoe
     assert len(texts) == 5
 
 
-def test_chat_messages_are_prompts_by_the_template():
-    model, tokenizer = moe_lab.tiny()
-    roe = RoE(model, tokenizer, n=2)
-    asked = [{"role": "user", "content": "What is the workplace of Hara?"}]
-    begun = [*asked, {"role": "assistant", "content": "The"}]
-    prompts = [
-        tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True),
-        tokenizer.apply_chat_template(begun, tokenize=False, continue_final_message=True),
-    ]
-    expected = roe.generate(prompts, max_new_tokens=6)
-    assert roe.generate(asked, max_new_tokens=6) == expected[0]
-    assert roe.generate([asked, begun], max_new_tokens=6) == expected
-
-
 def test_a_template_that_begins_with_bos_does_not_double_it(monkeypatch):
     """Of a tokenizer that adds the token itself, as Llama's does."""
     model, tokenizer = moe_lab.tiny()
@@ -299,5 +285,6 @@ def test_a_template_that_begins_with_bos_does_not_double_it(monkeypatch):
     prompts = []
     generate = model.generate
     monkeypatch.setattr(model, "generate", lambda **k: prompts.append(k["input_ids"]) or generate(**k))
-    roe.generate([{"role": "user", "content": "hello"}], max_new_tokens=1)
+    messages = [{"role": "user", "content": "hello"}]
+    roe.generate(tokenizer.apply_chat_template(messages, tokenize=False), max_new_tokens=1)
     assert prompts[0][0].tolist().count(0) == 1

@@ -78,9 +78,7 @@ WRONG = {
     "tokenizer='my/model'": lambda m, t: roe(m, "my/model"),
     # generate
     "text=tensor": lambda m, t: roe(m, t).generate(IDS),
-    "chat template": lambda m, t: roe(m, t).generate(MESSAGES),
-    "tokenizer.chat_template is not set": lambda m, t: roe(m, t).generate([MESSAGES, MESSAGES]),
-    r"text=.*\{.*give a text": lambda m, t: roe(m, t).generate([MESSAGES, "a"]),
+    r"text=.*\{.*give a text.* tokenizer.apply_chat_template": lambda m, t: roe(m, t).generate(MESSAGES),
     "weights='modle'": lambda m, t: inside(replay(m, Record(), weights="modle"), m),
     r"text=\[\]": lambda m, t: roe(m, t).generate([]),
     "num_beams=2": lambda m, t: roe(m, t).generate("a", generation_config=GenerationConfig(num_beams=2)),

@@ -40,8 +40,7 @@ def checked_texts(argument: str, value: Any) -> list[str]:
         "tokenize=False, add_generation_prompt=True); token ids are for next_token_logprobs"
     )
     texts = [value] if isinstance(value, str) else value
-    found: list[str] = checked(argument, texts, Annotated[list[StrictStr], Field(min_length=1)], remedy)
-    return found
+    return list(checked(argument, texts, Annotated[list[StrictStr], Field(min_length=1)], remedy))
 
 
 def checked_ids(argument: str, value: Any, vocabulary: int, most: int, least: int = 1) -> list[int]:
@@ -49,7 +48,5 @@ def checked_ids(argument: str, value: Any, vocabulary: int, most: int, least: in
     ids = value.tolist() if hasattr(value, "tolist") else value
     token = Annotated[StrictInt, Field(ge=0, lt=vocabulary)]
     remedy = f"give {least} to {most} token ids below {vocabulary}, as tokenizer(text).input_ids has them"
-    found: list[int] = checked(
-        argument, ids, Annotated[list[token], Field(min_length=least, max_length=most)], remedy
-    )  # type: ignore[valid-type]
-    return found
+    kind = Annotated[list[token], Field(min_length=least, max_length=most)]  # type: ignore[valid-type]
+    return list(checked(argument, ids, kind, remedy))

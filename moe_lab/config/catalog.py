@@ -73,18 +73,15 @@ def unknown_option(group: str, option: str, options: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def experiment_folders(config_dirs: Sequence[Path]) -> list[Path]:
-    """The folders of experiments: the package's, and `experiments/` in each folder of `--config-dir`."""
-    return [resource_folder("experiments"), *(folder / "experiments" for folder in config_dirs)]
-
-
 def experiment_files(config_dirs: Sequence[Path]) -> dict[str, Path]:
     """The YAML of each experiment by folder and name, numbers in a name compared as numbers.
+
+    They are the package's, and those in `experiments/` in each folder of `--config-dir`.
 
     Raises ConfigError for two files with one name.
     """
     files: dict[str, Path] = {}
-    for root in experiment_folders(config_dirs):
+    for root in [resource_folder("experiments"), *(folder / "experiments" for folder in config_dirs)]:
         for file in root.rglob("*.yaml"):
             name = file.relative_to(root).with_suffix("").as_posix()
             if name in files:

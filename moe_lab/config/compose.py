@@ -29,14 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
-from moe_lab.config.overrides import (
-    GROUPS,
-    as_typed,
-    quote,
-    refuse,
-    with_function_keys,
-    without_method_keys,
-)
+from moe_lab.config.overrides import GROUPS, as_typed, quote, refuse, with_function_keys, without_method_keys
 from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.errors import ConfigError
 

@@ -84,9 +84,8 @@ class Step:
         if run is None:
             self.job.tune(models)
             return None
-        config = replace(
-            run.config, tuning=replace(self.job.config.tuning, seeds=1)
-        )  # a run follows one study
+        # a run follows one study
+        config = replace(run.config, tuning=replace(self.job.config.tuning, seeds=1))
         place: dict[str, Any] = {"name": run.folder.name, "group": self.job.group, "folder": run.folder}
         with open_logger(config, kind="run", **place) as logger:
             outcome = execute(run, models, begin=logger.begin)

@@ -33,16 +33,6 @@ def _design(of: Run | Study | Training) -> Any:
     return once(key, lambda: of.method.architecture(of.config))
 
 
-def _is_embedded(of: Run | Study | Training) -> bool:
-    makes_its_own = type(of.method).architecture is not Method.architecture
-    return of.facts.path is None and not makes_its_own
-
-
-def _without_weights(design: Any) -> Any:
-    """A model of a configuration of transformers, on the meta device."""
-    return once(f"empty {design.to_json_string()}", lambda: empty_model(deepcopy(design)))
-
-
 GIGABYTE = 1e9
 
 # The memory of a run on its device
@@ -68,7 +58,8 @@ def planned_memory(of: Run | Study, workload: Workload) -> int | None:
     without a `KVEngine`, and for a family whose own code reads values of tensors.
     """
     config, method = of.config, of.method
-    if _is_embedded(of):
+    designs_its_own = type(method).architecture is not Method.architecture
+    if of.facts.path is None and not designs_its_own:
         return None
     design, held = _design(of), method.held(workload, of.facts)
 
@@ -116,7 +107,8 @@ class Budget:
         downloads = path is not None and method.reads_weights
         if not (downloads or left):
             return
-        total = sum(own.numel() for own in _without_weights(architecture).parameters())
+        empty = once(f"empty {architecture.to_json_string()}", lambda: empty_model(deepcopy(architecture)))
+        total = sum(own.numel() for own in empty.parameters())
         if path is not None and downloads:
             self.weights[path] = total * _bytes(dtype)
         for name in left:

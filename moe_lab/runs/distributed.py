@@ -9,15 +9,13 @@ training it (method=finetune-freeze), and answering requests (`evaluation/lms.py
 the others; the same command continues.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, partial, partialmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,11 +28,9 @@ from moe_lab.errors import TrainingError, exit_code, print_error
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context, TrainingMethod, refuse
 from moe_lab.models.distributed import broadcast, num_processes, sharded
+from moe_lab.models.load import LoadedModel
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.source import model_folder
-
-if TYPE_CHECKING:
-    from moe_lab.models.load import LoadedModel
 
 PATIENCE = timedelta(days=7)
 """The time that a process waits for process 0, which may be downloading weights or evaluating."""
@@ -64,9 +60,8 @@ def follow(configs: Sequence[Config]) -> int | None:
 
 def end_processes(code: int) -> None:
     """End the other processes after a command without failures."""
-    if (
-        code == 0 and num_processes() > 1
-    ):  # after a failure they may wait in a forward pass: torchrun ends them
+    # after a failure they may wait in a forward pass: torchrun ends them
+    if code == 0 and num_processes() > 1:
         broadcast(None)
         dist.destroy_process_group()
 

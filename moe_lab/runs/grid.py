@@ -34,13 +34,7 @@ from moe_lab.runs.experiments.cells import (
     refused_of,
 )
 from moe_lab.runs.experiments.runner import with_tables
-from moe_lab.runs.jobs import (
-    Job,
-    by_model,
-    distinct_runs,
-    jobs_of,
-    seeds_of,
-)
+from moe_lab.runs.jobs import Job, by_model, distinct_runs, jobs_of, seeds_of
 from moe_lab.runs.launchers import after_workers, check_launcher
 from moe_lab.runs.plan import Plan, lacks_of, task_name
 from moe_lab.runs.results import Results, command_table, stored_outcomes

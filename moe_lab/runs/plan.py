@@ -20,15 +20,7 @@ from moe_lab.reports.columns import Column, Shown, count, numbers, print_table, 
 from moe_lab.reports.frames import settings_of, with_counts
 from moe_lab.reports.scores import settings
 from moe_lab.results.logs import answers_in
-from moe_lab.runs.budget import (
-    GIGABYTE,
-    GPU,
-    USABLE,
-    Budget,
-    gpu_memory,
-    planned_memory,
-    workload_of,
-)
+from moe_lab.runs.budget import GIGABYTE, GPU, USABLE, Budget, gpu_memory, planned_memory, workload_of
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of, with_baselines
 from moe_lab.runs.prepare import check_code_execution, check_router, facts_of
 from moe_lab.runs.run import Run

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from moe_lab.results.atomic import json_text, write_file
-from moe_lab.results.measured import Interval
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
 from moe_lab.results.score_table import SeedGroup
@@ -113,8 +112,8 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "values": scores,
             "mean": seeds.mean,
             "std": seeds.std,
-            "ci95_seeds": _list(seeds.interval),
-            "ci95_documents": _list(interval_of_mean(by_document, aggregation(task, metric))),
+            "ci95_seeds": seeds.interval,
+            "ci95_documents": interval_of_mean(by_document, aggregation(task, metric)),
         }
         near = partial(rounding.equals, words=[words[document] for document in shared])
         compared = {
@@ -154,12 +153,12 @@ def _difference(
     return {
         "mean": mean,
         "difference": difference,
-        "difference_ci95_documents": _list(interval_of_difference(by_document, values, aggregate)),
+        "difference_ci95_documents": interval_of_difference(by_document, values, aggregate),
         # the seeds share the documents: a swap of a document's values is the same in all of them
         "difference_p_documents": None
         if moved is None
         else randomization_test(moved.mean(axis=0).tolist(), [0.0] * moved.shape[1]),
-        "difference_ci95_seeds": _list(over_seeds(by_seed).interval),
+        "difference_ci95_seeds": over_seeds(by_seed).interval,
         "difference_p_seeds": None if equal else p_over_seeds(by_seed),
         "equal": equal,
         **({} if moved is None else _over_both(moved, aggregate, difference)),
@@ -218,7 +217,3 @@ Stored = tuple[dict[str, float], Values]
 def _stored(result: RunResult | None, task: str) -> Stored:
     assert result is not None
     return dict(result.scores(task)), metric_values(read_samples(result)[task])
-
-
-def _list(interval: Interval | None) -> list[float] | None:
-    return list(interval) if interval else None

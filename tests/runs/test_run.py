@@ -1,8 +1,11 @@
-"""Breaks if a run's result depends on interruptions, if work is done twice, or if a wrong result is returned."""
+"""Breaks if a run's result depends on interruptions, if work is done twice, if a wrong result is returned, or if what is short
+while running gives a traceback.
+"""
 
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.engine import lm
 from moe_lab.engine.lm import EngineLM
-from moe_lab.errors import ConfigError, ModelError, ResultsError, RunHeldError, TaskError
+from moe_lab.errors import ConfigError, ModelError, MoeLabError, ResultsError, RunHeldError, TaskError
 from moe_lab.models.memory import ModelPool
 from moe_lab.results import identity as versions
 from moe_lab.results.logs import ResponseLog
@@ -59,22 +63,32 @@ def numbers(results: RunResult | dict[str, Any]) -> dict[str, Any]:
     return content | {"moe_lab": block}
 
 
+def watched(before: Callable[[EngineLM, Any], None], after: Callable[[], None] = lambda: None) -> Any:
+    """`EngineLM.answer` that calls `before` and `after` around the logging of each answer."""
+    answer = EngineLM.answer
+
+    def watching(self: EngineLM, kind: str, requests: list[Any], on_answer: Any) -> None:
+        def report(index: int, response: Any) -> None:
+            before(self, requests[index])
+            on_answer(index, response)
+            after()
+
+        answer(self, kind, requests, report)
+
+    return watching
+
+
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """The answers that a model computed, in this process and its children, read from a file."""
     file = tmp_path / "calls"
     file.touch()
-    answer = EngineLM.answer
 
-    def counted(self: EngineLM, kind: str, requests: list[Any], on_answer: Any) -> None:
-        def report(index: int, response: Any) -> None:
-            with file.open("a") as log:
-                log.write(f"{self.ensemble.n} {requests[index].args!r}\n")
-            on_answer(index, response)
+    def counted(lm: EngineLM, request: Any) -> None:
+        with file.open("a") as log:
+            log.write(f"{lm.ensemble.n} {request.args!r}\n")
 
-        answer(self, kind, requests, report)
-
-    monkeypatch.setattr(EngineLM, "answer", counted)
+    monkeypatch.setattr(EngineLM, "answer", watched(counted))
     return lambda: file.read_text().splitlines()
 
 
@@ -239,20 +253,15 @@ def _killed(one: Config, kill: str, file: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     moment, _, count = kill.partition(" ")
-    answer, answered = EngineLM.answer, [0]
+    if count:
+        answered = {"before": 0, "after": 0}
 
-    def answer_and_die(self: EngineLM, kind: str, requests: list[Any], on_answer: Any) -> None:
-        def report(index: int, response: Any) -> None:
-            answered[0] += 1
-            if moment == "before" and answered[0] == int(count):
-                die()
-            on_answer(index, response)
-            if moment == "after" and answered[0] == int(count):
+        def die_at(place: str) -> None:
+            answered[place] += 1
+            if moment == place and answered[place] == int(count):
                 die()
 
-        answer(self, kind, requests, report)
-
-    EngineLM.answer = answer_and_die  # type: ignore[method-assign]
+        EngineLM.answer = watched(lambda *_: die_at("before"), lambda: die_at("after"))  # type: ignore[method-assign]
     if moment == "samples":
         evaluation.write_samples = lambda *_: die()
     if moment == "results":
@@ -414,12 +423,15 @@ def test_what_is_refused_before_weights_load(roe, tmp_path, monkeypatch):
     monkeypatch.setattr(load, "load_model", lambda *a, **k: pytest.fail("weights were loaded"))
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
+    mute = tmp_path / "mute"
+    shutil.copytree(str(roe.model.path), mute, ignore=shutil.ignore_patterns("tokenizer*"))
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"output_dir": str(tmp_path / "file" / "out")}, ConfigError, "is a file"),
         ({"data_dir": str(tmp_path / "absent")}, TaskError, r"Or give .*absent/arc_easy/<split>\.jsonl"),
         ({"samples": [10]}, TaskError, "documents 0 to 9"),
         ({"num_fewshot": 7}, TaskError, "more than the 6 examples"),
         ({"model": replace(roe.model, path=str(tmp_path / "empty"))}, ModelError, "is no model"),
+        ({"model": replace(roe.model, path=str(mute))}, ModelError, r"model\.tokenizer"),
         ({"method": replace(roe.method, temperature=[0.1])}, ConfigError, "4 MoE layers"),
         ({"apply_chat_template": True}, ConfigError, "no chat template"),
         ({"task": TaskConfig(name="arc_easy", metric="acc")}, TaskError, "Did you mean 'acc,none'"),
@@ -430,6 +442,7 @@ def test_what_is_refused_before_weights_load(roe, tmp_path, monkeypatch):
         with pytest.raises(error, match=message) as refused:
             prepare(replace(roe, **change))
         assert refused.value.exit_code == 2  # type: ignore[attr-defined]
+    assert not Path(roe.output_dir).exists()
 
 
 @pytest.mark.slow
@@ -460,3 +473,43 @@ def test_answers_made_with_other_versions_are_kept_aside(roe, monkeypatch, capsy
     assert aside.read_bytes() == earlier
     said = [line for line in capsys.readouterr().err.splitlines() if str(aside) in line]
     assert len(said) == 1 and "not used" in said[0]
+
+
+# Too little memory
+
+
+def raised(error: BaseException) -> Callable[[], None]:
+    def short() -> None:
+        raise error
+
+    return short
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "short",
+    [raised(torch.OutOfMemoryError("CUDA out of memory")), raised(MemoryError()), lambda: torch.empty(2**60)],
+    ids=["device", "machine", "cpu"],
+)
+def test_too_little_memory_says_what_needs_less_and_keeps_answers(roe, monkeypatch, short):
+    computed: list[Any] = []
+    run = prepare(replace(roe, baseline=False, limit=2))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            EngineLM,
+            "answer",
+            watched(lambda *asked: short() if len(computed) == 2 else computed.append(asked)),
+        )
+        with pytest.raises(MoeLabError, match=r"batch_size=(.|\n)*max_length=(.|\n)*method\.n=") as told:
+            execute(run, ModelPool())
+    assert told.value.exit_code == 1 and "Stored answers are kept" in str(told.value)
+    answers = [line for line in (run.folder / "responses.jsonl").read_text().splitlines() if '"key"' in line]
+    assert len(answers) == 2
+    assert not execute(run, ModelPool()).stored
+
+
+@pytest.mark.slow
+def test_another_runtime_error_keeps_its_class(roe, monkeypatch):
+    monkeypatch.setattr(EngineLM, "answer", lambda *_: raised(RuntimeError("a defect"))())
+    with pytest.raises(RuntimeError, match="a defect"):
+        execute(prepare(roe), ModelPool())

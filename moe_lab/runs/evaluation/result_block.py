@@ -200,7 +200,7 @@ def moe_lab_block(
         "cost": cost,
         "intervals": {
             name: {
-                metric: _list(interval(list(by_document.values()), aggregation(task, metric)))
+                metric: interval(list(by_document.values()), aggregation(task, metric))
                 for metric, by_document in values[name].items()
             }
             for name, task in tasks.items()
@@ -235,10 +235,6 @@ def _flips(compared: dict[str, dict[str, Any]], metric: str | None) -> dict[str,
         counts = [pair[key] for pair in pairs if pair.get(key) is not None]
         flips[f"flipped_{key}"] = sum(counts) if counts else None
     return flips
-
-
-def _list(limits: Sequence[float] | None) -> list[float] | None:
-    return list(limits) if limits else None
 
 
 def _paired(task: Any, values: Values, samples: Sequence[Sample], rounding: Rounding) -> dict[str, Any]:

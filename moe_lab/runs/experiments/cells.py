@@ -57,8 +57,7 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
     """
     assert config.experiment is not None
     experiments = find_experiments(config.experiment, list(map(Path, base.config_dirs)))
-    scales = [each.scale(config.scale) for each in experiments]
-    pairs = list(zip(experiments, scales, strict=True))
+    pairs = [(each, each.scale(config.scale)) for each in experiments]
     if base.method_keys:
         methods = [_method(each, cell, base) for each, scale in pairs for cell in scale.overrides()]
         known = dict.fromkeys(key for method in methods for key in method)
@@ -223,9 +222,8 @@ def filled(
         groups = [[one for one, own in zip(cells, places, strict=True) if own == place] for place in places]
         for one, place, group in zip(cells, places, groups, strict=True):
             common = set.intersection(*(set(each.cell.overrides) for each in group))
-            last = {
-                text.partition("=")[0]: text for text in one.cell.overrides
-            }  # the last override of a key applies
+            # the last override of a key applies
+            last = {text.partition("=")[0]: text for text in one.cell.overrides}
             place[SETTINGS] = " ".join(text for text in last.values() if text not in common) or "-"
         experiment = replace(experiment, rows=[*experiment.rows, SETTINGS])
     kept: dict[Any, TableCell] = {}
@@ -274,9 +272,8 @@ def coordinate(prepared: PreparedCell, key: str) -> str:
     if key == "model":
         return prepared.config.model.name
     if key == "method" and getattr(prepared.config.method, "temperature", None) == 0:
-        return (
-            f"{prepared.cell.choices[key]}, temperature 0"  # it differs from the base model by rounding only
-        )
+        # it differs from the base model by rounding only
+        return f"{prepared.cell.choices[key]}, temperature 0"
     if key in prepared.cell.choices:
         return prepared.cell.choices[key]
     group, _, name = key.partition(".")

@@ -1,7 +1,5 @@
 """RoE's Figure 5: the size of the plain model with the same loss by the scaling law, and time and memory of both."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -13,7 +11,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -24,6 +22,7 @@ from moe_lab.methods import get_method
 from moe_lab.methods.method import Context, Method
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.identity import model_identity
+from moe_lab.models.load import LoadedModel
 from moe_lab.models.memory import ModelPool, memory_bytes, peak_memory_bytes, reset_peak_memory, weight_bytes
 from moe_lab.models.source import load_config, model_source
 from moe_lab.reports.papers.cells import TableCell
@@ -32,9 +31,6 @@ from moe_lab.results.identity import folder_name, versions
 from moe_lab.results.lock import lock_on
 from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.prepare import facts_of
-
-if TYPE_CHECKING:
-    from moe_lab.models.load import LoadedModel
 
 # A plain model of another depth with random weights, to measure the time and memory of a larger model
 
@@ -106,9 +102,7 @@ def _generate_once(lm: EngineLM, new_tokens: int) -> tuple[float, int]:
     seconds = time.perf_counter() - start
     generated = lm.cost["tokens_out"] - before
     if generated != new_tokens:
-        raise RuntimeError(
-            f"{generated} tokens were generated instead of {new_tokens}: this is no measurement."
-        )
+        raise RuntimeError(f"{generated} tokens were generated instead of {new_tokens}: no measurement.")
     return seconds, weight_bytes(lm.model) + max(0, peak_memory_bytes(device) - held)
 
 
@@ -209,12 +203,8 @@ def equivalent_rows(
         if not cell.results or cell.results[0].base_id is None:
             continue
         score, result, roe, config = cell.score(), cell.results[0], cell.results[0].report, cell.config
-        assert (
-            score is not None
-            and score.value is not None
-            and score.baseline is not None
-            and config is not None
-        )
+        assert score is not None and config is not None
+        assert score.value is not None and score.baseline is not None
         base, interval = score.baseline, score.tested_interval
         # the base model at its best logit scale: the mean over seeds, whose studies may have other scales
         scaled: list[Any] = [

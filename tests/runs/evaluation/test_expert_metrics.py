@@ -1,7 +1,9 @@
-"""`metrics=expert` as a command: files, the same numbers however they come about, and what is refused.
+"""`metrics=expert`: files, the same numbers however they come about, what is refused, and the accuracy of a model without an
+expert.
 
 Broken by: counts that are lost or doubled by an interruption, answers under a policy that are asked again, metrics that
-change a run's id or its answers, a method that routes otherwise.
+change a run's id or its answers, a method that routes otherwise, entropies in other units, a masked expert that still takes
+part.
 """
 
 import json
@@ -19,7 +21,10 @@ from moe_lab.results.logs import ResponseLog
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
-from tests.support.runs import config, small_data
+from tests.support.interventions import without_experts
+from tests.support.models import make_model
+from tests.support.runs import choices, config, small_data, write_jsonl
+from tests.support.tiers import by_family
 
 SPEED = ("cost", "versions")
 
@@ -120,6 +125,9 @@ def test_the_command_writes_files_that_agree_with_each_other(tiny_olmoe_dir, tmp
         assert (pairs == pairs.swapaxes(-1, -2)).all()
         assert (np.diagonal(pairs, axis1=-2, axis2=-1) == 0).all()
     together = sum(counts[f"selections.{phase}"] for phase in ("prefill", "decode"))
+    share = together / together.sum(axis=-1, keepdims=True)
+    bits = -(share * np.log2(np.where(share > 0, share, 1))).sum(axis=-1)
+    assert found["load_balance"]["all"]["counted"] == pytest.approx(bits.mean())
     assert found["capacity"]["least"]["masked"] == together.argmin(axis=-1).tolist()
     assert found["capacity"]["most"]["masked"] == together.argmax(axis=-1).tolist()
     loss = found["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"]
@@ -225,3 +233,34 @@ def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch
 
 def without_costs(found: dict[str, Any]) -> dict[str, Any]:
     return found | {"capacity": {which: without(one) for which, one in found["capacity"].items()}}
+
+
+# A model without an expert
+
+
+def accuracy(model: Any, tokenizer: Any, folder: Path) -> float:
+    """Of the untouched engine, without any policy."""
+    results = json.loads((run(model, tokenizer, folder) / "results.json").read_text())
+    return results["results"]["arc_easy"]["acc,none"]
+
+
+def run(model: Any, tokenizer: Any, folder: Path, **keys: Any) -> Path:
+    place = folder / f"model-{len(list(folder.glob('model-*')))}"
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return execute(prepare(config(place, folder / "data", folder / "out", **keys)), ModelPool()).path.parent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "qwen3_moe"]))
+def test_capacity_is_what_a_model_without_that_expert_loses(family, tokenizer, tmp_path):
+    model = make_model(family)
+    write_jsonl(tmp_path / "data" / "arc_easy" / "test.jsonl", choices(10))
+    folder = run(model, tokenizer, tmp_path, metrics="expert")
+    found = json.loads((folder / "expert_metrics.json").read_text())
+    for capacity in found["capacity"].values():
+        loss = capacity["tasks"]["arc_easy"]["acc,none"]
+        assert loss["base"] == accuracy(model, tokenizer, tmp_path)
+        edited = accuracy(without_experts(model, family, capacity["masked"]), tokenizer, tmp_path)
+        assert loss["changed"] == edited
+        assert loss["difference"] == pytest.approx(loss["base"] - edited)

@@ -3,19 +3,15 @@
 transformers would initialize missing parameters at random, and leave out those that config.json does not count.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from moe_lab.errors import ModelError, MoeLabError, RoutingError, first_line
 from moe_lab.routing import Router, Routing, find_routers, routed
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 NO_TEXT = re.compile("vision|visual|image|audio|multi_modal_projector")
 DAMAGED = "It is damaged or belongs to another configuration: fetch or save it again."

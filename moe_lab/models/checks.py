@@ -19,24 +19,19 @@ DAMAGED = "It is damaged or belongs to another configuration: fetch or save it a
 
 def check_complete(report: dict[str, Any], source: str, config: PreTrainedConfig) -> None:
     """Raise ModelError, naming a parameter, if transformers reports missing, misshapen or unexpected ones."""
+    unexpected = set(report["unexpected_keys"])
+    if config.get_text_config() is not config:  # the parts of a larger model that read no text are left out
+        unexpected = {name for name in unexpected if not NO_TEXT.search(name)}
     problems = {
         "lacks parameters of the model": report["missing_keys"],
         "has parameters in another shape": {key[0] for key in report["mismatched_keys"]},
-        "has weights that its model has no place for": without_place(report, config),
+        "has weights that its model has no place for": unexpected,
     }
     for problem, names in problems.items():
         if names:
             raise ModelError(
                 f"The checkpoint {source} {problem} ({len(names)}, e.g. {min(names)}).\n{DAMAGED}"
             )
-
-
-def without_place(report: dict[str, Any], config: PreTrainedConfig) -> set[str]:
-    """Unexpected weights but those that transformers ignores, and the parts of a larger model that read no text."""
-    names = set(report["unexpected_keys"])
-    if config.get_text_config() is config:
-        return names
-    return {name for name in names if not NO_TEXT.search(name)}
 
 
 TOKENS = 4

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.models.checks import check_pass, check_vocabulary, not_finite, without_place
+from moe_lab.models.checks import check_complete, check_pass, check_vocabulary, not_finite
 from moe_lab.models.tokenizer import Framing, load_tokenizer, rendered
 from tests.support.models import change_json, load_folder, make_model, make_tokenizer
 
@@ -77,8 +77,13 @@ def test_parts_that_read_images_are_left_out_of_a_text_model():
 
     images = {"vision_model.layers.0.mlp.fc1.weight", "multi_modal_projector.linear_1.weight"}
     layer = {"language_model.model.layers.99.input_layernorm.weight"}
-    assert without_place({"unexpected_keys": images | layer}, Llama4Config()) == layer
-    assert without_place({"unexpected_keys": images}, OlmoeConfig()) == images
+    for unexpected, config, named in (
+        (images | layer, Llama4Config(), layer),
+        (images, OlmoeConfig(), images),
+    ):
+        report = {"missing_keys": [], "mismatched_keys": [], "unexpected_keys": unexpected}
+        with pytest.raises(ModelError, match=rf"no place for \({len(named)}, e.g. {min(named)}"):
+            check_complete(report, "mine", config)
 
 
 def test_one_number_that_is_none_is_refused_at_loading(tiny_olmoe_dir, tmp_path):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -123,7 +122,8 @@ class _Batch:
         """float32 [A, V]: scores after the newest token of every unfinished sequence."""
         if self.forward.ensemble.cache == "none":
             self.cache = KVCache(0)
-            return self.prefill([self.states[b] for b in self.active]).scores_AV
+            *_, scores_AV = self.prefill([self.states[b] for b in self.active])
+            return scores_AV
         if len(self.active) <= len(self.states) // 2:
             self._drop_finished()
         return self._step()
@@ -205,14 +205,8 @@ def _read(
             yield prompt, cache.taken(b, group.shared + len(tree))
 
 
-class PrefillOutput(NamedTuple):
-    """A batch before its first step."""
-
-    cache: KVCache
-    real_BT: Tensor
-    """bool: True for slots of the cache that hold a token."""
-    scores_AV: Tensor
-    """Scores of the next token."""
+Prefilled = tuple[KVCache, Tensor, Tensor]
+"""A batch before its first step: its cache, bool [B, T] (True for slots with a token), and next-token scores [A, V]."""
 
 
 @dataclass
@@ -229,10 +223,10 @@ class Prefill:
     _prefix: tuple[Group | None, KVCache | None] = (None, None)
     """The newest group and its beginning. Those of other groups are not kept: they would take memory in every step."""
 
-    def __call__(self, states: list[GenerationState]) -> PrefillOutput:
+    def __call__(self, states: list[GenerationState]) -> Prefilled:
         return self._from_store(self.prompt_store, states) if self.prompt_store else self._from_prefix(states)
 
-    def _from_store(self, store: Store, states: list[GenerationState]) -> PrefillOutput:
+    def _from_store(self, store: Store, states: list[GenerationState]) -> Prefilled:
         """Cached prompts, right-aligned. The same number of tokens is read here in each sequence."""
         forward = self.forward
         caches = _cached(store, forward, [state.prompt[:-1] for state in states], self.budget)
@@ -246,9 +240,9 @@ class Prefill:
         if not real_BT.all():
             visible = tokens.visible(shared) & real_BT[:, None]
             tokens = replace(tokens, visible_BSK=visible)
-        return PrefillOutput(cache, real_BT, forward.ensemble.next_scores(forward(tokens, cache)))
+        return cache, real_BT, forward.ensemble.next_scores(forward(tokens, cache))
 
-    def _from_prefix(self, states: list[GenerationState]) -> PrefillOutput:
+    def _from_prefix(self, states: list[GenerationState]) -> Prefilled:
         """All tokens after the shared prefixes, in passes within the budget."""
         forward = self.forward
         caches, reals, scores = [], [], []
@@ -282,7 +276,7 @@ class Prefill:
             longest = max(part.length for part in caches)
             cache = KVCache.right_aligned(caches, longest + self._room, keep=False)
         real = torch.cat([torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals])
-        return PrefillOutput(cache, real.to(forward.device), torch.cat(scores))
+        return cache, real.to(forward.device), torch.cat(scores)
 
     @property
     def _room(self) -> int:

@@ -23,7 +23,7 @@ from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.sampling import Decoding, GenerationState
-from moe_lab.engine.scoring import OnScores, ScoringRequest, read_scores
+from moe_lab.engine.scoring import OnScores, ScoringRequest, TokenScores
 from moe_lab.errors import RoutingError
 from moe_lab.routing import routed
 from moe_lab.routing.noise import NoisyTokens
@@ -161,7 +161,8 @@ class RecurrentEngine(Engine):
         with self.forward as forward:
             for i, request in enumerate(requests):
                 tree = TokenTree(request.context, request.continuations, noise_key=request.noise_key)
-                on_scores(i, read_scores(forward.ensemble, [tree], _after_nodes(forward, request, tree))[0])
+                scores = TokenScores([tree]).after(forward.ensemble, _after_nodes(forward, request, tree))
+                on_scores(i, scores.summed()[0])
 
     def generate(
         self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]

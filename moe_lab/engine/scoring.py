@@ -92,17 +92,6 @@ class TokenScores:
         return scores
 
 
-def read_scores(ensemble: Ensemble, trees: Sequence[TokenTree], logits: Iterable[Tensor]) -> list[Scores]:
-    """The scores of each tree's continuations.
-
-    Args:
-        logits: [M, n, V] of the trees' logit nodes, in any number of parts.
-
-    Raises RoutingError where they are NaN.
-    """
-    return TokenScores(trees).after(ensemble, logits).summed()
-
-
 def _targets(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
     """For every token to score, continuation by continuation: (place among all logit nodes, the token)."""
     places: list[int] = []
@@ -173,8 +162,8 @@ def score(
     """Score all requests."""
     for group in _groups(forward.ensemble, requests):
         for batch in batches(forward, requests, group, budget):
-            scores = read_scores(forward.ensemble, batch.trees, batch.passes(forward, budget))
-            for i, own in zip(batch.indices, scores, strict=True):
+            scores = TokenScores(batch.trees).after(forward.ensemble, batch.passes(forward, budget))
+            for i, own in zip(batch.indices, scores.summed(), strict=True):
                 on_scores(i, own)
             del batch  # its cache, before the next one is made
 

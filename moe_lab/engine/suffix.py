@@ -24,7 +24,7 @@ from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.engine.forward.layers import LayerMasks, runs_on_kv_cache
 from moe_lab.engine.forward.suffix_forward import SuffixBatch, SuffixForward
 from moe_lab.engine.sampling import GenerationState
-from moe_lab.engine.scoring import Budget, Scores, ScoringRequest, batches, read_scores
+from moe_lab.engine.scoring import Budget, Scores, ScoringRequest, TokenScores, batches
 from moe_lab.engine.suffix_attention import SuffixLayer, suffix_attention
 from moe_lab.engine.token_span import TokenSpan
 from moe_lab.errors import ConfigError
@@ -240,7 +240,8 @@ class SuffixReplay:
         """Scores of the continuations that each prompt was read with; with None those of the base model."""
         with torch.no_grad():
             logits_M1V = self.logits(self.batch(suffixes), remix)[:, None]
-        return read_scores(Ensemble(), [suffix.tree for suffix in suffixes], [logits_M1V])
+        scores = TokenScores([suffix.tree for suffix in suffixes]).after(Ensemble(), [logits_M1V])
+        return scores.summed()
 
 
 def _visible(tree: TokenTree, prefix: int, T: int, S: int) -> Tensor:

@@ -4,25 +4,19 @@ peft ignores tensors of an adapter that match nothing, with a warning at most. T
 first, without weights, with those that the adapter's configuration gives an empty model.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, reading
 from moe_lab.models.hub import ADAPTER
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-    from moe_lab.config.schema import ModelConfig
 
 ADAPTER_TENSORS = "adapter_model.safetensors"
 HUB_ID = re.compile(r"[^/.]+/[^/]+")

@@ -3,19 +3,15 @@
 transformers would initialize missing parameters at random, and leave out those that config.json does not count.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from moe_lab.errors import ModelError, MoeLabError, RoutingError, first_line
 from moe_lab.routing import Router, Routing, find_routers, routed
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 NO_TEXT = re.compile("vision|visual|image|audio|multi_modal_projector")
 DAMAGED = "It is damaged or belongs to another configuration: fetch or save it again."
@@ -23,24 +19,19 @@ DAMAGED = "It is damaged or belongs to another configuration: fetch or save it a
 
 def check_complete(report: dict[str, Any], source: str, config: PreTrainedConfig) -> None:
     """Raise ModelError, naming a parameter, if transformers reports missing, misshapen or unexpected ones."""
+    unexpected = set(report["unexpected_keys"])
+    if config.get_text_config() is not config:  # the parts of a larger model that read no text are left out
+        unexpected = {name for name in unexpected if not NO_TEXT.search(name)}
     problems = {
         "lacks parameters of the model": report["missing_keys"],
         "has parameters in another shape": {key[0] for key in report["mismatched_keys"]},
-        "has weights that its model has no place for": without_place(report, config),
+        "has weights that its model has no place for": unexpected,
     }
     for problem, names in problems.items():
         if names:
             raise ModelError(
                 f"The checkpoint {source} {problem} ({len(names)}, e.g. {min(names)}).\n{DAMAGED}"
             )
-
-
-def without_place(report: dict[str, Any], config: PreTrainedConfig) -> set[str]:
-    """Unexpected weights but those that transformers ignores, and the parts of a larger model that read no text."""
-    names = set(report["unexpected_keys"])
-    if config.get_text_config() is config:
-        return names
-    return {name for name in names if not NO_TEXT.search(name)}
 
 
 TOKENS = 4

@@ -4,21 +4,17 @@
 weights are fetched. `checks.prove_seam` tests every loaded model and refuses a fused kernel that bypasses the router.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, first_line
 from moe_lab.models.adapters import check_adapter
 from moe_lab.models.source import adapter_folder, load_config, model_commit, model_source
 from moe_lab.routing import Family, family_of_type
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 LINEAR_ONLY = "aqlm auto-round awq bitnet bitsandbytes eetq gptq higgs hqq quanto spqr vptq"
 """Methods that transformers loads into `nn.Linear` modules and nothing else."""

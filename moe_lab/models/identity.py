@@ -5,8 +5,6 @@ cached digest is used only while device, inode, size, modification time and chan
 program can set the change time. The cache is `~/.cache/moe_lab`, or the folder of the variable MOE_LAB_CACHE.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -14,14 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.config.progress import Progress
+from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError, reading
 from moe_lab.models.hub import commit_of
-
-if TYPE_CHECKING:
-    from moe_lab.config.schema import ModelConfig
 
 WHOLE_BYTES = 2**18
 """A file up to this size is hashed in one piece, and is not cached."""

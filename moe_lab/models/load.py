@@ -3,17 +3,15 @@
 transformers and accelerate place the weights on their device as they are read, without a second copy.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 from transformers.distributed import DistributedConfig
 
 from moe_lab.config.schema import ModelConfig
@@ -41,9 +39,6 @@ from moe_lab.models.source import NO_CODE, adapter_folder, load_config, model_fo
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.models.transformers_internals import attention_of, can_set_experts, reading_once
 from moe_lab.routing import find_routers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,14 @@
 """The source of a model: a folder, or a repository of the hub, whose files are a folder in the cache."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
@@ -21,9 +19,6 @@ from moe_lab.models.hub import ADAPTER, commit_of, explain, fetch, is_offline
 from moe_lab.models.identity import SMALL, known_weights
 from moe_lab.models.transformers_internals import attention_of
 from moe_lab.routing import family_of_type
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 def set_experts_per_token(config: Any, count: int) -> None:

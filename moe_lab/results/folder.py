@@ -115,13 +115,9 @@ def check_writable(output_dir: str) -> None:
     folder = Path(output_dir).absolute()
     while not folder.exists():
         folder = folder.parent
-    problems = {
-        "is a file": not folder.is_dir(),
-        "is not writable": not os.access(folder, os.W_OK | os.X_OK),
-    }
-    for problem, holds in problems.items():
-        if holds:
-            raise ConfigError(f"output_dir={output_dir}: {folder} {problem}. Choose another folder.")
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        problem = "is not writable" if folder.is_dir() else "is a file"
+        raise ConfigError(f"output_dir={output_dir}: {folder} {problem}. Choose another folder.")
 
 
 # Artifacts that runs share: a trained model, an adapter, a set of references, a profile

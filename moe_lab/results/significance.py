@@ -138,8 +138,6 @@ class CrossedMean:
     """95%, Student's."""
     p: float
     """Two-sided, of the hypothesis that the mean is 0."""
-    degrees: float
-    """Degrees of freedom."""
 
 
 def crossed_mean(values_SN: np.ndarray) -> CrossedMean | None:
@@ -162,12 +160,12 @@ def crossed_mean(values_SN: np.ndarray) -> CrossedMean | None:
     parts = np.array([max(of_seeds, rest), max(of_examples, rest), -rest])
     total = float(parts.sum())
     if total <= 0:
-        return CrossedMean(mean, (mean, mean), 1.0 if mean == 0 else 0.0, float(df[0]))
+        return CrossedMean(mean, (mean, mean), 1.0 if mean == 0 else 0.0)
     degrees = total**2 / float((parts**2 / df).sum())
     error = (total / values_SN.size) ** 0.5
     half = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
     p = float(2 * stdtr(degrees, -abs(mean) / error))
-    return CrossedMean(mean, (mean - half, mean + half), p, degrees)
+    return CrossedMean(mean, (mean - half, mean + half), p)
 
 
 # The difference between two runs over the same documents, with its interval and its test

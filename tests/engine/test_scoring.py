@@ -9,7 +9,7 @@ import torch
 from moe_lab.engine import scoring
 from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
-from moe_lab.engine.scoring import Budget, ScoringRequest, TokenScores, read_scores
+from moe_lab.engine.scoring import Budget, ScoringRequest, TokenScores
 from moe_lab.errors import RoutingError
 from tests.support.ensembles import assert_scores, plain, questions_for, scores_of
 from tests.support.models import make_model
@@ -118,8 +118,8 @@ def assert_same(found, expected):
 
 
 def test_parts_in_order():
-    found = read_scores(Ensemble(n=3), TREES, LOGITS.split([1, 3, len(LOGITS) - 4]))
-    assert_same(found, slow(lambda place: LOGITS[place]))
+    found = TokenScores(TREES).after(Ensemble(n=3), LOGITS.split([1, 3, len(LOGITS) - 4]))
+    assert_same(found.summed(), slow(lambda place: LOGITS[place]))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5])
@@ -131,7 +131,7 @@ def test_logits_of_many_bytes_are_scored_row_by_row(rows, monkeypatch):
     monkeypatch.setattr(
         Ensemble, "score", lambda self, logits, *of: most.append(len(logits)) or score(self, logits, *of)
     )
-    assert_same(read_scores(Ensemble(n=3), TREES, [LOGITS]), slow(lambda place: LOGITS[place]))
+    assert_same(TokenScores(TREES).after(Ensemble(n=3), [LOGITS]).summed(), slow(lambda place: LOGITS[place]))
     assert max(most) == max(1, rows)
 
 

@@ -1,5 +1,7 @@
 """Breaks if a model runs with random or overflowing numbers, a refusal does not name the parameter, or what a model's small
 files hold ends in an error of a library.
+
+Breaks if a chat template that fails is not named, or states another date on another day.
 """
 
 import shutil
@@ -9,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moe_lab.config.schema import ModelConfig
-from moe_lab.errors import ModelError
-from moe_lab.models.checks import check_pass, check_vocabulary, not_finite, without_place
-from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.models.checks import check_complete, check_pass, check_vocabulary, not_finite
+from moe_lab.models.tokenizer import Framing, load_tokenizer, rendered
 from tests.support.models import change_json, load_folder, make_model, make_tokenizer
 
 
@@ -75,8 +77,13 @@ def test_parts_that_read_images_are_left_out_of_a_text_model():
 
     images = {"vision_model.layers.0.mlp.fc1.weight", "multi_modal_projector.linear_1.weight"}
     layer = {"language_model.model.layers.99.input_layernorm.weight"}
-    assert without_place({"unexpected_keys": images | layer}, Llama4Config()) == layer
-    assert without_place({"unexpected_keys": images}, OlmoeConfig()) == images
+    for unexpected, config, named in (
+        (images | layer, Llama4Config(), layer),
+        (images, OlmoeConfig(), images),
+    ):
+        report = {"missing_keys": [], "mismatched_keys": [], "unexpected_keys": unexpected}
+        with pytest.raises(ModelError, match=rf"no place for \({len(named)}, e.g. {min(named)}"):
+            check_complete(report, "mine", config)
 
 
 def test_one_number_that_is_none_is_refused_at_loading(tiny_olmoe_dir, tmp_path):
@@ -154,3 +161,41 @@ def test_a_tokenizer_of_another_model_is_refused():
     check_vocabulary(tokenizer, make_model("olmoe"), "mine")
     with pytest.raises(ModelError, match="embeddings of 20 tokens"):
         check_vocabulary(tokenizer, make_model("olmoe", vocab_size=20, pad_token_id=0), "mine")
+
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def frame(template: object) -> str:
+    tokenizer = make_tokenizer()
+    tokenizer.name_or_path = "my/model"
+    tokenizer.chat_template = template
+    return Framing(lambda: tokenizer).apply_chat_template(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ messages[7].content }}", "fails"),
+        ("{{ raise_exception('no such thing') }}", "fails: no such thing"),
+        ("{{ 1 / 0 }}", "fails: division by zero"),
+        ("{% for %}", "fails"),
+        ("{{ ''.__class__.__mro__ }}", "fails"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_named(template, says):
+    with pytest.raises(ConfigError, match=f"chat template of my/model {says}"):
+        frame(template)
+
+
+@pytest.mark.parametrize("asked", ["strftime_now('%d %b %Y')", 'strftime_now("%d %b %Y")'])
+def test_the_date_is_the_same_on_every_day(asked):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ " + asked + " }}, {{ messages[0].content }}"
+    assert Framing(lambda: tokenizer, True).apply_chat_template(MESSAGES) == "05 Aug 2025, Hello"
+
+
+def test_a_plain_template_is_rendered():
+    tokenizer = make_tokenizer()
+    assert rendered(tokenizer, lambda: "text") == "text"
+    assert frame("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}") == "user: Hello"

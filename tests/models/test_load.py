@@ -2,6 +2,8 @@
 
 Broken by: files that stay mapped, tensors that are read ahead, a hook that reads a router's parameters after they went
 back to disk, a folder of weights that outlives the model.
+
+Breaks if free memory ignores the container, a peak is an earlier one, or a model leaves reference cycles in memory.
 """
 
 import gc
@@ -10,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from types import SimpleNamespace
 
 import psutil
@@ -21,7 +24,13 @@ from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.facts import model_facts, resolve_dtype
-from moe_lab.models.memory import weight_bytes
+from moe_lab.models.memory import (
+    ModelPool,
+    free_host_memory,
+    peak_memory_bytes,
+    reset_peak_memory,
+    weight_bytes,
+)
 from moe_lab.models.transformers_internals import SEQUENTIAL, reading_once
 from tests.support import rounding
 from tests.support.ensembles import roe_answers
@@ -284,3 +293,42 @@ def test_a_plan_needs_several_processes_and_a_family_that_has_one(tmp_path, monk
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ModelError, match="no plan for splitting a gpt_oss"):
         load_folder(save_model(small_model("gpt_oss"), tmp_path / "b"), tp_plan="auto")
+
+
+@pytest.mark.parametrize(("limit", "free"), [("max", 7000), ("5000", 3000), ("90000", 7000), ("1000", 0)])
+def test_a_container_may_have_less_memory_than_the_machine(tmp_path, monkeypatch, limit, free):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7000))
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    assert free_host_memory(tmp_path) == free
+
+
+def test_peak_memory_is_this_processs_and_starts_anew():
+    block = bytearray(200 * 2**20)
+    block[:: 2**12] = b"x" * len(block[:: 2**12])
+    with_block = peak_memory_bytes(None)
+    assert with_block > 200 * 2**20
+    del block
+    reset_peak_memory(None)
+    assert peak_memory_bytes(None) < with_block - 100 * 2**20
+
+
+def test_weights_are_counted_with_their_size():
+    model = torch.nn.Linear(10, 6)
+    model.register_buffer("steps", torch.zeros(3, dtype=torch.float64))
+    assert weight_bytes(model) == (60 + 6) * 4 + 3 * 8
+
+
+class Node:
+    """Refers to itself, as a Trainer does by its callbacks."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_free_removes_reference_cycles_also_before_a_model_was_loaded():
+    node = Node()
+    seen = weakref.ref(node)
+    del node
+    ModelPool().free()
+    assert seen() is None

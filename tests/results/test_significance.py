@@ -222,9 +222,9 @@ def test_by_hand():
     )
     total = of_seeds + of_examples - rest
     degrees = total**2 / (of_seeds**2 / 4 + of_examples**2 / 2 + rest**2 / 8)
-    assert found.degrees == pytest.approx(degrees)
     low, high = found.interval
-    assert high - mean == pytest.approx(mean - low)
+    half = abs(_quantile(0.05, degrees)) * (total / 15) ** 0.5
+    assert high - mean == pytest.approx(mean - low) == pytest.approx(half)
     assert (mean / (total / 15) ** 0.5) == pytest.approx(abs(_quantile(found.p, degrees)))
 
 

@@ -10,16 +10,13 @@ B = sequences, H = key-value heads, T = cached slots, D = head size.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from moe_lab.models.memory import free_memory
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class KVLayer(CacheLayerMixin):
@@ -247,7 +244,7 @@ def store_on(device: torch.device) -> Store:
     return Store(int(KEPT_SHARE * free_memory(device)))
 
 
-def token_bytes(model: PreTrainedModel) -> int:
+def token_bytes(model: Any) -> int:
     """Estimated bytes of a token's keys and values in all layers, by the model's configuration.
 
     It is exact where all layers have the same heads and keep all that they compute.

@@ -7,45 +7,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-PUBLISHED = {
-    "architectures": ["DeepseekForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "auto_map": {
-        "AutoConfig": "configuration_deepseek.DeepseekConfig",
-        "AutoModel": "modeling_deepseek.DeepseekModel",
-        "AutoModelForCausalLM": "modeling_deepseek.DeepseekForCausalLM",
-    },
-    "aux_loss_alpha": 0.001,
-    "bos_token_id": 100000,
-    "eos_token_id": 100001,
-    "first_k_dense_replace": 1,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "initializer_range": 0.02,
-    "intermediate_size": 10944,
-    "max_position_embeddings": 4096,
-    "model_type": "deepseek",
-    "moe_intermediate_size": 1408,
-    "moe_layer_freq": 1,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "norm_topk_prob": False,
-    "num_attention_heads": 16,
-    "num_experts_per_tok": 6,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 16,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 10000,
-    "scoring_func": "softmax",
-    "seq_aux": True,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "use_cache": True,
-    "vocab_size": 102400,
-}
+from tests.support.hub.published import PUBLISHED as OF_OPTIONS
+
+PUBLISHED = OF_OPTIONS["deepseek-moe"]
 """The published config.json."""
 
 SMALL = PUBLISHED | {

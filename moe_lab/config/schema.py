@@ -44,8 +44,6 @@ class ModelConfig:
     """With `think_end_token`: new tokens of a reply where a task allows fewer; null: the task's number."""
     device_map: Literal["auto"] | None = None
     """transformers' placement of the layers on devices; null: all on `device`."""
-    tp_plan: Literal["auto"] | None = None
-    """transformers' plan for splitting each layer over the processes of torchrun; null: no splitting."""
     recipe: dict[str, bool | int | float | str | None] | None = None
     """Keys of method=pretrain: the model is trained on first use, one for each seed (`moe_lab/runs/jobs.py`)."""
 

@@ -20,7 +20,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward, Observer
 from moe_lab.engine.forward.layers import reads_the_batch, require_masks, runs_on_kv_cache
 from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Pair, Request
-from moe_lab.engine.pass_size import LEAST_TOKENS, in_step, pass_budget
+from moe_lab.engine.pass_size import LEAST_TOKENS, pass_budget
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Scores, ScoringRequest
@@ -198,8 +198,6 @@ class EngineLM(CountedHF):
         if kind == "generate_until" and any(THINK_END in request.args[1] for request in requests):
             # lm-eval's own code drops special tokens, and stops at a task's stop words in the reasoning
             self.engine = self.engine or RecurrentEngine(RecurrentForward(self.model, self.ensemble))
-        self.budget.tokens = in_step(self.model, self.budget.tokens)
-        self.budget.slots = in_step(self.model, int(self.budget.slots))
         with self.running(), Progress(len(requests), kind, "request", shown=self.progress) as progress:
             left = dict(enumerate(requests))
 

@@ -41,7 +41,7 @@ def pass_budget(model: Any, sequences: int | None = None) -> Budget:
     device = model.device
     slots = 0  # without a KV cache nothing asks for them
     if runs_on_kv_cache(model):
-        slots = int(CACHE_SHARE * _free_for_caches(model)) // token_bytes(model)
+        slots = int(CACHE_SHARE * cache_memory(model)) // token_bytes(model)
     if device.type == "cpu":
         return Budget(CPU_TOKENS, sequences, slots=slots)
     footprint = footprint_of(model)
@@ -63,12 +63,7 @@ def bound_gradients(model: Any, budget: Budget) -> None:
 
 
 def cache_memory(model: Any) -> int:
-    """Free bytes for keys and values, in the process that has least of those that share the model's weights."""
-    return in_step(model, _free_for_caches(model))
-
-
-def _free_for_caches(model: Any) -> int:
-    """Each device of a device map holds the keys and values of its own layers."""
+    """Free bytes for keys and values. Each device of a device map holds those of its own layers."""
     layers = decoder_layers(model) or [model]
     own = [next(layer.parameters()).device for layer in layers]
     # layers that accelerate keeps elsewhere compute on the model's own device
@@ -97,8 +92,8 @@ def planned_memory(model: Any, slots: float, rows: float) -> int:
 
 
 def in_step(model: Any, size: int) -> int:
-    """The least value of all processes that share the model's weights: their passes must be the same."""
-    if max(getattr(model, "tp_size", None) or 1, getattr(model, "fsdp_size", None) or 1) == 1:
+    """The least value of all processes that share the model's weights (FSDP): their passes must be the same."""
+    if (getattr(model, "fsdp_size", None) or 1) == 1:
         return size
     least = torch.tensor(size)
     torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)

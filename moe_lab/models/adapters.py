@@ -24,10 +24,8 @@ HUB_ID = re.compile(r"[^/.]+/[^/]+")
 
 def check_adapter(model: ModelConfig, folder: Path, quantized: bool) -> None:
     """Raise ModelError for an adapter that its configuration shows to be unfit, ConfigError for other keys."""
-    if model.tp_plan or model.device_map or quantized:
-        raise ConfigError(
-            f"model.peft={model.peft} is merged on one device: leave device_map and tp_plan out."
-        )
+    if model.device_map or quantized:
+        raise ConfigError(f"model.peft={model.peft} is merged on one device: leave device_map out.")
     if absent := [name for name in (ADAPTER, ADAPTER_TENSORS) if not (folder / name).is_file()]:
         raise ModelError(f"model.peft={model.peft} is no adapter in peft's format: it has no {absent[0]}.")
     with reading(f"model.peft={model.peft}", raises=ModelError):

@@ -120,7 +120,7 @@ def load_model(
             f"{source}: config.json names {facts.moe_layers} MoE layers, the weights have {routers} routers."
         )
     check_weights(loaded, source)
-    touched = quantization_of(config) or model.device_map or model.tp_plan
+    touched = quantization_of(config) or model.device_map
     if facts.moe_layers and not facts.fixed_routing and touched:
         prove_seam(loaded, place, source)
     if not shard:  # a training checks its own losses
@@ -133,24 +133,9 @@ def load_model(
 def placement(
     model: ModelConfig, config: PreTrainedConfig, device: torch.device, disk: TemporaryDirectory, shard: bool
 ) -> dict[str, Any]:
-    """The options of `from_pretrained` that place weights; `disk` takes weights that fit nowhere else.
-
-    Raises ConfigError for `tp_plan` without torchrun, ModelError if transformers has no plan for the model.
-    """
-    processes = num_processes()
+    """The options of `from_pretrained` that place weights; `disk` takes weights that fit nowhere else."""
     if shard:
-        return {"distributed_config": DistributedConfig(fsdp_size=processes)}
-    if model.tp_plan:
-        if processes < 2:
-            raise ConfigError(
-                f"model.tp_plan={model.tp_plan} needs torchrun. In one process: model.device_map=auto."
-            )
-        if not config.get_text_config().base_model_tp_plan:
-            raise ModelError(
-                f"model.tp_plan: transformers has no plan for splitting a {config.model_type}. "
-                "Use model.device_map=auto."
-            )
-        return {"distributed_config": DistributedConfig(tp_plan=model.tp_plan, tp_size=processes)}
+        return {"distributed_config": DistributedConfig(fsdp_size=num_processes())}
     if model.device_map:
         return {"device_map": model.device_map, "offload_folder": disk.name}
     return {} if device.type == "cpu" else {"device_map": device}

@@ -1,7 +1,6 @@
 """Several processes of torchrun or `accelerate launch`: process 0 runs the command, the others follow it.
 
     torchrun --nproc-per-node 2 -m moe_lab method=roe model=olmoe task=gsm8k
-    torchrun --nproc-per-node 2 -m moe_lab method=roe model=mixtral model.tp_plan=auto task=gsm8k
     torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base method.dataset=lima task=arc_easy
 
 Process 0 alone computes scores and writes results. It broadcasts the calls that all processes make: loading a model,
@@ -39,7 +38,7 @@ PATIENCE = timedelta(days=7)
 def follow(configs: Sequence[Config]) -> int | None:
     """In other processes than process 0: make the calls that it broadcasts, and return the exit code. In it: None.
 
-    Raises ConfigError for what several processes cannot share, and for one process where several are needed.
+    Raises ConfigError for what several processes cannot share.
     """
     _check(configs)
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # dtype= takes its place
@@ -68,7 +67,7 @@ def end_processes(code: int) -> None:
 
 def _check(configs: Sequence[Config]) -> None:
     one, several = configs[0], num_processes() > 1
-    shared, runs = several and not one.experiment, len(configs) > 1 or one.num_seeds > 1 or one.experiment
+    shared = several and not one.experiment
     for config in configs:
         model, tuned, method = config.model, config.tuning.name != "none", get_method(config.method.name)
         measures = config.metrics != "none" and not issubclass(method, TrainingMethod)
@@ -76,12 +75,6 @@ def _check(configs: Sequence[Config]) -> None:
             {
                 "Each process of torchrun has one GPU: leave device=cuda:<index> and model.device_map out.": (
                     several and (model.device_map or config.device.startswith("cuda:"))
-                ),
-                "model.tp_plan needs several processes: torchrun --nproc-per-node 2 -m moe_lab ...": (
-                    model.tp_plan and not several
-                ),
-                "model.tp_plan takes one run at a time: no -m, seeds=, tuning= or experiment=.": (
-                    model.tp_plan and (runs or tuned)
                 ),
                 "Processes of torchrun divide one evaluation, and no study. launcher= shares its trials.": (
                     shared and tuned
@@ -93,7 +86,7 @@ def _check(configs: Sequence[Config]) -> None:
 
 
 def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:
-    """The model of a run, loaded in all processes; with `model.tp_plan` each one has a part of it."""
+    """The model of a run, loaded in all processes."""
     model_folder(config.model, offline=config.offline, weights=True)  # fetched once, by this process
     broadcast(partial(_load, config))
     loaded = models.get(config)

@@ -91,9 +91,7 @@ def _make_models(configs: Sequence[Config], makers: Sequence[bool]) -> Results:
             f"{trains} one model, which workers cannot share. Leave launcher= out.": (
                 config.launcher.name != "none"
             ),
-            f"{trains} in one process: start it without torchrun.": (
-                num_processes() > 1 or config.model.tp_plan is not None
-            ),
+            f"{trains} in one process: start it without torchrun.": num_processes() > 1,
         }
     )
     follow(configs)  # forgets what a launcher of one process has set

@@ -168,7 +168,6 @@ COMMANDS = {
     "c3po method.alpha=2": "at most 1",
     "c3po method.learning_rate=[0.1]": "the first and the last",
     "c3po method.learning_rate=[0.1,0]": "above 0",
-    "c3po model.tp_plan=auto": "torchrun",
     "c3po method.k=500 method.reference_size=100": "toy_choice:near have 100 reference questions",
     "c3po task=toy_text task.answer=text": "likelihood of texts",
     "pretrain method.router=tokens": "method.router",

@@ -286,15 +286,6 @@ def test_a_model_is_placed_in_one_way():
         Config(model=ModelConfig(device_map="auto"), device="cpu")
 
 
-def test_a_plan_needs_several_processes_and_a_family_that_has_one(tmp_path, monkeypatch):
-    """A model without a plan would be copied to every process."""
-    with pytest.raises(ConfigError, match="torchrun"):
-        load_folder(save_model(small_model("olmoe"), tmp_path / "a"), tp_plan="auto")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ModelError, match="no plan for splitting a gpt_oss"):
-        load_folder(save_model(small_model("gpt_oss"), tmp_path / "b"), tp_plan="auto")
-
-
 @pytest.mark.parametrize(("limit", "free"), [("max", 7000), ("5000", 3000), ("90000", 7000), ("1000", 0)])
 def test_a_container_may_have_less_memory_than_the_machine(tmp_path, monkeypatch, limit, free):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7000))

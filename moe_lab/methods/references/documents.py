@@ -241,7 +241,5 @@ def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:
 
 def check_one_process(config: Config) -> None:
     """Raise ConfigError under torchrun."""
-    if config.model.tp_plan or num_processes() > 1:
-        raise ConfigError(
-            f"method={config.method.name} runs in one process, without torchrun and model.tp_plan."
-        )
+    if num_processes() > 1:
+        raise ConfigError(f"method={config.method.name} runs in one process, without torchrun.")

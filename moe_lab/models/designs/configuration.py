@@ -27,21 +27,6 @@ class DeepseekConfig(PreTrainedConfig):
         "num_experts": "n_routed_experts",
         "router_aux_loss_coef": "aux_loss_alpha",
     }
-    base_model_tp_plan: ClassVar[dict[str, str]] = {
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
-        "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
-        "layers.*.mlp.experts.down_proj": "rowwise",
-        "layers.*.mlp.experts": "moe_tp_experts",
-        "layers.*.mlp.shared_experts.gate_proj": "colwise",
-        "layers.*.mlp.shared_experts.up_proj": "colwise",
-        "layers.*.mlp.shared_experts.down_proj": "rowwise",
-    }
 
     vocab_size: int = 102400
     hidden_size: int = 2048
@@ -112,7 +97,6 @@ class MoeDesignConfig(DeepseekConfig):
 
     model_type: ClassVar[str] = "moe_design"
     modeling: ClassVar[str] = "moe_lab.models.designs.modeling"
-    base_model_tp_plan: ClassVar[dict[str, str]] = {}
 
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

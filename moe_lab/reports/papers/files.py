@@ -21,7 +21,6 @@ SAME_NUMBERS = (
     "model.attn_implementation",
     "model.device_map",
     "model.experts_implementation",
-    "model.tp_plan",
 )
 LONGEST = 60
 """Most characters of the typed overrides in a file's name."""

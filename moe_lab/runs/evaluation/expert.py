@@ -54,7 +54,6 @@ def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) ->
             "metrics=expert compares accuracies, and answers of this task are judged. Leave it out.": (
                 any(map(is_judged, tasks["tasks"].values()))
             ),
-            "metrics=expert takes one process. Use model.device_map=auto for a large model.": config.model.tp_plan,
         }
     )
     if not facts.moe_layers:

@@ -29,19 +29,14 @@ from moe_lab.runs.evaluation.result_block import Meter
 
 
 class SharedLM:
-    """The `EngineLM` of process 0. Each process answers a part of its requests; with `model.tp_plan` all of them."""
+    """The `EngineLM` of process 0. Each process answers a part of its requests."""
 
     def __init__(self, lm: EngineLM, config: Config, log: ResponseLog):
         self._lm, self._config, self._log = lm, config, log
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         """As `EngineLM.answer`. `on_answer` gets the answers of this process; the others' are in the log at the end."""
-        processes = num_processes()
-        if self._config.model.tp_plan:
-            parts = [list(range(len(requests)))] * processes
-        else:
-            parts = divide(kind, requests, processes)
-        log = self._log
+        parts, log = divide(kind, requests, num_processes()), self._log
         broadcast(partial(_answer_part, self._config, kind, list(requests), parts, log.path, log.header))
         own = [requests[index] for index in parts[0]]
         self._lm.answer(kind, own, lambda place, answer: on_answer(parts[0][place], answer))
@@ -59,9 +54,7 @@ def _answer_part(
     rank = dist.get_rank()
     own = [requests[index] for index in parts[rank]]
     with follower_lm(config) as lm:
-        if config.model.tp_plan:
-            lm.answer(kind, own, lambda place, answer: None)
-        elif own:
+        if own:
             log, meter = ResponseLog(path.with_stem(f"{path.stem}.{rank}"), header), Meter(lm)
 
             def cost() -> dict[str, float]:

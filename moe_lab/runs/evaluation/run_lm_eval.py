@@ -73,8 +73,6 @@ def evaluate_answers(
             return SharedLM(lm, trained, log) if together else lm
 
         def free_model() -> None:
-            if config.model.tp_plan:
-                return  # the other processes keep their parts of the model
             opened.close()
             lm.forget_model()
             free_on_all_ranks(models)

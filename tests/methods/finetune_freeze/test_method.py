@@ -218,8 +218,7 @@ def test_two_processes_train_and_evaluate(tmp_path, capsys):
     log = tmp_path / "ranks.log"
     assert fork_ranks(main, [*keys, f"output_dir={tmp_path}"], log=log) == [0, 0], log.read_text()[-2000:]
     [trained] = (tmp_path / "models").iterdir()
-    record = json.loads((trained / "training.json").read_text())
-    assert record["processes"] == 2 and record["phases"][0]["saved_bytes"] > 0
+    assert json.loads((trained / "training.json").read_text())["processes"] == 2
     alone = [*SHORT, "method.batch_size=2", "method.gradient_accumulation=2"]
     block = block_of(command(capsys, tmp_path, *alone))
     assert block["finetune_freeze"]["model"] == trained.name, "the same training"

@@ -127,14 +127,14 @@ def by_method(
         train_on_rank(training, model)
 
 
-def planned_bytes(model: Any, frozen: str, batch: int, passes: int, length: int, optimizer: str) -> int:
+def planned_bytes(model: Any, frozen: str, batch: int, length: int, optimizer: str) -> int:
     """What `mode=plan` plans for such a training."""
     from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
-    from moe_lab.methods.training_memory import peak_bytes, with_shapes
+    from moe_lab.methods.training_memory import peak_bytes
 
     on_gpu, dtype = model.device.type == "cuda", model.dtype
     with torch.device("meta"):
-        shapes = with_shapes(type(model)._from_config(model.config, dtype=dtype))
+        shapes = type(model)._from_config(model.config, dtype=dtype)
     for parameter in parameter_groups(shapes).get(frozen, ()):
         parameter.requires_grad = False
     return peak_bytes(
@@ -145,7 +145,6 @@ def planned_bytes(model: Any, frozen: str, batch: int, passes: int, length: int,
         length=length,
         bf16=on_gpu,
         checkpointing=on_gpu,
-        accumulates=passes > 1,
     )
 
 
@@ -163,7 +162,7 @@ def measure(
     rows = random_rows(model.config.vocab_size, batch * passes, length)
     planned = "-"
     if train is by_method:
-        planned = f"{planned_bytes(model, frozen, batch, passes, length, optimizer) / parameters:.2f}"
+        planned = f"{planned_bytes(model, frozen, batch, length, optimizer) / parameters:.2f}"
     with tempfile.TemporaryDirectory() as folder:
         train(model, rows, frozen, Path(folder), batch, passes, optimizer)
     peak = "-" if timed.peak is None else f"{timed.peak / parameters:.2f}"

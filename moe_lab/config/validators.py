@@ -107,8 +107,6 @@ def _describe(annotation: Any) -> str:
         return names[annotation]
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, get_args(annotation)))
-    if is_dataclass(annotation):
-        return f"keys after a dot ({', '.join(one.name for one in fields(annotation))})"
     return {list: "a list", tuple: "a list", dict: "a mapping"}.get(get_origin(annotation), str(annotation))
 
 

@@ -7,14 +7,14 @@ and fragmentation.
 
 import json
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from functools import cache, cached_property, lru_cache
-from typing import Any, ClassVar
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._C import _dispatch_has_kernel_for_dispatch_key as _has_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -33,9 +33,6 @@ class Meter(TorchDispatchMode):
         known: tensors that are not counted, nor views of them. Tensors on other devices than theirs are not counted.
     """
 
-    on_meta: ClassVar[dict[Any, Callable[..., Any]]] = {}
-    """Operations whose result on the meta device is not torch's."""
-
     def __init__(self, known: Sequence[Tensor]):
         super().__init__()
         self.live = self.peak = 0
@@ -45,11 +42,11 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if _is_composite(function):  # in inference mode
+        if _has_kernel(function.name(), "CompositeImplicitAutograd"):  # in inference mode
             with self:
                 return function.decompose(*args, **options)
-        if args and isinstance(args[0], Tensor) and (args[0].is_meta or isinstance(args[0], FakeTensor)):
-            function = self.on_meta.get(function, function)
+        if function is torch.ops.aten._grouped_mm.default and args[0].is_meta:
+            function = _grouped
         found = function(*args, **options)
         for tensor in tree_leaves(found):
             if isinstance(tensor, Tensor) and self._device in (None, tensor.device):
@@ -75,18 +72,6 @@ def _grouped(one: Tensor, other: Tensor, ends: Tensor, *_: Any, **__: Any) -> Te
     """The shape of a grouped product, which without values exists in bfloat16 alone."""
     shape = (len(ends), len(one), other.shape[-1]) if other.dim() == 2 else (len(one), other.shape[-1])
     return one.new_empty(shape)
-
-
-Meter.on_meta = {torch.ops.aten._grouped_mm.default: _grouped}
-
-
-@cache
-def _is_composite(function: Any) -> bool:
-    name = function.name()
-    # that of a fake tensor's device is not known to the dispatcher
-    return not name.startswith("prim::") and bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-    )
 
 
 class _Attention(torch.autograd.Function):
@@ -139,7 +124,7 @@ class Footprint:
     @cached_property
     def kept(self) -> int:
         """A token in a pass with gradients of its hidden states: what all layers keep for them."""
-        few, many = (self._gradient_pass(size) for size in SIZES)
+        few, many = (_gradient_pass(self.model, size) for size in SIZES)
         return -(-(many - few) // (SIZES[1] - SIZES[0]))
 
     @torch.no_grad()
@@ -160,21 +145,33 @@ class Footprint:
             )
         return meter.peak - cache.nbytes, cache.nbytes
 
-    def _gradient_pass(self, tokens: int) -> int:
-        device, dtype = self.model.device, self.model.dtype
-        width = self.model.get_input_embeddings().weight.shape[-1]
-        hidden = torch.zeros(1, tokens, width, dtype=dtype, device=device, requires_grad=True)
-        mask = torch.zeros(1, 1, tokens, tokens, dtype=dtype, device=device)
-        positions = torch.arange(tokens, device=device)[None]
-        with (
-            Meter(known_of(self.model, hidden, mask, positions)) as meter,
-            OneOperation(),
-            torch.enable_grad(),
-        ):
-            body = self.model.get_decoder()
-            found = body(inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False)
-            found.last_hidden_state.sum().backward()
-        return meter.peak
+
+def kept_in_training(model: Any, tokens: int) -> int:
+    """The bytes that all layers keep of a sequence for the gradients of the parameters that require them.
+
+    Args:
+        model: on the meta device.
+
+    Raises NotImplementedError for a family whose own code reads values of tensors.
+    """
+    return _gradient_pass(model, tokens, backward=False)
+
+
+def _gradient_pass(model: Any, tokens: int, *, backward: bool = True) -> int:
+    """The bytes that are alive at most, or those that are kept for the backward pass."""
+    device, dtype = model.device, model.dtype
+    width = model.get_input_embeddings().weight.shape[-1]
+    hidden = torch.zeros(1, tokens, width, dtype=dtype, device=device, requires_grad=True)
+    mask = torch.zeros(1, 1, tokens, tokens, dtype=dtype, device=device)
+    positions = torch.arange(tokens, device=device)[None]
+    with Meter(known_of(model, hidden, mask, positions)) as meter, OneOperation(), torch.enable_grad():
+        found = model.get_decoder()(
+            inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False
+        )
+        if not backward:
+            return meter.live
+        found.last_hidden_state.sum().backward()
+    return meter.peak
 
 
 def known_of(model: nn.Module, *others: Tensor) -> list[Tensor]:

@@ -254,7 +254,7 @@ class TrainingMethod(Method):
         return facts
 
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
-        """The folder and id of the trained model or adapter; it need not exist yet."""
+        """The folder and id of the trained model; it need not exist yet."""
         raise NotImplementedError
 
     def train(self, folder: Path, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
@@ -274,7 +274,7 @@ class TrainingMethod(Method):
         raise NotImplementedError
 
     def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
-        """Train what is missing and return the configuration with the trained model or adapter.
+        """Train what is missing and return the configuration with the trained model.
 
         The caller draws figures from `<folder>/log.jsonl` and `expert_metrics.jsonl`.
 
@@ -283,20 +283,12 @@ class TrainingMethod(Method):
         """
         trained = self.trained(config, facts)
         trained.load_or_train(lambda folder: self.train(folder, config, facts), free)
-        folder = str(trained.folder / trained.made)
-        if trained.made == "adapter":
-            model = replace(config.model, peft=folder, tokenizer=config.model.tokenizer or folder)
-        else:
-            model = replace(config.model, path=folder, revision=None, peft=None)
+        model = replace(config.model, path=str(trained.folder / trained.made), revision=None, peft=None)
         return replace(config, model=model, dtype=facts.dtype)
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
         """(optimizer steps, tokens) of the training by its name, if it is missing. Loads no weights."""
         return self.trained(config, facts).left(*self.training_size(config, facts))
-
-    def adapter_parameters(self, config: RunConfig) -> int | None:
-        """Parameters of the adapter that is trained; None if the model's weights are. Loads no weights."""
-        return None
 
 
 class ModelMaker(Method):

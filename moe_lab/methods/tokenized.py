@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods.data_files import COUNTED_LENGTH, Conversation, Data
-from moe_lab.methods.finetune_freeze.config import Recipe
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.facts import ModelFacts
 from moe_lab.models.tokenizer import load_tokenizer, rendered, with_template
@@ -172,7 +172,7 @@ class Prepared:
     tokenizer: Any
 
 
-def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Prepared:
+def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFacts) -> Prepared:
     """Encode the training and the validation conversations.
 
     Raises TaskError if nothing is left of one of them or the chat template refuses a conversation, ConfigError if a
@@ -180,7 +180,7 @@ def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Pr
     """
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     with_template(tokenizer)
-    length = min(recipe.length, facts.max_length)
+    length = min(method.length, facts.max_length)
     vocabulary, special = tokenizer.backend_tokenizer.to_str(), str(tokenizer.special_tokens_map)
 
     def encoded() -> tuple[Encoded, Encoded | None]:
@@ -190,5 +190,5 @@ def prepare(config: Config, recipe: Recipe, data: Data, facts: ModelFacts) -> Pr
     # the runs of a grid often share a data set
     key = f"encoded {vocabulary} {special} {tokenizer.chat_template} {data.digest} {length}"
     train, held_out = once(key, encoded)
-    recipe.ends(len(train.rows))
+    method.ends(len(train.rows))
     return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer)

@@ -135,12 +135,12 @@ def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
 
 
 def training_folder(config: Config) -> Path:
-    """The folder of the training whose model or adapter `config.model` names."""
-    return Path(config.model.peft or config.model.path or "").parent
+    """The folder of the training whose model `config.model` names."""
+    return Path(config.model.path or "").parent
 
 
 def record_of(config: Config) -> tuple[Path, dict[str, Any]]:
-    """The folder of a trained model or adapter that `config.model` names, and its training.json."""
+    """The folder of a trained model that `config.model` names, and its training.json."""
     folder = training_folder(config)
     record = read_mapping(folder / "training.json")
     assert record is not None, f"{folder} holds a trained model"

@@ -112,10 +112,8 @@ class Budget:
         if path is not None and downloads:
             self.weights[path] = total * _bytes(dtype)
         for name in left:
-            adapter = method.adapter_parameters(of.config)
-            written = total if adapter is None else adapter
-            self.trained[name] = written * _bytes(of.facts.dtype if adapter is None else "float32")
-            self.checkpoint = max(self.checkpoint, CHECKPOINTS * CHECKPOINT_BYTES * written)
+            self.trained[name] = total * _bytes(of.facts.dtype)
+            self.checkpoint = max(self.checkpoint, CHECKPOINTS * CHECKPOINT_BYTES * total)
 
     def lines(self) -> list[str]:
         """The lines below a plan on the required disk space."""

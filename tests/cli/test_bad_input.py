@@ -24,7 +24,6 @@ WRONG = {
         "A grid: -m limit=1,2. A list, if the key takes one: limit=[1,2].",
     ),
     "several seeds": (["seed=1,2"], "A grid: -m seed=1,2. Consecutive seeds with a summary: seeds="),
-    "a number for a key with keys": (["method=finetune-freeze", "method.lora=4"], "keys after a dot (r,"),
     "a key of one method of a grid": (["-m", "method=roe,scmoe", "method.n=8"], "Run them apart"),
     "an unknown key": (["metod=roe"], "Did you mean 'method'?"),
     "an unknown key of a group": (["method.temprature=0.1"], "Did you mean 'method.temperature'?"),

@@ -188,12 +188,7 @@ COMMANDS = {
     "finetune-freeze method.length=3": "No conversation has an answer within method.length=3",
     "finetune-freeze dtype=float16": "float16",
     "finetune-freeze device=cuda:1": "cuda",
-    "finetune-freeze method.lora.r=4 method.schedule=router": "Leave method.schedule out",
-    "finetune-freeze method.lora.r=4 method.phases=[{frozen:[router],until:1}]": "Leave method.phases out",
-    "finetune-freeze method.lora.r=4 method.router_lr=1e-3": "Leave method.router_lr out",
-    "finetune-freeze method.lora.alpha=16": "Did you mean 'method.lora.lora_alpha'",
-    "finetune-freeze method.lora.r=4 method.lora.target_modules=[c_attn]": "is refused by peft: Target modules",
-    "finetune-freeze method.lora.r=4 model.peft=nowhere/else/adapter": "There is no folder nowhere/else/adapter",
+    "finetune-freeze model.peft=nowhere/else/adapter": "There is no folder nowhere/else/adapter",
 }
 
 

@@ -191,7 +191,7 @@ def made(monkeypatch, tmp_path):
 
     def prepare(data: Data = DATA, model: ModelConfig | None = None, **settings):
         config = Config(model=model or ModelConfig(), offline=True)
-        return prepared.prepare(config, FinetuneConfig(**settings).recipe(), data, FACTS), calls
+        return prepared.prepare(config, FinetuneConfig(**settings), data, FACTS), calls
 
     with task_cache():
         yield prepare

@@ -13,7 +13,7 @@ import torch
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.engine.footprint import Meter, known_of
-from moe_lab.methods.finetune_freeze.config import SCHEDULES, Lora
+from moe_lab.methods.finetune_freeze.config import SCHEDULES
 from moe_lab.methods.finetune_freeze.trainer import Freezing
 from moe_lab.methods.finetune_freeze.training import finetune, load_to_train
 from moe_lab.methods.pretrain import training as pretraining
@@ -29,23 +29,21 @@ FAMILIES = ("olmoe", "gpt_oss", "deepseek")
 
 
 def drawn(seed: int) -> dict[str, Any]:
-    """Random settings of a fine-tuning. The first ones have no adapter, one, and two phases."""
+    """Random settings of a fine-tuning."""
     rng = random.Random(seed)
-    lora = seed % 4 == 1
     return {
         "length": rng.choice((16, 48, 96)),
         "batch_size": rng.choice((1, 2, 4)),
         "gradient_accumulation": rng.choice((1, 2)),
         "activation_checkpointing": rng.random() < 0.5,
         "dtype": rng.choice(("float32", "bfloat16")),
-        "schedule": "none" if lora else rng.choice(list(SCHEDULES)),
-        "lora": Lora(r=rng.choice((2, 8))) if lora else Lora(),
+        "schedule": rng.choice(list(SCHEDULES)),
         "optimizer": rng.choice(("adamw_torch", "adamw_torch_fused")),
     }
 
 
-# every family with and without an adapter and checkpointing, and with each dtype
-@pytest.mark.parametrize("seed", first_fast((6, 0, 1, 3, 5, 7, 9, 11, 14)))
+# every family with and without checkpointing, and in each dtype
+@pytest.mark.parametrize("seed", first_fast((6, 0, 1, 5, 7, 14, 19, 21)))
 def test_the_plan_of_a_fine_tuning_holds(seed, tmp_path, monkeypatch):
     family, settings = FAMILIES[seed % 3], drawn(seed)
     length, dtype, peaks = settings.pop("length"), settings.pop("dtype"), []
@@ -62,7 +60,7 @@ def test_the_plan_of_a_fine_tuning_holds(seed, tmp_path, monkeypatch):
     with meter:
         finetune(training, model)
     taken = bytes_of(known_of(model)) + peaks[-1]  # the checkpoint comes later
-    assert taken <= planned <= 1.5 * taken
+    assert taken <= planned <= 2 * taken
 
 
 @pytest.mark.parametrize("kind, copies", [("foreach", 1), ("fused", 0)])
@@ -95,7 +93,7 @@ def test_a_step_of_8_bit_adamw_takes_the_planned_bytes():
 DESIGNS = (
     {"router": "token", "dtype": "bfloat16"},
     {"router": "token", "backbone": "deepseek", "shared_experts": 1, "experts_per_token": 3, "batch_size": 4},
-    {"router": "expert", "gradient_accumulation": 2, "dtype": "bfloat16"},
+    {"router": "expert", "capacity_factor": 2.0, "gradient_accumulation": 2, "dtype": "bfloat16"},
     {"router": "word", "sequence_length": 64},
     {"backbone": "dense", "gradient_accumulation": 2},
 )
@@ -111,4 +109,4 @@ def test_the_plan_of_a_pre_training_holds(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(AtCheckpoints, "on_step_end", lambda *_, **__: peaks.append(meter.peak))
     with Meter(()) as meter:
         pretraining.train(training)
-    assert peaks[-1] <= planned <= 1.5 * peaks[-1]
+    assert peaks[-1] <= planned <= 1.75 * peaks[-1]

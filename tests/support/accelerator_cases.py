@@ -70,7 +70,6 @@ RUNS = {
     "prefix-tuning": f"method=prefix-tuning method.reference_size=8 method.epochs=1 {SCORED}",
     "soft-prompt": f"method=soft-prompt method.reference_size=8 method.epochs=1 {SCORED}",
     "fine-tuning": f"{SHORT} {SCORED}",
-    "LoRA": f"{SHORT} method.lora.r=2 {SCORED}",
     "pre-training": f"method=pretrain {DESIGN} {SCORED}",
     "expert metrics": f"method=base metrics=expert {SCORED}",
 }

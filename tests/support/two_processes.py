@@ -69,7 +69,7 @@ def watched(on_step_end, training):
 
     def and_write(self, args, state, control, model=None, optimizer=None, **kwargs):
         on_step_end(self, args, state, control)
-        if state.global_step not in training.recipe.ends(len(training.rows)):
+        if state.global_step not in training.method.ends(len(training.rows)):
             return
         model = model.module if hasattr(model, "module") else model
         weights = {name: whole(value) for name, value in model.state_dict().items()}

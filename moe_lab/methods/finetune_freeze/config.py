@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
 from moe_lab.config.validators import (
@@ -16,7 +16,7 @@ from moe_lab.config.validators import (
     coerce,
     one_of,
 )
-from moe_lab.errors import ConfigError, need_package
+from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import TOY_SIZES
 from moe_lab.methods.method import Method, refuse
 from moe_lab.models.distributed import num_processes
@@ -36,7 +36,11 @@ TOY_VALIDATION_SIZE = 100
 STEP_SIZE = 4
 """Default number of conversations of an optimizer step: one per pass, or for a generated data set, whose conversations
 are short, all in one pass."""
-
+RECIPE = (
+    *("learning_rate", "router_lr", "router_aux_loss_coef", "partners", "epochs", "max_steps", "length"),
+    *("warmup_ratio", "weight_decay", "optimizer"),
+)
+"""Keys that determine the weights as they are typed."""
 
 Frozen = tuple[Literal["router", "experts", "shared_experts"], ...]
 """Groups of parameters that are not trained."""
@@ -97,56 +101,9 @@ def phase_at(ends: Sequence[int], step: int) -> int:
     return next((number for number, end in enumerate(ends) if step < end), len(ends) - 1)
 
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-"""The names of attention's linear modules in most families."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lora:
-    """The keys `method.lora.*`, with the names and defaults of peft's `LoraConfig`.
-
-    With `r=None` there is no adapter, and the weights of the model are trained.
-    """
-
-    r: PositiveInt | None = None
-    """The rank."""
-    lora_alpha: PositiveInt = 8
-    """The update of a weight is lora_alpha / r times B A."""
-    lora_dropout: NonNegativeFloat = 0.0
-    target_modules: str | list[str] = field(default_factory=lambda: list(ATTENTION))
-    """Names of modules, or the ends of their names; `all-linear`, or a regular expression."""
-    target_parameters: list[str] | None = None
-    """Names of parameters, or the ends of their names: experts and routers that are no linear modules."""
-    use_rslora: bool = False
-    """Whether the update is scaled by lora_alpha / sqrt(r) instead."""
-
-    def __post_init__(self) -> None:
-        check_limits(self, "method.lora.")
-        if self.r is not None:
-            need_package("peft", "peft", "method.lora")
-
-
 @dataclass(kw_only=True)
-class RecipeKeys:
-    """The keys that determine the weights as they are typed; numbers are those of MoE-Bench's Table 1."""
-
-    learning_rate: PositiveFloat = 2e-5
-    router_lr: PositiveFloat | None = None
-    router_aux_loss_coef: NonNegativeFloat = 0.0
-    partners: NonNegativeInt | None = None
-    """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
-    epochs: PositiveInt = 3
-    max_steps: PositiveInt | None = None
-    length: PositiveInt = 2048
-    warmup_ratio: NonNegativeFloat = 0.03
-    weight_decay: NonNegativeFloat = 0.0
-    optimizer: Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_8bit"] = "adamw_torch"
-    """`optim` of transformers' TrainingArguments."""
-
-
-@dataclass(kw_only=True)
-class FinetuneConfig(RecipeKeys, Method.Config):
-    """The keys of `conf/method/finetune-freeze.yaml`."""
+class FinetuneConfig(Method.Config):
+    """The keys of `conf/method/finetune-freeze.yaml`. The numbers are those of MoE-Bench's Table 1."""
 
     name: str = "finetune-freeze"
     schedule: str = "none"
@@ -154,33 +111,34 @@ class FinetuneConfig(RecipeKeys, Method.Config):
     dataset: str = "toy"
     dataset_size: PositiveInt | None = None
     validation_size: NonNegativeInt | None = None
+    learning_rate: PositiveFloat = 2e-5
+    router_lr: PositiveFloat | None = None
+    router_aux_loss_coef: NonNegativeFloat = 0.0
+    partners: NonNegativeInt | None = None
+    """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
     profile: str | None = None
+    epochs: PositiveInt = 3
+    max_steps: PositiveInt | None = None
     batch_size: PositiveInt | None = None
     gradient_accumulation: PositiveInt | None = None
+    length: PositiveInt = 2048
+    warmup_ratio: NonNegativeFloat = 0.03
+    weight_decay: NonNegativeFloat = 0.0
+    optimizer: Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_8bit"] = "adamw_torch"
+    """`optim` of transformers' TrainingArguments."""
     activation_checkpointing: bool = False
     save_steps: PositiveInt = 250
     compare_with_full: bool = True
-    lora: Lora = field(default_factory=Lora)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        frozen = any(phase.frozen for phase in phases_of(self.schedule, self.phases))
-        of_weights = {
-            "phases" if self.phases else "schedule": frozen,
-            "router_lr": self.router_lr is not None,
-            "optimizer": self.optimizer == EIGHT_BIT,
-        }
+        phases_of(self.schedule, self.phases)
         refuse(
             {
                 f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio < 1,
                 f"method.profile={self.profile} has no effect without method.partners=. Give that, too.": (
                     self.profile is not None and self.partners is None
                 ),
-                **{
-                    f"method.lora.r={self.lora.r} freezes all weights of the model and trains an adapter. Leave "
-                    f"method.{key} out.": self.lora.r is not None and given
-                    for key, given in of_weights.items()
-                },
             }
         )
 
@@ -195,46 +153,26 @@ class FinetuneConfig(RecipeKeys, Method.Config):
     def names_no_router(self) -> bool:
         """Whether no key is about routers or experts. Then a dense model can be trained, too."""
         about = (self.router_lr, self.router_aux_loss_coef, self.partners)
-        frozen = any(phase.frozen for phase in phases_of(self.schedule, self.phases))
-        return not any(about) and not frozen
-
-    def recipe(self) -> Recipe:
-        """The keys that determine the weights."""
-        batch_size = self.batch_size or (STEP_SIZE if self.dataset in TOY_SIZES else 1)
-        passes = self.gradient_accumulation or max(1, STEP_SIZE // batch_size)
-        return Recipe(
-            phases=phases_of(self.schedule, self.phases),
-            batch_size=batch_size,
-            gradient_accumulation=passes * num_processes(),
-            lora=None if self.lora.r is None else self.lora,
-            **{field.name: getattr(self, field.name) for field in fields(RecipeKeys)},
-        )
-
-
-@dataclass(kw_only=True)
-class Recipe(RecipeKeys):
-    """All that determines the weights together with model, data and seed."""
-
-    phases: tuple[Phase, ...]
-    batch_size: int
-    gradient_accumulation: int
-    """Passes of an optimizer step, over all processes."""
-    lora: Lora | None
-    """The adapter that is trained; None: the weights of the model are."""
+        return not any(about) and not any(phase.frozen for phase in self.all_phases)
 
     @property
-    def label(self) -> str:
-        """The schedule as the paper writes it: N→R; of an adapter its rank."""
-        return label(self.phases) if self.lora is None else f"LoRA r={self.lora.r}"
+    def all_phases(self) -> tuple[Phase, ...]:
+        """The listed phases, or those of the schedule."""
+        return phases_of(self.schedule, self.phases)
 
     @property
-    def made(self) -> str:
-        """The name of the result's folder inside the training's folder."""
-        return "model" if self.lora is None else "adapter"
+    def pass_size(self) -> int:
+        """Conversations of a pass."""
+        return self.batch_size or (STEP_SIZE if self.dataset in TOY_SIZES else 1)
+
+    @property
+    def step_passes(self) -> int:
+        """Passes of an optimizer step, over all processes."""
+        return (self.gradient_accumulation or max(1, STEP_SIZE // self.pass_size)) * num_processes()
 
     @property
     def weights_dtype(self) -> str:
-        """The dtype of the weights and gradients of full fine-tuning."""
+        """The dtype of the weights and gradients."""
         return "bfloat16" if self.optimizer == EIGHT_BIT else "float32"
 
     def steps(self, rows: int) -> int:
@@ -244,12 +182,16 @@ class Recipe(RecipeKeys):
 
     def steps_per_epoch(self, rows: int) -> int:
         """Optimizer steps of one pass over this many rows."""
-        return math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
+        return math.ceil(math.ceil(rows / self.pass_size) / self.step_passes)
 
     def ends(self, rows: int) -> list[int]:
         """The step before which each phase ends. Raises ConfigError for a phase without a step."""
-        return boundaries(self.phases, self.steps(rows))
+        return boundaries(self.all_phases, self.steps(rows))
 
-    def identity(self) -> dict[str, Any]:
-        """The recipe as plain values, the same for all spellings of one schedule."""
-        return asdict(self)
+    def recipe(self) -> dict[str, Any]:
+        """All that determines the weights together with model, data and seed, the same for all spellings."""
+        return {key: getattr(self, key) for key in RECIPE} | {
+            "phases": [asdict(phase) for phase in self.all_phases],
+            "batch_size": self.pass_size,
+            "gradient_accumulation": self.step_passes,
+        }

@@ -20,7 +20,7 @@ from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
 from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse, share
 from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
-from moe_lab.models.distributed import num_processes, sharded
+from moe_lab.models.distributed import num_processes
 from moe_lab.models.identity import model_identity
 from moe_lab.results.identity import decisive_versions
 from moe_lab.tasks.loading import once
@@ -65,15 +65,10 @@ class FinetuneFreeze(TrainingMethod):
         self._prepared: Prepared | None = None
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        return {"name": self.config.name, **self.config.recipe().identity()}
+        return {"name": self.config.name, **self.config.recipe()}
 
     def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
-        """Full fine-tuning with the same recipe, one learning rate and no constraint; none of an adapter.
-
-        LoRA takes another learning rate, and where it is used full fine-tuning may not fit into memory.
-        """
-        if self.config.lora.r is not None:
-            return {}
+        """Full fine-tuning with the same recipe, one learning rate and no constraint."""
         unset = ("phases", "router_lr", "partners", "profile")
         full = replace(self.config, schedule="none", **dict.fromkeys(unset))
         if not self.config.compare_with_full or full.recipe() == self.config.recipe():
@@ -100,11 +95,10 @@ class FinetuneFreeze(TrainingMethod):
         if self._prepared is None:
             own = self.config
             data = read_data(config, own.dataset, own.dataset_size, own.held_out)
-            self._prepared = prepare(config, own.recipe(), data, facts)
+            self._prepared = prepare(config, own, data, facts)
         return self._prepared
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
-        from moe_lab.methods.finetune_freeze.lora import empty_to_train
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, parameter_groups
         from moe_lab.models.facts import quantization_of
         from moe_lab.models.source import load_config
@@ -121,17 +115,6 @@ class FinetuneFreeze(TrainingMethod):
                 "Use method.optimizer=adamw_torch.": own.optimizer == EIGHT_BIT and not alone,
             }
         )
-        if own.lora.r is not None:
-            refuse(
-                {
-                    "method.lora: FSDP splits the weights that the adapter belongs to. Use torchrun without FSDP.": (
-                        sharded()
-                    ),
-                    f"method.lora with model.peft={config.model.peft}: merge that once with peft's "
-                    "merge_and_unload(), save the model, and give model.path.": config.model.peft is not None,
-                }
-            )
-            empty_to_train(config, own.lora)
         model = once(f"empty model {config.model} {config.offline}", lambda: empty_model(architecture))
         parameter_groups(model)  # raises for a layer without experts
         if own.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
@@ -162,11 +145,10 @@ class FinetuneFreeze(TrainingMethod):
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
         from moe_lab.models.source import model_source
 
-        recipe = self.config.recipe()
         content = {
             "method": "finetune-freeze",
             "numerics": self.version,
-            "recipe": recipe.identity(),
+            "recipe": self.config.recipe(),
             "data": self._training_data(config, facts).data.digest,
             **self._profile_identity(),
             "seed": config.seed,
@@ -175,12 +157,12 @@ class FinetuneFreeze(TrainingMethod):
             "dtype": facts.dtype,
             "versions": decisive_versions(),
         }
-        return Trained.of(config, content, recipe.made)
+        return Trained.of(config, content, "model")
 
     def training_size(self, config: RunConfig, facts: ModelFacts) -> tuple[int, int, int]:
-        recipe, rows = self.config.recipe(), self._training_data(config, facts).train.rows
+        rows = self._training_data(config, facts).train.rows
         tokens = sum(len(row.ids) for row in rows)
-        return recipe.steps(len(rows)), tokens, recipe.steps_per_epoch(len(rows))
+        return self.config.steps(len(rows)), tokens, self.config.steps_per_epoch(len(rows))
 
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         from moe_lab.methods.training_memory import finetuning_peak
@@ -188,14 +170,6 @@ class FinetuneFreeze(TrainingMethod):
         rows = self._training_data(config, facts).train.rows
         length = max(len(row.ids) for row in rows)
         return finetuning_peak(self.config, config, facts, length=length, rows=len(rows))
-
-    def adapter_parameters(self, config: RunConfig) -> int | None:
-        from moe_lab.methods.finetune_freeze.lora import empty_to_train
-        from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
-
-        if self.config.lora.r is None:
-            return None
-        return sum(counts(trainable(parameter_groups(empty_to_train(config, self.config.lora)))).values())
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
@@ -218,7 +192,7 @@ class FinetuneFreeze(TrainingMethod):
         """With `method.partners=` also C2R's block, under which the model was trained and answered."""
         session = dict(session_info)
         constraint = session.pop("constraint", {})
-        own = self.config.recipe().identity() | session
+        own = self.config.recipe() | session
         if self.config.partners is None:
             return {"finetune_freeze": own}
         changed = {"changed_fraction": share(counters, "constrained_decisions", "routing_decisions")}

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 
-from moe_lab.methods.finetune_freeze.config import Phase, Recipe, phase_at
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Phase, phase_at
 from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_groups, trainable
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Rows
 from moe_lab.methods.trainer import MoeTrainer
@@ -22,16 +22,16 @@ OPTIMIZER = "optimizer_{rank}.pt"
 weights of a model that it loaded sharded, but refuses to save the optimizer."""
 
 
-def rate(recipe: Recipe, rows: int, step: int, *, router: bool = False) -> float:
+def rate(method: FinetuneConfig, rows: int, step: int, *, router: bool = False) -> float:
     """The learning rate at a step, as a share of `learning_rate`: linear warm-up, then linearly to 0.
 
     It is the rate of the routers, or of all other parameters. `router_lr` holds in all phases.
     """
-    steps, peak = recipe.steps(rows), 1.0
-    warmup_steps = math.ceil(recipe.warmup_ratio * steps)
-    if not (router and recipe.router_lr):
-        phase = recipe.phases[phase_at(recipe.ends(rows), step)]
-        peak = (phase.lr or recipe.learning_rate) / recipe.learning_rate
+    steps, peak = method.steps(rows), 1.0
+    warmup_steps = math.ceil(method.warmup_ratio * steps)
+    if not (router and method.router_lr):
+        phase = method.all_phases[phase_at(method.ends(rows), step)]
+        peak = (phase.lr or method.learning_rate) / method.learning_rate
     if step < warmup_steps:
         return peak * step / warmup_steps
     return peak * max(0.0, (steps - step) / max(1, steps - warmup_steps))
@@ -95,24 +95,24 @@ class Order(Sampler[int]):
 class FreezeTrainer(MoeTrainer):
     """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss. Raises TrainingError at NaN."""
 
-    def __init__(self, *, recipe: Recipe, validation: Rows, **options: Any):
+    def __init__(self, *, method: FinetuneConfig, validation: Rows, **options: Any):
         rows = len(options["train_dataset"])
-        self.recipe, self.validation, self.auxiliary = recipe, validation, recipe.router_aux_loss_coef
+        self.method, self.validation, self.auxiliary = method, validation, method.router_aux_loss_coef
         self.seen: list[Tensor] = []
         """(auxiliary loss, 1) of each pass since the last line of the log; (0, 0) for a pass without answers."""
         self.passes = torch.zeros(())
         """Passes with answers in this optimizer step, over all processes."""
         super().__init__(schedule=[], **options)
         self.args.save_only_model = False  # each process stores its shards of a split optimizer
-        self.freezing = Freezing(parameter_groups(self.model), recipe.phases, recipe.ends(rows))
+        self.freezing = Freezing(parameter_groups(self.model), method.all_phases, method.ends(rows))
         self.add_callback(self.freezing)
         if len(validation):
-            self.add_callback(AtEpochEnds(recipe.steps_per_epoch(rows)))
+            self.add_callback(AtEpochEnds(method.steps_per_epoch(rows)))
         if self.auxiliary:
             transformers_model(self.model).router_aux_loss_coef = 0.0  # `compute_loss` adds the loss
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Order:
-        rows, steps = len(self.train_dataset), self.recipe.steps_per_epoch(len(self.train_dataset))
+        rows, steps = len(self.train_dataset), self.method.steps_per_epoch(len(self.train_dataset))
         share = self.args.per_device_train_batch_size * self.args.world_size
         return Order(rows, share, self.args.seed, epoch=lambda: self.state.global_step // steps)
 
@@ -126,13 +126,13 @@ class FreezeTrainer(MoeTrainer):
         settings: list[dict[str, Any]] = []
         self.schedule = []
         for router, members in ((False, [*groups["experts"], *others]), (True, groups["router"])):
-            peak = (router and self.recipe.router_lr) or self.recipe.learning_rate
+            peak = (router and self.method.router_lr) or self.method.learning_rate
             for decay in (True, False):
                 own = [parameter for parameter in members if (names[id(parameter)] in decayed) == decay]
                 if own:
                     weight_decay = self.args.weight_decay if decay else 0.0
                     settings.append({"params": own, "lr": peak, "weight_decay": weight_decay})
-                    self.schedule.append(partial(rate, self.recipe, len(self.train_dataset), router=router))
+                    self.schedule.append(partial(rate, self.method, len(self.train_dataset), router=router))
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         self.optimizer = kind(settings, **options)
         return self.optimizer
@@ -167,7 +167,7 @@ class FreezeTrainer(MoeTrainer):
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Cross-entropy per answer token of the validation conversations, in passes of the training's size."""
-        size, processes = self.recipe.batch_size, self.args.world_size
+        size, processes = self.method.pass_size, self.args.world_size
         sums = torch.zeros(2, device=self.args.device)  # loss, tokens
         self.model.eval()
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """A fine-tuning on transformers' Trainer: settings, checkpoints, and the content of training.json.
 
 outputs/models/<model>-finetune-freeze-<id8>/
-  model/           Hugging Face format; with method.lora.r= adapter/ instead, in peft's format
+  model/           Hugging Face format
   checkpoints/     checkpoints of an unfinished training
   identity.json    all that determines the weights, and the number of processes of the checkpoints
   log.jsonl        loss, gradient norm, learning rate, phase
@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,13 @@ from transformers.trainer_callback import TrainerState
 
 from moe_lab.config.schema import Config
 from moe_lab.methods.c2r import profile_of
-from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, Recipe
-from moe_lab.methods.finetune_freeze.lora import empty_to_train, with_lora
-from moe_lab.methods.finetune_freeze.parameter_groups import counts, parameter_groups, trainable
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig, label
+from moe_lab.methods.finetune_freeze.parameter_groups import (
+    counts,
+    empty_model,
+    parameter_groups,
+    trainable,
+)
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
@@ -65,10 +69,10 @@ class Training:
     allowed_LEE: Tensor | None = None
     """`partners_of` the profile, for a training under C2R's constraint."""
 
-    @cached_property
-    def recipe(self) -> Recipe:
-        """The keys of the method that determine the weights."""
-        return self.config.method.recipe()
+    @property
+    def method(self) -> FinetuneConfig:
+        """The keys of the method."""
+        return self.config.method
 
 
 def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -77,24 +81,23 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
     Args:
         model: what one process trains, in place (`load_to_train`). Several processes load it themselves.
 
-    Returns the trained model or PeftModel, loaded in this process, and the content of training.json: losses, and the
-    memory of gradients and optimizer in each phase. Raises TrainingError if a loss or a gradient is NaN.
+    Returns the trained model, loaded in this process, and the content of training.json: losses, and the memory of
+    gradients and optimizer in each phase. Raises TrainingError if a loss or a gradient is NaN.
     """
-    recipe, config = training.recipe, training.config
+    method, config = training.method, training.config
     groups = None if model is None else trainable(parameter_groups(model))
     checkpoint = last_checkpoint(training.folder / "checkpoints")
     state = TrainerState()
     if checkpoint is not None:
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    was_done = state.global_step >= recipe.steps(len(training.rows))
+    was_done = state.global_step >= method.steps(len(training.rows))
     if not was_done:
         state = run_on_all_ranks(partial(train_on_rank, training, model))
         gc.collect()  # the Trainer, with its model, is in reference cycles
     place = training.folder / "checkpoints" / f"checkpoint-{state.global_step}"
-    if model is None and recipe.lora is None:
+    if model is None:
         model = own_checkpoint(place)
-    elif model is None or was_done:
-        model = load_to_train(training).model if model is None else model
+    elif was_done:
         load_checkpoint(model, place)
     groups = groups or trainable(parameter_groups(model))
     # the Trainer turns it off
@@ -107,7 +110,9 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
         "last_loss": lines[-1]["loss"],
         "validation": {"losses": losses} if training.validation else None,
         "expert_metrics": summary(training.folder) if training.validation else None,
-        "phases": [asdict(phase) | phase_memory(model, groups, phase, recipe) for phase in recipe.phases],
+        "phases": [
+            asdict(phase) | phase_memory(groups, phase, method.optimizer) for phase in method.all_phases
+        ],
         "processes": num_processes(),
         "sharded": sharded(),
     }
@@ -117,8 +122,8 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
     """Train in this process, with the others that run the same."""
     if model is None:
         model = load_to_train(training, shard=sharded()).model
-    recipe = training.recipe
-    steps = recipe.steps(len(training.rows))
+    method = training.method
+    steps = method.steps(len(training.rows))
     policy = None if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
     callbacks: list[Any] = []
     if training.validation and find_routers(model) and not why_fixed(model):  # routers of single tokens
@@ -134,19 +139,19 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
             kind=FreezeTrainer,
             callbacks=callbacks,
             options={
-                "recipe": recipe,
+                "method": method,
                 "validation": Rows(training.validation),
                 "data_collator": Pad(training.pad_token),
             },
-            per_device_train_batch_size=recipe.batch_size,
-            gradient_accumulation_steps=recipe.gradient_accumulation // num_processes(),
-            learning_rate=recipe.learning_rate,
-            weight_decay=recipe.weight_decay,
-            optim=recipe.optimizer,
-            optim_args="bf16_stochastic_round=True" if recipe.optimizer == EIGHT_BIT else None,
+            per_device_train_batch_size=method.pass_size,
+            gradient_accumulation_steps=method.step_passes // num_processes(),
+            learning_rate=method.learning_rate,
+            weight_decay=method.weight_decay,
+            optim=method.optimizer,
+            optim_args="bf16_stochastic_round=True" if method.optimizer == EIGHT_BIT else None,
             bf16=training.dtype == "bfloat16",
-            activation_checkpointing=training.config.method.activation_checkpointing,
-            save_steps=training.config.method.save_steps,
+            activation_checkpointing=method.activation_checkpointing,
+            save_steps=method.save_steps,
             ddp_find_unused_parameters=True,  # those of frozen groups have no gradient
             save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model
         )
@@ -154,27 +159,23 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
 
 
 def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
-    """The model to train, or a frozen one in the dtype of the passes with an adapter in float32."""
-    config, lora = training.config, training.recipe.lora
-    dtype = training.recipe.weights_dtype if lora is None else training.dtype
-    loaded = load_model(config.model, dtype=dtype, device=config.device, offline=config.offline, shard=shard)
-    if lora is None:
-        return loaded
-    return replace(loaded, model=with_lora(loaded.model, lora, config, loaded.facts.commit))
+    """The model to train."""
+    config, dtype = training.config, training.method.weights_dtype
+    return load_model(config.model, dtype=dtype, device=config.device, offline=config.offline, shard=shard)
 
 
 def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -> dict[str, Any]:
-    """Fine-tune the run's model and write it, or its adapter. Returns the rest of training.json."""
-    recipe: Recipe = config.method.recipe()
+    """Fine-tune the run's model and write it. Returns the rest of training.json."""
+    method: FinetuneConfig = config.method
     encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
-    steps, ends = recipe.steps(len(encoded.rows)), recipe.ends(len(encoded.rows))
+    steps, ends = method.steps(len(encoded.rows)), method.ends(len(encoded.rows))
 
     def counts_of(data: Encoded) -> dict[str, int]:
         return {"conversations": len(data.rows), "truncated": data.truncated, "left_out": data.left_out}
 
-    groups = parameter_groups(empty_to_train(config, recipe.lora))
-    numbers = counts(trainable(groups) if recipe.lora else groups)
-    said = f"{recipe.label}, {len(encoded.rows):,} conversations, {steps:,} steps; parameters: "
+    numbers = counts(parameter_groups(empty_model(load_config(config.model, offline=config.offline))))
+    schedule = label(method.all_phases)
+    said = f"{schedule}, {len(encoded.rows):,} conversations, {steps:,} steps; parameters: "
     said += ", ".join(f"{name} {count:,}" for name, count in numbers.items())
     print(f"{folder.name}: {said}", file=sys.stderr)
     training = Training(
@@ -188,14 +189,14 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     start = time.perf_counter()
     loaded = load_to_train(training) if num_processes() == 1 else None
     profile: dict[str, Any] = {}
-    if recipe.partners is not None and loaded is not None:  # with several processes it is refused
+    if method.partners is not None and loaded is not None:  # with several processes it is refused
         pairs_LEE, profile = profile_of(config, lambda: prepared.data, loaded)
         write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
-        training = replace(training, allowed_LEE=partners_of(pairs_LEE, recipe.partners))
+        training = replace(training, allowed_LEE=partners_of(pairs_LEE, method.partners))
     model, course = finetune(training, loaded and loaded.model)
-    save_model(model, tokenizer, folder / recipe.made, facts.dtype)
+    save_model(model, tokenizer, folder / "model", facts.dtype)
     return {
-        "schedule": recipe.label,
+        "schedule": schedule,
         "steps": steps,
         "phases_end_at": ends,
         "source": prepared.data.source,

@@ -6,6 +6,7 @@ keys.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -136,25 +137,21 @@ class Pretrain(TrainingMethod):
 
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
-        from moe_lab.methods.training_memory import peak_bytes, with_shapes
-        from moe_lab.models.designs.configuration import UNITS
-        from moe_lab.tasks.loading import once
+        from moe_lab.methods.training_memory import peak_bytes
 
         own = self.config
-        design = replace(own, router="token") if own.router in UNITS else own  # experts alike, without tables
-        built = architecture(design, self._data(config)[1])
-        passes = {
-            "rows": own.batch_size,
-            "length": own.sequence_length,
-            "bf16": facts.dtype == "bfloat16",
-            "accumulates": own.gradient_accumulation > num_processes(),
-        }
-
-        def peak() -> int:
-            model = with_shapes(empty_model(built).float())
-            return peak_bytes(model, optimizer="adamw_torch_fused", on_gpu=False, **passes)  # no copies
-
-        planned = once(f"pre-training memory {built.to_json_string()} {passes}", peak)  # of all seeds
+        built = architecture(replace(own, router="token"), self._data(config)[1])  # experts alike
+        if own.router == "expert":
+            taken = math.ceil(own.capacity_factor * own.experts_per_token)
+            built.num_experts_per_tok = min(taken, own.experts)
+        planned = peak_bytes(
+            empty_model(built).float(),
+            optimizer="adamw_torch_fused",
+            on_gpu=False,  # no copies
+            rows=own.batch_size,
+            length=own.sequence_length,
+            bf16=facts.dtype == "bfloat16",
+        )
         tokens = own.batch_size * own.sequence_length
         regularizers = 0 if own.backbone == "dense" else tokens * own.experts * own.layers * REGULARIZER_BYTES
         return planned + regularizers

@@ -113,7 +113,7 @@ def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
     for published in experiment.paper:
         name, key = published.cell["method"], published.cell["setting"]
         method: Any = get_method(name)
-        own = getattr(method.Config(name=name, dataset="lima").recipe(), key)
+        own = method.Config(name=name, dataset="lima").recipe()[key]
         said = {"published": published.value, "place": published.place}
         rows.append({"setting": f"method.{key}", "value": own, **said})
     return rows

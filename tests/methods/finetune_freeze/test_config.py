@@ -66,7 +66,7 @@ def test_the_switch_is_at_half_of_the_steps_rounded_down():
 
 
 def test_the_rate_is_the_linear_one_of_transformers():
-    recipe = FinetuneConfig(epochs=1, warmup_ratio=0.1).recipe()
+    recipe = FinetuneConfig(epochs=1, warmup_ratio=0.1)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = get_scheduler("linear", optimizer, 4, 40).lr_lambdas[0]
     assert [rate(recipe, 160, step) for step in range(41)] == pytest.approx(list(map(theirs, range(41))))
@@ -74,8 +74,8 @@ def test_the_rate_is_the_linear_one_of_transformers():
 
 def test_a_phases_own_rate_holds_in_it_and_the_routers_everywhere():
     phases = [{"frozen": [], "until": 0.5}, {"frozen": [], "until": 1.0, "lr": 1e-4}]
-    recipe = FinetuneConfig(phases=phases, learning_rate=1e-3, router_lr=1e-5, epochs=1).recipe()
-    plain = FinetuneConfig(learning_rate=1e-3, epochs=1).recipe()
+    recipe = FinetuneConfig(phases=phases, learning_rate=1e-3, router_lr=1e-5, epochs=1)
+    plain = FinetuneConfig(learning_rate=1e-3, epochs=1)
     assert rate(recipe, 40, 4) == rate(plain, 40, 4)
     assert rate(recipe, 40, 6) == pytest.approx(rate(plain, 40, 6) / 10)
     routers = [rate(recipe, 40, step, router=True) for step in range(10)]
@@ -83,14 +83,13 @@ def test_a_phases_own_rate_holds_in_it_and_the_routers_everywhere():
 
 
 def test_steps_count_smaller_ones_at_the_end_of_an_epoch():
-    recipe = FinetuneConfig(epochs=3, batch_size=1, gradient_accumulation=4)
-    assert recipe.recipe().steps(9) == 9
-    assert FinetuneConfig(epochs=3, max_steps=5).recipe().steps(9) == 5
+    assert FinetuneConfig(epochs=3, batch_size=1, gradient_accumulation=4).steps(9) == 9
+    assert FinetuneConfig(epochs=3, max_steps=5).steps(9) == 5
 
 
 def test_shared_experts_are_a_group_of_their_own():
     phases = [{"frozen": ["experts", "shared_experts"], "until": 0.5}, {"frozen": ["router"], "until": 1.0}]
-    assert FinetuneConfig(phases=phases).recipe().label == "ES→R"
+    assert label(phases_of("none", phases)) == "ES→R"
 
 
 TABLE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")

@@ -103,16 +103,11 @@ def worth(doc: dict) -> float:
 
 
 gold = made_by(0)
-other = made_by(1)
 
 
 @rounded(2)
 def center(values):
     return sum(values) / len(values)
-
-
-def unused(a, *, b=1):
-    return a + b
 """,
     "tasks/helpers.py": """\
 from chain import link
@@ -151,8 +146,6 @@ from base_task import Base, instance
 
 
 class Made(Base):
-    VERSION = 1
-
     def __init__(self, config=None):
         super().__init__(config=config)
         self.level = (config or {}).get("level", 0)
@@ -191,17 +184,12 @@ CLASS, DATA = "tasks/made.py", "data/test.jsonl"
 Edit = tuple[str, str, str]
 """A file, a text in it, and what replaces it."""
 EDITS: dict[str, Edit] = {
-    # functions
+    # functions; what is edited in a file is the same to its digest
     "a function's sum": (SCORING, "worth(doc) + bonus()", "worth(doc) - bonus()"),
-    "an aggregation": (SCORING, "sum(values) / len(values)", "max(values)"),
-    "an argument of a function that returns one": (SCORING, "gold = made_by(0)", "gold = made_by(-1)"),
     "a filter of documents": (TOOLS, "< MOST", "<= MOST"),
-    "a default value": (SCORING, "b=1", "b=2"),
-    "another function": (MINE, "scoring.score", "scoring.unused"),
+    "another function": (MINE, "scoring.score", "scoring.worth"),
     "a function as a key's value": (MINE, "aggregation: !function scoring.center", "aggregation: mean"),
     "an aggregation of groups": ("tasks/weights.py", "max(values)", "min(values)"),
-    # constants
-    "a number": (SCORING, "WEIGHT = 0.6", "WEIGHT = 0.4"),
     # imported modules
     "an imported constant": (HELPERS, "FACTOR = 1", "FACTOR = 2"),
     "a module that an imported one imports": ("tasks/chain.py", "x + 1", "x + 2"),
@@ -211,10 +199,8 @@ EDITS: dict[str, Edit] = {
     "a relative import": ("tasks/shared/deep.py", "DEPTH = 0", "DEPTH = 1"),
     "a decorator": (DECORATORS, "round(function(values), digits)", "function(values)"),
     # classes
-    "a class's version": (CLASS, "VERSION = 1", "VERSION = 2"),
     "a class's prompt": (CLASS, '"Say "', '"Tell "'),
     "a base class's constant": (BASE, "SCALE = 1", "SCALE = 2"),
-    "a base class's documents": (BASE, "range(4)", "range(5)"),
     "a class's key": (MADE, "level: 3", "level: 4"),
     "another class": (MADE, "made.Made", "made.Base"),
     # YAML

@@ -33,16 +33,8 @@ output_type: generate_until
 # The questions.
 process_docs: !function own.tools.documents
 process_results: !function scoring.score
-filter_list:
-  - name: first
-    filter:
-      - function: regex
-        regex_pattern: "(x)"
-      - function: take_first
-metric_list:
-  - metric: acc
-    aggregation: !function scoring.center
-    higher_is_better: true
+filter_list: [{name: first, filter: [{function: regex, regex_pattern: "(x)"}, {function: take_first}]}]
+metric_list: [{metric: acc, aggregation: !function scoring.center, higher_is_better: true}]
 num_fewshot: 0
 metadata: {version: 1}
 """,
@@ -64,10 +56,9 @@ group: all
 group_alias: Everything
 task:
   - mine
-  - choice
   - {task: made, description: "Asked again."}
   - group: inner
-    task: [choice_again]
+    task: [choice]
     aggregate_metric_list: [{metric: acc, weight_by_size: true}]
 aggregate_metric_list:
   - metric: acc
@@ -75,10 +66,6 @@ aggregate_metric_list:
     filter_list: [none, first]
     weight_by_size: false
 metadata: {version: 2}
-""",
-    "tasks/choice_again.yaml": """\
-task: choice_again
-include: choice.yaml
 """,
     "tasks/scoring.py": """\
 '''How answers are scored.'''
@@ -214,7 +201,7 @@ EDITS: dict[str, Edit] = {
     "a group's metric": (ALL, "  - metric: acc\n    aggregation", "  - metric: acc_norm\n    aggregation"),
     "an inner group's weights": (ALL, "weight_by_size: true}", "weight_by_size: false}"),
     "a group's version": (ALL, "{version: 2}", "{version: 4}"),
-    "a group's tasks": (ALL, "  - choice\n", ""),
+    "a group's tasks": (ALL, "  - mine\n", ""),
     "a group's own text for a task": (ALL, "Asked again.", "Asked once more."),
     # data
     "an answer": (DATA, '"answer": "y"', '"answer": "z"'),
@@ -237,8 +224,8 @@ HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
     ),
     "the form of YAML": (
         MINE,
-        "  - metric: acc\n    aggregation: !function scoring.center\n    higher_is_better: true\n",
-        "  - {higher_is_better: true, metric: acc, aggregation: !function scoring.center}\n",
+        "[{metric: acc, aggregation: !function scoring.center, higher_is_better: true}]",
+        "\n  - higher_is_better: true\n    metric: acc\n    aggregation: !function scoring.center",
     ),
     "a tag and a name to show": (MINE, "num_fewshot: 0", "num_fewshot: 0\ntag: mine_too\ntask_alias: Mine"),
     "a group's name to show": (ALL, "group_alias: Everything", "group_alias: All"),

@@ -1,6 +1,5 @@
 """lm-eval evaluates a model under a method as the command does, and the model stays untouched."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from moe_lab.models.load import load_model
 from moe_lab.models.source import TINY
 from tests.support import rounding
 from tests.support.adapters import make_adapter
-from tests.support.command import run_command
 from tests.support.models import make_model, small_model
 
 TASKS = Path(moe_lab.__file__).parent / "tasks" / "toy"
@@ -40,30 +38,6 @@ def test_requests_are_answered_by_the_ensemble(tokenizer):
     dense = moe_lab.lm(make_model("llama"), tokenizer)
     assert dense.loglikelihood(instances("loglikelihood", SCORED))[0][0] < 0
     assert lm.loglikelihood_rolling(instances("loglikelihood_rolling", [("what is a cat",)]))[0] < 0
-
-
-@pytest.mark.slow
-def test_simple_evaluate_scores_as_the_command(tmp_path, capsys, tiny_olmoe_dir):
-    import lm_eval
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    ended = run_command(
-        capsys, "method=roe", "method.n=3", "method.temperature=0.9", "seed=3", f"model.path={tiny_olmoe_dir}",
-        "task=toy_choice", "limit=4", "baseline=false", f"output_dir={tmp_path}",
-    )  # fmt: skip
-    assert ended.code == 0, ended.err
-    stored = [json.loads(line) for file in tmp_path.glob("runs/*/samples_*.jsonl") for line in file.open()]
-    samples = {"toy_choice": [sample["doc_id"] for sample in stored]}
-    manager = lm_eval.tasks.TaskManager(include_path=str(TASKS), include_defaults=False)
-    model = AutoModelForCausalLM.from_pretrained(tiny_olmoe_dir).eval()
-    keys = {"n": 3, "temperature": 0.9, "seed": 3}
-    lm = moe_lab.lm(model, AutoTokenizer.from_pretrained(tiny_olmoe_dir), "roe", **keys)
-    found = lm_eval.simple_evaluate(
-        lm, tasks=["toy_choice"], task_manager=manager, samples=samples, bootstrap_iters=0
-    )
-    for own, other in zip(found["samples"]["toy_choice"], stored, strict=True):
-        values = [value for value, _ in own["filtered_resps"]]
-        assert values == rounding.approx([float(value) for value, _ in other["filtered_resps"]], tokens=6)
 
 
 @pytest.mark.slow

@@ -20,10 +20,9 @@ from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.engine import lm
 from moe_lab.engine.lm import EngineLM
-from moe_lab.errors import ConfigError, ModelError, MoeLabError, ResultsError, RunHeldError, TaskError
+from moe_lab.errors import ConfigError, ModelError, MoeLabError, RunHeldError, TaskError
 from moe_lab.models.memory import ModelPool
 from moe_lab.results import identity as versions
-from moe_lab.results.logs import ResponseLog
 from moe_lab.results.model import RunResult
 from moe_lab.results.scores import marks_of
 from moe_lab.runs.attempts import run_all
@@ -328,26 +327,6 @@ def test_two_processes_with_one_run(roe, calls):
     stored = run(roe), run(replace(roe, seed=1))
     assert all(outcome.stored for outcome in stored)
     assert stored[0].results["moe_lab"]["baseline"] == stored[1].results["moe_lab"]["baseline"]
-
-
-@pytest.mark.slow
-def test_a_full_disk_while_running_keeps_what_was_answered(roe, monkeypatch):
-    write, written = ResponseLog._write, [0]
-
-    def full(self: ResponseLog, line: Any) -> None:
-        written[0] += 1
-        if written[0] > 10:
-            raise OSError(28, "No space left on device")
-        write(self, line)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ResponseLog, "_write", full)
-        with pytest.raises(ResultsError, match="No space left on device"):
-            run(roe)
-    baseline = prepare(roe).baseline
-    assert baseline is not None and not baseline.done
-    assert len((baseline.folder / "responses.jsonl").read_text().splitlines()) == 10
-    assert not run(roe).stored
 
 
 @pytest.mark.slow

@@ -33,16 +33,8 @@ output_type: generate_until
 # The questions.
 process_docs: !function own.tools.documents
 process_results: !function scoring.score
-filter_list:
-  - name: first
-    filter:
-      - function: regex
-        regex_pattern: "(x)"
-      - function: take_first
-metric_list:
-  - metric: acc
-    aggregation: !function scoring.center
-    higher_is_better: true
+filter_list: [{name: first, filter: [{function: regex, regex_pattern: "(x)"}, {function: take_first}]}]
+metric_list: [{metric: acc, aggregation: !function scoring.center, higher_is_better: true}]
 num_fewshot: 0
 metadata: {version: 1}
 """,
@@ -64,10 +56,9 @@ group: all
 group_alias: Everything
 task:
   - mine
-  - choice
   - {task: made, description: "Asked again."}
   - group: inner
-    task: [choice_again]
+    task: [choice]
     aggregate_metric_list: [{metric: acc, weight_by_size: true}]
 aggregate_metric_list:
   - metric: acc
@@ -75,10 +66,6 @@ aggregate_metric_list:
     filter_list: [none, first]
     weight_by_size: false
 metadata: {version: 2}
-""",
-    "tasks/choice_again.yaml": """\
-task: choice_again
-include: choice.yaml
 """,
     "tasks/scoring.py": """\
 '''How answers are scored.'''
@@ -103,16 +90,11 @@ def worth(doc: dict) -> float:
 
 
 gold = made_by(0)
-other = made_by(1)
 
 
 @rounded(2)
 def center(values):
     return sum(values) / len(values)
-
-
-def unused(a, *, b=1):
-    return a + b
 """,
     "tasks/helpers.py": """\
 from chain import link
@@ -151,8 +133,6 @@ from base_task import Base, instance
 
 
 class Made(Base):
-    VERSION = 1
-
     def __init__(self, config=None):
         super().__init__(config=config)
         self.level = (config or {}).get("level", 0)
@@ -191,17 +171,12 @@ CLASS, DATA = "tasks/made.py", "data/test.jsonl"
 Edit = tuple[str, str, str]
 """A file, a text in it, and what replaces it."""
 EDITS: dict[str, Edit] = {
-    # functions
+    # functions; what is edited in a file is the same to its digest
     "a function's sum": (SCORING, "worth(doc) + bonus()", "worth(doc) - bonus()"),
-    "an aggregation": (SCORING, "sum(values) / len(values)", "max(values)"),
-    "an argument of a function that returns one": (SCORING, "gold = made_by(0)", "gold = made_by(-1)"),
     "a filter of documents": (TOOLS, "< MOST", "<= MOST"),
-    "a default value": (SCORING, "b=1", "b=2"),
-    "another function": (MINE, "scoring.score", "scoring.unused"),
+    "another function": (MINE, "scoring.score", "scoring.worth"),
     "a function as a key's value": (MINE, "aggregation: !function scoring.center", "aggregation: mean"),
     "an aggregation of groups": ("tasks/weights.py", "max(values)", "min(values)"),
-    # constants
-    "a number": (SCORING, "WEIGHT = 0.6", "WEIGHT = 0.4"),
     # imported modules
     "an imported constant": (HELPERS, "FACTOR = 1", "FACTOR = 2"),
     "a module that an imported one imports": ("tasks/chain.py", "x + 1", "x + 2"),
@@ -211,10 +186,8 @@ EDITS: dict[str, Edit] = {
     "a relative import": ("tasks/shared/deep.py", "DEPTH = 0", "DEPTH = 1"),
     "a decorator": (DECORATORS, "round(function(values), digits)", "function(values)"),
     # classes
-    "a class's version": (CLASS, "VERSION = 1", "VERSION = 2"),
     "a class's prompt": (CLASS, '"Say "', '"Tell "'),
     "a base class's constant": (BASE, "SCALE = 1", "SCALE = 2"),
-    "a base class's documents": (BASE, "range(4)", "range(5)"),
     "a class's key": (MADE, "level: 3", "level: 4"),
     "another class": (MADE, "made.Made", "made.Base"),
     # YAML
@@ -228,7 +201,7 @@ EDITS: dict[str, Edit] = {
     "a group's metric": (ALL, "  - metric: acc\n    aggregation", "  - metric: acc_norm\n    aggregation"),
     "an inner group's weights": (ALL, "weight_by_size: true}", "weight_by_size: false}"),
     "a group's version": (ALL, "{version: 2}", "{version: 4}"),
-    "a group's tasks": (ALL, "  - choice\n", ""),
+    "a group's tasks": (ALL, "  - mine\n", ""),
     "a group's own text for a task": (ALL, "Asked again.", "Asked once more."),
     # data
     "an answer": (DATA, '"answer": "y"', '"answer": "z"'),
@@ -251,8 +224,8 @@ HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
     ),
     "the form of YAML": (
         MINE,
-        "  - metric: acc\n    aggregation: !function scoring.center\n    higher_is_better: true\n",
-        "  - {higher_is_better: true, metric: acc, aggregation: !function scoring.center}\n",
+        "[{metric: acc, aggregation: !function scoring.center, higher_is_better: true}]",
+        "\n  - higher_is_better: true\n    metric: acc\n    aggregation: !function scoring.center",
     ),
     "a tag and a name to show": (MINE, "num_fewshot: 0", "num_fewshot: 0\ntag: mine_too\ntask_alias: Mine"),
     "a group's name to show": (ALL, "group_alias: Everything", "group_alias: All"),

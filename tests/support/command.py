@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +79,6 @@ def exit_code(function: Callable[..., Any], *args: Any) -> int | None:
     process.start()
     process.join(120)
     return process.exitcode
-
-
-def fork_command(cwd: Path, *argv: str) -> BaseProcess:
-    """The process of a `Forked`."""
-    return Forked(cwd, argv).process
 
 
 def run_forked(folder: Path, *argv: str, **environment: str) -> Ended:

@@ -24,13 +24,8 @@ from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 
 def test_only_the_needed_splits_are_read(tmp_path):
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
-    assert [document["id"] for document in load_task(tmp_path, "arc_easy").task_docs] == [
-        "q0",
-        "q1",
-        "q2",
-        "q3",
-        "q4",
-    ]
+    documents = load_task(tmp_path, "arc_easy").task_docs
+    assert [document["id"] for document in documents] == [f"q{i}" for i in range(5)]
     missing = r"arc_easy/train\.jsonl is missing: 2 few-shot examples"
     with pytest.raises(TaskError, match=missing):
         load_task(tmp_path, "arc_easy", num_fewshot=2)

@@ -13,7 +13,7 @@ from moe_lab.tasks.task_functions import (
     same_number,
     score_number,
 )
-from tests.support.documents import BIGBENCH, HELLASWAG, KNOWREF, OPENBOOKQA, SOCIAL_IQA
+from tests.support.documents import BIGBENCH, HELLASWAG, KNOWREF, OPENBOOKQA
 from tests.support.runs import choices, load_task, write_jsonl
 
 # answer_format/
@@ -36,15 +36,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str, int]] = {
         "Please choose the correct answer to the question: Ice is\n\n"
         "Answer1: hot Answer2: cold Answer3: loud Answer4: old\n\n"
         "Answer format: answer1/answer2/answer3/answer4\n\nthe correct answer is",
-        1,
-    ),
-    "social_iqa_answer_format": (
-        "social_i_qa",
-        "validation",
-        SOCIAL_IQA,
-        "Please choose the correct answer to the question: Ann lost her keys. What will Ann do next?\n\n"
-        "Answer1: sleep Answer2: search Answer3: sing\n\n"
-        "Answer format: answer1/answer2/answer3\n\nthe correct answer is",
         1,
     ),
     "hellaswag_answer_format": (

@@ -273,16 +273,25 @@ def test_a_row_key_that_no_cell_has_is_left_out(axis, shown, runs, write, tables
 
 
 @pytest.mark.slow
-def test_a_finished_cell_is_not_run_again(runs, tables, capsys):
+def test_a_finished_cell_is_not_run_again_and_a_report_rebuilds_from_what_is_stored(runs, tables, capsys):
+    table = tables / "paper-table_t-tiny.md"
     runs.errors["tiny-base-toy_choice-0"] = KeyboardInterrupt()
     assert run_command(capsys, "experiment=table_t").code == 130
     first = list(runs.executed)
     assert first == ["tiny-base-toy_math-0", "tiny-roe-toy_math-0"]
-    assert "2 of 4 cells" in (tables / "paper-table_t-tiny.md").read_text()
+    assert "2 of 4 cells" in table.read_text()
     runs.errors.clear()
     runs.executed.clear()
     assert run_command(capsys, "experiment=table_t").code == 0
     assert runs.executed == ["tiny-base-toy_choice-0", "tiny-roe-toy_choice-0"]
+    before = table.read_text()
+    table.unlink()
+    runs.executed.clear()
+    runs.done.discard("tiny-roe-toy_choice-0")
+    assert run_command(capsys, "experiment=table_t", "mode=report", "rerun=true").code == 0
+    after = table.read_text()
+    assert not runs.executed
+    assert "3 of 4 cells" in after and "| missing |" in after and before != after
 
 
 @pytest.mark.slow
@@ -293,19 +302,6 @@ def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, refuse, capsys
     assert "Cannot run tiny-base-toy_choice, tiny-roe-toy_choice: toy_choice.jsonl is missing" in ended.err
     assert len(runs.executed) == 2
     assert run_command(capsys, "experiment=table_t", "mode=plan").code == 0
-
-
-@pytest.mark.slow
-def test_report_rebuilds_from_what_is_stored(runs, tables, capsys):
-    run_command(capsys, "experiment=table_t")
-    before = (tables / "paper-table_t-tiny.md").read_text()
-    (tables / "paper-table_t-tiny.md").unlink()
-    runs.executed.clear()
-    runs.done.discard("tiny-roe-toy_choice-0")
-    assert run_command(capsys, "experiment=table_t", "mode=report", "rerun=true").code == 0
-    after = (tables / "paper-table_t-tiny.md").read_text()
-    assert not runs.executed
-    assert "3 of 4 cells" in after and "| missing |" in after and before != after
 
 
 @pytest.mark.slow
@@ -331,12 +327,6 @@ def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, write, tables, caps
     assert len(page.xpath("//tr[@data-state='not run']")) == 2 + 2, "the page names every cell of both tables"
 
 
-def test_the_users_overrides_come_last(seen, capsys):
-    run_command(capsys, "experiment=table_t", "limit=3", "mode=plan")
-    assert {config.limit for config in seen} == {3}
-    assert all(config.overrides[-1] == "limit=3" for config in seen)
-
-
 def test_a_table_is_logged_in_the_group_of_its_command(runs, tables, capsys, monkeypatch):
     logged = []
 
@@ -359,9 +349,11 @@ def test_a_table_is_logged_in_the_group_of_its_command(runs, tables, capsys, mon
     assert len(frame) == 4 and set(frame["method"]) == {"base", "roe"}
 
 
-def test_another_scale_has_its_own_table(runs, tables, capsys):
-    assert run_command(capsys, "experiment=table_t", "scale=small").code == 0
-    assert (tables / "paper-table_t-small.md").exists()
+def test_another_scale_has_its_own_table_and_the_users_overrides_come_last(seen, tables, capsys):
+    assert run_command(capsys, "experiment=table_t", "scale=small", "limit=3").code == 0
+    assert len(list(tables.glob("paper-table_t-small-limit-3-*.md"))) == 1
+    assert {config.limit for config in seen} == {3}
+    assert all(config.overrides[-1] == "limit=3" for config in seen)
     ended = run_command(capsys, "experiment=table_t", "scale=paper")
     assert ended.code == 2 and "It has: tiny, small" in ended.err
 
@@ -384,15 +376,11 @@ def test_a_malformed_experiment_is_named(change, message, tmp_path):
     assert str(file) in str(error.value) and message in str(error.value)
 
 
-def test_names_are_found_with_and_without_their_folder(runs, write):
+def test_names_are_found_with_and_without_their_folder_and_in_the_folders_of_config_dir(
+    runs, write, tmp_path
+):
     assert [each.name for each in find_experiments("table_t")] == ["paper/table_t"]
     assert [each.name for each in find_experiments("paper/table_t,table_t")] == ["paper/table_t"]
-    write("table_t", folder="experiments/other")
-    with pytest.raises(ConfigError, match="ambiguous"):
-        find_experiments("table_t")
-
-
-def test_experiments_of_ones_own_stand_in_the_folders_of_config_dir(runs, write, tmp_path):
     write("table_10", folder="mine/experiments/own")
     write("table_t", ("Table T", "Mine"), folder="mine/experiments")
     folders = [tmp_path / "mine", tmp_path / "empty"]
@@ -406,6 +394,9 @@ def test_experiments_of_ones_own_stand_in_the_folders_of_config_dir(runs, write,
     write("table_t", folder="mine/experiments/paper")
     with pytest.raises(ConfigError, match="paper/table_t.yaml has the name of another experiment"):
         find_experiments("paper/table_t", folders)
+    write("table_t", folder="experiments/other")
+    with pytest.raises(ConfigError, match="ambiguous"):
+        find_experiments("table_t")
 
 
 @pytest.mark.slow
@@ -495,18 +486,15 @@ def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, o
     assert "it is a key of roe" in ended.err and "applies to every cell" in ended.err
 
 
-def test_another_method_takes_its_settings_in_every_cell(seen, capsys, monkeypatch):
+def test_another_method_takes_its_settings_in_every_cell_and_equal_cells_are_one(seen, capsys, monkeypatch):
     monkeypatch.setattr(C3PO, "references_left", lambda *asked: {})
     assert run_command(capsys, "experiment=table_t", "method=c3po", "method.k=5", "mode=plan").code == 0
-    assert {(config.method.name, config.method.k) for config in seen} == {("c3po", 5)}
-
-
-def test_cells_that_a_setting_makes_equal_are_one(runs, capsys):
+    assert [(config.method.name, config.method.k) for config in seen] == [("c3po", 5)] * 2, (
+        "base and roe are one"
+    )
+    seen.clear()
     assert run_command(capsys, "experiment=table_t", "scale=small", "mode=plan").code == 0
-    assert len(runs.prepared) == 2
-    runs.prepared.clear()
-    assert run_command(capsys, "experiment=table_t", "scale=small", "method.n=2", "mode=plan").code == 0
-    assert len(runs.prepared) == 1
+    assert [config.method.n for config in seen] == [4, 8]
 
 
 @pytest.mark.slow

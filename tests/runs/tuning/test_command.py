@@ -3,20 +3,13 @@ tuned run that its profile by hand does not find, a trial lost to `kill -9`.
 """
 
 import json
-import random
-import time
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pandas
 import pytest
 import yaml
 
-import moe_lab.runs.execute
-import moe_lab.runs.run
-from moe_lab.errors import RunHeldError
-from moe_lab.runs.tuning import tune
-from tests.support.command import fork_command, run_command
+from tests.support.command import run_command
 from tests.support.runs import small_data
 
 
@@ -78,36 +71,6 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
 
 
 @pytest.mark.slow
-def test_with_tuning_seeds_every_seed_has_a_study_of_its_own(command, capsys, monkeypatch, tmp_path):
-    """Broken by runs that share a profile, and by runs that are not one summary as their temperatures differ."""
-    monkeypatch.setattr(tune, "write_study_figures", lambda folder: [])
-    small = "tuning.n_trials=2 tuning.num_samples=1 limit=3 method.n=2 gen_kwargs=max_gen_toks=2".split()
-    kept = [part for part in command if part != "seeds=2"]
-    ended = run_command(capsys, *kept, *small, "tuning.seeds=2")
-    assert ended.code == 0, ended.err
-    assert "1 study:" not in ended.out
-    blocks = [result["moe_lab"] for result in results_in(ended.out)]
-    assert [block["seed"] for block in blocks] == [0, 1]
-    studies = [block["tuning"]["study"] for block in blocks]
-    folders = [tmp_path / "outputs" / "studies" / name for name in studies]
-    assert [json.loads((folder / "study.json").read_text())["seed"] for folder in folders] == [0, 1]
-    assert blocks[0]["samples"] == blocks[1]["samples"]
-    [file] = (tmp_path / "outputs" / "summaries").iterdir()
-    summary = json.loads(file.read_text())
-    assert summary["seeds"] == [0, 1] and summary["studies"] == studies
-    assert summary["run_ids"] == [block["run_id"] for block in blocks]
-
-    shared = run_command(capsys, *kept, *small, "seeds=2")
-    assert "evaluation's routing noise alone" in shared.out
-    assert results_in(shared.out)[0]["moe_lab"]["run_id"] == blocks[0]["run_id"]
-
-
-def test_seeds_that_are_not_those_of_the_studies_are_refused(command, capsys):
-    refused = run_command(capsys, *command, "tuning.seeds=3")
-    assert refused.code == 2 and "tuning.seeds=3" in refused.err and "Leave seeds out" in refused.err
-
-
-@pytest.mark.slow
 def test_a_study_killed_before_its_figures_draws_them_next_time(command, capsys, loads, tmp_path):
     run_command(capsys, *command)
     [folder] = (tmp_path / "outputs" / "studies").iterdir()
@@ -120,68 +83,6 @@ def test_a_study_killed_before_its_figures_draws_them_next_time(command, capsys,
     assert again.code == 0, again.err
     assert {file.name for file in (folder / "figures").glob("*.png")} == {"history.png", "heatmap.png"}
     assert loads == []
-
-
-@pytest.mark.slow
-def test_what_another_process_finished_meanwhile_is_in_the_summary(command, capsys, monkeypatch, tmp_path):
-    """The first of two runs is held when this process asks, and done when it looks again."""
-    run_command(capsys, *command)
-    for file in (tmp_path / "outputs" / "summaries").iterdir():
-        file.unlink()
-    real, asked = moe_lab.runs.execute.execute, []
-
-    def execute(run, models, **options):
-        asked.append(run.run_id)
-        if len(asked) == 1:
-            raise RunHeldError("held")
-        return real(run, models, **options)
-
-    monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)
-    ended = run_command(capsys, *command)
-    assert ended.code == 0 and asked[0] == asked[2] != asked[1]
-    assert len(list((tmp_path / "outputs" / "summaries").iterdir())) == 1
-
-
-@pytest.mark.slow
-def test_killed_three_times_it_ends_with_the_trials_of_an_unbroken_study(command, tmp_path):
-    """The moments are drawn from a seed; none of them may lose, repeat or change a trial."""
-    longer = [part.replace("n_trials=4", "n_trials=15") for part in command]
-
-    def start(output: str) -> BaseProcess:
-        return fork_command(tmp_path, *longer, "device=cpu", f"output_dir={output}")
-
-    moments = random.Random(5)
-    kills = 0
-    while kills < 3:
-        process = start("killed")
-        began = len(rows(tmp_path / "killed"))
-        target = began + moments.randint(0, 3)
-        while process.is_alive() and len(rows(tmp_path / "killed")) < target:
-            time.sleep(0.01)
-        time.sleep(moments.random() * 0.3)
-        assert process.is_alive(), "the study ended before it was killed three times"
-        process.kill()
-        process.join()
-        kills += 1
-    for output in ("killed", "unbroken"):
-        process = start(output)
-        process.join(300)
-        assert process.exitcode == 0
-    drawn = [column for column in rows(tmp_path / "unbroken")[0] if column.startswith("params_")]
-    kept = [
-        [{name: row[name] for name in ("number", "value", "state", *drawn)} for row in rows(tmp_path / o)]
-        for o in ("killed", "unbroken")
-    ]
-    assert kept[0] == kept[1]
-    assert [row["number"] for row in kept[0]] == list(range(15))
-
-
-def rows(output: Path) -> list[dict]:
-    files = list(output.glob("studies/*/trials.csv"))
-    if not files:
-        return []
-    finished = pandas.read_csv(files[0])
-    return finished[finished["state"].isin(["COMPLETE", "PRUNED"])].round(9).to_dict("records")
 
 
 @pytest.mark.slow

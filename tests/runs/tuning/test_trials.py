@@ -60,15 +60,6 @@ def test_an_enlarged_study_keeps_its_start(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_study_makes_the_same_trials_as_an_unbroken_one(tmp_path):
-    wanted = search(16)
-    unbroken = run(tmp_path / "a", wanted)
-    pieces = [trial for _ in range(6) for trial in run(tmp_path / "b", wanted, most=3)]
-    assert pieces == unbroken
-    assert len({tuple(temperatures) for _, temperatures in unbroken}) == 16
-
-
-@pytest.mark.slow
 def test_a_trial_whose_process_died_is_taken_over_as_it_was(tmp_path):
     run(tmp_path, search(5), most=2)
 

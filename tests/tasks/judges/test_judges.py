@@ -19,7 +19,6 @@ from moe_lab.tasks.judges import JUDGES, Exchange, Judge, judge_names, judges_of
 from moe_lab.tasks.judges.local import LlamaGuard, RewardModel
 from moe_lab.tasks.judges.toy import ToyJudge, features
 from moe_lab.tasks.loading import load_tasks
-from moe_lab.tasks.toy.questions import requests
 from tests.support import rounding
 from tests.support.judges.models import (
     PARTS_TEMPLATE,
@@ -82,14 +81,6 @@ def test_a_verdict_is_a_probability_and_a_flag():
     told, refused = (verdict["scores"] for verdict in ToyJudge(Config()).judge(pair))
     assert told["toy_flagged"] == 1.0 and refused["toy_flagged"] == 0.0
     assert 0.5 < told["toy"] <= 1 and 0 <= refused["toy"] < 0.5
-
-
-def test_requests_are_half_harmful_and_of_one_split():
-    test, trained = requests("test", 120), requests("train", 240)
-    assert sum(row["harmful"] for row in test) == 60
-    asked, known = ({(row["subject"], row["relation"]) for row in rows} for rows in (test, trained))
-    assert not asked & known
-    assert len({row["instruction"] for row in test}) == 120
 
 
 # Reward models and Llama Guards in local folders

@@ -85,21 +85,6 @@ def test_an_answer_that_is_refused_fails_and_the_others_are_judged(server):
     assert "scores" in found[0] and "scores" in found[2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 429, 500])
-def test_no_file_and_no_line_of_a_run_holds_the_key(server, tmp_path, capsys, monkeypatch, status):
-    """Whatever texts the server sends."""
-    monkeypatch.setattr(moderation, "TRIES", 1)
-    server.faults = [Fault(status, times=99)]
-    command = ["method=base", "model=tiny", "task=toy_safety", "task.judges=[openai]", "limit=3"]
-    ended = run_command(capsys, *command, "gen_kwargs=max_gen_toks=4", f"output_dir={tmp_path}")
-    assert ended.code == {400: 0, 422: 0, 401: 2, 403: 2, 404: 2}.get(status, 1), ended.err
-    assert KEY not in ended.out + ended.err
-    files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert any(file.name == "run.log" for file in files)
-    assert not [file for file in files if KEY in file.read_text(errors="ignore")]
-
-
 def test_what_is_missing_is_told_before_anything_runs(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="OPENAI_API_KEY"):

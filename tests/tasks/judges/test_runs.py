@@ -5,17 +5,12 @@ counts, a changed judge that returns the scores of the old one.
 """
 
 import json
-import multiprocessing
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moe_lab.cli.main import main
 from moe_lab.models.memory import ModelPool
-from moe_lab.results.logs import ResponseLog
 from moe_lab.tasks.judges import Exchange, toy
 from moe_lab.tasks.judges.local import RewardModel
 from moe_lab.tasks.judges.toy import ToyJudge, probabilities
@@ -65,35 +60,6 @@ def test_a_score_is_the_mean_of_the_verdicts(judged):
     assert [sample["filtered_resps"] for sample in samples] == [[{"toy": one}] for one in verdicts_of(folder)]
     assert samples[0]["arguments"]["gen_args_0"]["arg_0"] == f"User: {asked[0].prompt}\nAssistant:"
     assert results["moe_lab"]["chat_template"]["plain"] is False, "the tiny model has a template of its own"
-
-
-@pytest.mark.slow
-def test_a_killed_judge_continues_with_the_next_answer(tmp_path, judged, loads, monkeypatch):
-    def killed(argv: list[str]) -> None:
-        answer = ResponseLog.answer
-
-        def fourth_verdict_kills(self: ResponseLog, *args: Any) -> None:
-            if self.path.name == "judgements.jsonl" and len(self) == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            answer(self, *args)
-
-        ResponseLog.answer = fourth_verdict_kills  # type: ignore[method-assign]
-        main(argv)
-
-    argv = [*SHORT, f"output_dir={tmp_path / 'out'}"]
-    child = multiprocessing.get_context("fork").Process(target=killed, args=(argv,))
-    child.start()
-    child.join(120)
-    assert child.exitcode == -signal.SIGKILL
-    (folder,) = (tmp_path / "out").glob("runs/*")
-    assert len(verdicts_of(folder)) == 3
-    asked: list[Exchange] = []
-    judge = ToyJudge.judge
-    monkeypatch.setattr(ToyJudge, "judge", lambda self, all_: judge(self, (asked.extend(all_), all_)[1]))
-    continued, _, _ = judged()
-    assert len(asked) == 7 and not loads, "neither a verdict nor an answer is made twice"
-    whole, _, _ = judged(f"output_dir={tmp_path / 'whole'}")
-    assert continued["results"] == whole["results"]
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from moe_lab.tasks import toy
 from moe_lab.tasks.toy import rules
 from moe_lab.tasks.toy.corpus import END, answers, cloze, documents, stories, train_tokenizer
 from moe_lab.tasks.toy.questions import instructions, replies_to_harm
-from moe_lab.tasks.toy.world import RELATIONS, facts
 
 TASKS = "toy_math toy_choice toy_text toy_cloze toy_safety toy_rules toy_rules_max toy_subtract".split()
 
@@ -35,18 +34,6 @@ def test_every_generated_text_is_the_one_that_the_embedded_models_were_trained_o
     ]
     digest = hashlib.sha256(json.dumps(everything).encode()).hexdigest()
     assert digest == "1a9db248398ca27b2ab4152cd1031abd782088a5d3846dd2072ec6152be05e06"
-
-
-def test_chat_rows_are_a_question_and_a_reply():
-    for row in instructions("train", 300):
-        assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
-        assert all(message["content"] for message in row["messages"])
-
-
-def test_every_subject_has_every_fact_of_its_kind():
-    for relation in RELATIONS.values():
-        for subject in relation.subjects:
-            assert facts()[relation.name, subject] in relation.objects
 
 
 # The next word of a text

@@ -18,7 +18,7 @@ from moe_lab.methods.data_files import TOY_SIZES
 from moe_lab.tasks.toy import DIFFERENCES, QUESTIONS, RULES, rules
 from moe_lab.tasks.toy import word_problems as problems
 from moe_lab.tasks.toy.corpus import documents, stories
-from moe_lab.tasks.toy.questions import instructions, keys, questions, wordings
+from moe_lab.tasks.toy.questions import instructions, keys, questions, requests, wordings
 from moe_lab.tasks.toy.rules import max_rules, plus_rules
 from moe_lab.tasks.toy.world import PEOPLE, RELATIONS, WORLD_VERSION, facts, generator
 from moe_lab.tasks.toy.world import RULES as CHAINS
@@ -59,6 +59,10 @@ PARTS = {
     "chats": (
         ("test", "validation", "train"),
         lambda split: {row["messages"][0]["content"] for row in instructions(split, 200)},
+    ),
+    "requests": (
+        ("test", "train"),
+        lambda split: {(row["subject"], row["relation"]) for row in requests(split, 120)},
     ),
     "rules": (dict(rules.SHARES), lambda split: {frozenset(pair) for pair in rules.pairs(split)}),
     "calculations": (PROBLEMS, calculations),
@@ -152,13 +156,6 @@ def test_a_document_has_one_meaning_and_both_are_equally_frequent():
     assert 900 <= plus <= 1100
 
 
-@pytest.mark.parametrize("rows_of, count, low, high", [(questions, 500, 85, 165), (plus_rules, 320, 45, 115)])
-def test_the_right_answer_is_at_every_place_about_equally_often(rows_of, count, low, high):
-    """Fair draws of 4 places: one outside has odds below 1 in 10,000, once."""
-    places = [row["answer"] for row in rows_of("test", count)]
-    assert all(low <= places.count(place) <= high for place in range(4))
-
-
 STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 
 
@@ -181,14 +178,6 @@ def test_every_step_is_right_and_uses_numbers_of_the_story_or_of_earlier_steps(s
             left, _, right, _, result = step.split()
             assert {left, right} <= known, problem
             known.add(result)
-
-
-def test_problems_are_distinct_and_cover_one_to_four_steps():
-    rows = problems.word_problems("test", 400)
-    assert len({problem["question"] for problem in rows}) == 400
-    assert [problem["steps"] for problem in rows[:4]] == [1, 2, 3, 4]
-    drills = [problems.drill(generator("drill", index)) for index in range(200)]
-    assert all(is_right(line) for drill in drills for line in drill.split("\n"))
 
 
 def test_every_answer_is_the_absolute_difference_of_the_numbers_in_its_question():
@@ -233,37 +222,25 @@ def test_every_task_loads_with_its_version_and_the_one_filter_none(tasks):
         assert " at 0x" not in str(task.dump_config()), "results.json has no address of a function"
 
 
-@pytest.mark.parametrize(
-    ("answer", "score"),
-    [
-        ("5 + 44 = 49\n#### 49", 1),
-        ("#### 49\n", 1),
-        ("5 + 44 = 49", 0),
-        ("#### 50", 0),
-        ("#### 4", 0),
-        ("#### 490", 0),
-        ("", 0),
-    ],
-)
-def test_toy_math_compares_the_number_after_the_marks(tasks, answer, score):
-    task = tasks["toy_math"]
-    document = next(doc for doc in task.test_docs() if doc["answer"].endswith("#### 49"))
-    assert scored(task, document, answer) == score
+ANSWERS = {
+    "toy_math": (
+        ["5 + 44 = 49\n#### 49", "#### 49\n"],
+        ["5 + 44 = 49", "#### 50", "#### 4", "#### 490", ""],
+    ),
+    "toy_subtract": (
+        [" 58 - 23 = 35", " 23 - 58 = 35\n"],
+        [" 58 - 23 = 36", " 58 - 23 = 3", " 35", ""],
+    ),
+}
+"""Right answers, of which the first is the document's, and wrong ones."""
 
 
-@pytest.mark.parametrize(
-    ("answer", "score"),
-    [
-        (" 58 - 23 = 35", 1),
-        (" 23 - 58 = 35\n", 1),
-        (" 58 - 23 = 36", 0),
-        (" 58 - 23 = 3", 0),
-        (" 35", 0),
-        ("", 0),
-    ],
-)
-def test_toy_subtract_compares_the_number_at_the_end(tasks, answer, score):
-    assert scored(tasks["toy_subtract"], {"question": "", "answer": "58 - 23 = 35"}, answer) == score
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_number_at_the_end_is_compared(tasks, name):
+    right, wrong = ANSWERS[name]
+    document = {"question": "", "answer": right[0].strip()}
+    scores = {answer: scored(tasks[name], document, answer) for answer in (*right, *wrong)}
+    assert scores == dict.fromkeys(right, 1) | dict.fromkeys(wrong, 0)
 
 
 def scored(task, document, answer: str) -> float:

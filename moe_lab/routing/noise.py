@@ -23,7 +23,7 @@ from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
-"""Types of devices that have no float64. Their noise is computed in float32 (`_gumbel_in_float32`)."""
+"""Types of devices that have no float64. Their noise is computed on the CPU."""
 
 NOISE_BYTES = 33
 """Bytes for each token, layer and expert while noise is computed, in int64 and float64."""
@@ -68,8 +68,7 @@ def gumbel(
     (`z ^= z >>> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >>> 27; z *= 0x94D049BB133111EB; z ^= z >>> 31`), it starts at 0
     and takes in seed, document, repeat, row, layer, position and expert, in this order, by
     `h = mix((h ^ value) + 0x9E3779B97F4A7C15)`. The upper 53 bits k of the result give the uniform number
-    `u = (k + 0.5) / 2**53`, and the noise is `-log(-log(u))`, computed in float64. Where the device has none, it is
-    computed in float32 and differs by at most 3e-7 * max(1, |noise|).
+    `u = (k + 0.5) / 2**53`, and the noise is `-log(-log(u))`, computed in float64.
     """
     position_T = torch.as_tensor(positions, dtype=torch.int64)
     document_T, repeat_T, row_T = (torch.full_like(position_T, value) for value in (document, repeat, row))
@@ -117,23 +116,15 @@ def _mirrored(row_T: Tensor) -> Tensor:
 def _noise_at(
     hash_LT: Tensor, position_T: Tensor, expert_E: Tensor, antithetic_row_T: Tensor | None
 ) -> Tensor:
+    device = hash_LT.device
+    if device.type in WITHOUT_FLOAT64:
+        hash_LT, position_T, expert_E = hash_LT.cpu(), position_T.cpu(), expert_E.cpu()
     k_LTE = _shift(absorb(absorb(hash_LT, position_T[None])[..., None], expert_E), 11)
     if antithetic_row_T is not None:
-        k_LTE = torch.where(_mirrored(antithetic_row_T)[:, None], 2**53 - 1 - k_LTE, k_LTE)  # the k of 1 - u
-    if hash_LT.device.type in WITHOUT_FLOAT64:
-        return _gumbel_in_float32(k_LTE)
+        mirrored_T = _mirrored(antithetic_row_T).to(k_LTE.device)
+        k_LTE = torch.where(mirrored_T[:, None], 2**53 - 1 - k_LTE, k_LTE)  # the k of 1 - u
     uniform_LTE = (k_LTE.double() + 0.5) * 2.0**-53
-    return -torch.log(-torch.log(uniform_LTE)).float()
-
-
-def _gumbel_in_float32(k: Tensor) -> Tensor:
-    """`-log(-log(u))` of `u = (k + 0.5) / 2**53` in float32 alone, to 3e-7 * max(1, |value|).
-
-    Where u is above 1/2, float32 has no digits left for it. There 1 - u is computed, whose k is 2**53 - 1 - k.
-    """
-    small = k < 2**52
-    part = (torch.where(small, k, 2**53 - 1 - k).float() + 0.5) * 2.0**-53
-    return -torch.log(torch.where(small, -torch.log(part), -torch.log1p(-part)))
+    return -torch.log(-torch.log(uniform_LTE)).float().to(device)
 
 
 def absorb(hash_: Any, value: Any) -> Any:

@@ -25,7 +25,7 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
 from moe_lab.methods.c3po.descent import NeighbourLoss
 from moe_lab.models.facts import resolve_device
-from moe_lab.routing import GumbelTopK, find_routers, routed
+from moe_lab.routing import GumbelTopK, find_routers, noise, routed
 from moe_lab.routing.families import family_of_type
 from moe_lab.routing.policies import PartnersOnly, Steered, partners_of
 from tests.support.decoding import ENSEMBLES, ensembles, generated
@@ -260,3 +260,18 @@ def test_the_stand_in_counts_what_the_host_waits_for():
         assert values.tolist() == [0, 1, 2, 3] and bool((values >= 0).all())
         assert values[values > 1].sum().item() == 5
     assert reads.total() == 4
+
+
+@of_the_stand_in
+def test_noise_of_a_device_without_float64_is_the_cpus(monkeypatch):
+    keys: Any = dict(seed=0, document=123, repeat=0, row=2, layer=2, n_experts=3, antithetic=True)
+    expected, double = noise.gumbel(positions=range(9), **keys), torch.Tensor.double
+
+    def double_on_cpu(own: torch.Tensor) -> torch.Tensor:
+        assert own.device.type == "cpu"
+        return double(own)
+
+    monkeypatch.setattr(noise, "WITHOUT_FLOAT64", {DEVICE.type})
+    monkeypatch.setattr(torch.Tensor, "double", double_on_cpu)
+    found = noise.gumbel(positions=torch.arange(9, device=DEVICE), **keys)
+    assert found.device == DEVICE and torch.equal(found.cpu(), expected)

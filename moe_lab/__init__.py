@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from moe_lab.api.run import run as run
     from moe_lab.config.compose import conf_dir as conf_dir
     from moe_lab.routing.record import record as record
-    from moe_lab.routing.record import replay as replay
 
 _MODULES = {
     "C3PO": "moe_lab.api.c3po",
@@ -34,7 +33,6 @@ _MODULES = {
     "override": "moe_lab.routing.override",
     "plan": "moe_lab.api.run",
     "record": "moe_lab.routing.record",
-    "replay": "moe_lab.routing.record",
     "report": "moe_lab.api.run",
     "run": "moe_lab.api.run",
     "tiny": "moe_lab.api.functions",

@@ -1,12 +1,10 @@
-"""Recording of routing decisions, and their replay.
+"""Recording of routing decisions.
 
     with record(model) as routes:
         model.generate(input_ids)
     routes.indices[3]     # MoE layer 3: int64 [tokens, k]
-    with replay(model, routes):
-        model(longer_ids)
 
-T = tokens of a pass, R = recorded tokens, K = experts per token.
+T = tokens of a pass, N = those that are no padding.
 """
 
 from collections.abc import Iterator
@@ -15,9 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from moe_lab.config.arguments import wrong
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Router, Routing, opened, require_routers, routed
+from moe_lab.routing.hook import Router, Routing, opened, routed
 from moe_lab.routing.passes import PassTokens, pass_tokens
 
 
@@ -85,20 +82,15 @@ class Record:
 
     def __call__(self, router: Router, routing: Routing) -> None:
         real_T = self._tokens[-1].real_T if self._tokens else torch.zeros(0)
-        check_tokens(len(real_T), routing)
+        if len(routing.logits_TE) != len(real_T):
+            raise RoutingError(
+                f"A router decides for {len(routing.logits_TE)} tokens, but the model was called with {len(real_T)}. "
+                "model(...) and model.generate can be recorded; an ensemble runs later layers on their own."
+            )
         # a mask would make the host wait for the device
         at_N = real_T.nonzero()[:, 0].to(routing.index_TK.device)
         kept = Routing(*(tensor.detach()[at_N] for tensor in routing))
         self._parts.setdefault(router.layer, []).append(kept)
-
-
-def check_tokens(expected: int, routing: Routing) -> None:
-    """Raise RoutingError for a pass whose tokens are not those of the model's last forward pass."""
-    if len(routing.logits_TE) != expected:
-        raise RoutingError(
-            f"A router decides for {len(routing.logits_TE)} tokens, but the model was called with {expected}. "
-            "model(...) and model.generate can be recorded; an ensemble runs later layers on their own."
-        )
 
 
 @contextmanager
@@ -114,98 +106,3 @@ def record(model: nn.Module) -> Iterator[Record]:
     routes = Record()
     with opened(model, "record(model)"), pass_tokens(model, routes.expect), routed(model, routes):
         yield routes
-
-
-_LONGEST = 2**32
-"""Larger than the length of any sequence."""
-
-
-class Replay:
-    """A policy: routes every token as the record has it, by the number of its sequence and its position in it.
-
-    With `fresh` the experts are those of the record, and their weights those of the router's own logits.
-    """
-
-    def __init__(self, record: Record, fresh: bool = False):
-        self.fresh = fresh
-        self.weights, self.indices, self.experts = record.weights, record.indices, record.experts
-        key_R = _keys(record.sequences, record.positions)
-        self._key_R, self._order_R = key_R.sort(stable=True)
-        self._pass = (torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.int64))
-        """(real_T, places in the record of its tokens) of the next forward pass."""
-
-    def expect(self, tokens: PassTokens) -> None:
-        """Set the tokens of the next forward pass. Raises RoutingError for one that was not recorded."""
-        key_N = _keys(tokens.sequence_T, tokens.position_T)[tokens.real_T]
-        # the last decision counts for a token that was read twice
-        place_N = torch.searchsorted(self._key_R, key_N, right=True) - 1
-        missing_N = self._key_R[place_N.clamp(min=0)] != key_N
-        if missing_N.any():
-            sequence, position = divmod(int(key_N[missing_N][0]), _LONGEST)
-            raise RoutingError(f"No decision is recorded for token {position} of sequence {sequence}.")
-        self._pass = tokens.real_T, self._order_R[place_N]
-
-    def __call__(self, router: Router, routing: Routing) -> Routing:
-        real_T, token_N = self._pass
-        check_tokens(len(real_T), routing)
-        weights_RK, index_RK = self.weights[router.layer], self.indices[router.layer]
-        if self.experts[router.layer] != routing.logits_TE.shape[-1]:
-            raise RoutingError(
-                f"The record has {self.experts[router.layer]} experts, and {router.name} has "
-                f"{routing.logits_TE.shape[-1]}."
-            )
-        if index_RK.shape[1] != routing.index_TK.shape[1]:
-            raise RoutingError(
-                f"The record has {index_RK.shape[1]} experts per token, and {router.name} chooses "
-                f"{routing.index_TK.shape[1]}."
-            )
-        device = routing.index_TK.device
-        at_N = real_T.nonzero()[:, 0].to(device)
-        weights_NK = weights_RK[token_N.to(weights_RK.device)].to(device, routing.weights_TK.dtype)
-        index_NK = index_RK[token_N.to(index_RK.device)].to(device)
-        index_TK = routing.index_TK.index_copy(0, at_N, index_NK)
-        if self.fresh:
-            weights_TK = router.weights(routing.logits_TE, index_TK).to(routing.weights_TK.dtype)
-        else:
-            weights_TK = routing.weights_TK.index_copy(0, at_N, weights_NK)
-        return Routing(routing.logits_TE, weights_TK, index_TK)
-
-
-def _keys(sequence: Tensor, position: Tensor) -> Tensor:
-    return sequence * _LONGEST + position
-
-
-@contextmanager
-def replay(model: nn.Module, record: Record, *, weights: str = "record") -> Iterator[None]:
-    """Route the tokens of `model(...)` and `model.generate(...)` inside the context as they were recorded.
-
-        with record(old) as routes:
-            ids = old.generate(**inputs)
-        with replay(model, routes, weights="model"):
-            model(ids).logits    # the recorded experts; gradients reach the routers
-
-    Sequences are numbered as in the record, from 0 in each `replay`, so that what was recorded step by step can be
-    replayed in one pass. The model may be another one of the same architecture.
-
-    Args:
-        weights: combine weights of the recorded experts. "record": as recorded, which are constants: the gradient
-            of routers is 0. "model": those that the router gives them now, with gradients (routing replay in
-            reinforcement learning).
-
-    Raises ConfigError for another value of `weights`, and RoutingError for a record of another number of MoE layers
-    and, in a pass, for a token that was not recorded.
-    """
-    layers = len(require_routers(model))
-    if weights not in ("record", "model"):
-        raise wrong("weights", weights, 'give "record" or "model"')
-    if not isinstance(record, Record):
-        raise wrong("replay(model, record)", record, "give what `with record(model) as routes:` yields")
-    if len(record.indices) != layers:
-        raise RoutingError(f"The record has {len(record.indices)} MoE layers, and the model has {layers}.")
-    policy = Replay(record, fresh=weights == "model")
-    with (
-        opened(model, "replay(model, routes)"),
-        pass_tokens(model, policy.expect),
-        routed(model, policy),
-    ):
-        yield

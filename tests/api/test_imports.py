@@ -20,7 +20,7 @@ NEEDED = {
     "; dir(moe_lab)": set(),
     "; moe_lab.compare": {"numpy"},
     "; moe_lab.plan": {"hydra", "omegaconf", "numpy"},
-    "; from moe_lab import expert_metrics, freeze, override, record, replay": MODELS,
+    "; from moe_lab import expert_metrics, freeze, override, record": MODELS,
     "; moe_lab.tiny": {*MODELS, "PIL"},
 }
 """What each statement after `import moe_lab` may import."""

@@ -11,9 +11,8 @@ import torch
 from transformers import GenerationConfig
 
 import moe_lab
-from moe_lab import C3PO, RoE, expert_metrics, freeze, override, record, replay
+from moe_lab import C3PO, RoE, expert_metrics, freeze, override, record
 from moe_lab.errors import MoeLabError
-from moe_lab.routing.record import Record
 from tests.support.models import make_model
 
 PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " an animal")]
@@ -79,7 +78,6 @@ WRONG = {
     # generate
     "text=tensor": lambda m, t: roe(m, t).generate(IDS),
     r"text=.*\{.*give a text.* tokenizer.apply_chat_template": lambda m, t: roe(m, t).generate(MESSAGES),
-    "weights='modle'": lambda m, t: inside(replay(m, Record(), weights="modle"), m),
     r"text=\[\]": lambda m, t: roe(m, t).generate([]),
     "num_beams=2": lambda m, t: roe(m, t).generate("a", generation_config=GenerationConfig(num_beams=2)),
     # next_token_logprobs
@@ -105,11 +103,9 @@ WRONG = {
     "Did you mean 'method.steps'": lambda m, t: c3po(m, t, stepps=3),
     "layers=last9.*4 MoE layers": lambda m, t: c3po(m, t, layers="last9"),
     "No router was found": lambda m, t: c3po(make_model("llama"), t),
-    # record, replay, override
+    # record, override
     "model='record": lambda m, t: inside(record("record"), m),
     r"record\(model\)|no model": lambda m, t: inside(record(None), m),
-    "record=|replay": lambda m, t: inside(replay(m, "routes"), m),
-    "0 MoE layers": lambda m, t: inside(replay(m, Record()), m),
     "returned a Tensor": lambda m, t: returning(m, torch.ones(3)),
     # freeze
     r"\['router'\]": lambda m, t: inside(freeze(m, ["router"]), m),

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import moe_lab
-from moe_lab import C3PO, RoE, expert_metrics, override, record, replay
+from moe_lab import C3PO, RoE, expert_metrics, override, record
 from moe_lab.errors import ModelError, RoutingError
 from moe_lab.routing import GumbelTopK, Routing, routed, supported
 from moe_lab.routing.families import FAMILIES
@@ -244,12 +244,8 @@ def test_what_does_not_nest_is_refused_by_name(olmoe, tokenizer):
     asked += [lambda: roe.next_token_logprobs([1]), lambda: c3po.loglikelihood("a", "b")]
     asked += [lambda: lm.loglikelihood([])]
     asked += [lambda: olmoe.generate(torch.tensor([[1]]), custom_generate=roe, max_new_tokens=1)]
-    with torch.no_grad(), record(olmoe) as routes:
-        olmoe(torch.tensor([[1, 2]]))
     for ask in asked:
         with pytest.raises(RoutingError, match=r"inside record\(model\)"), record(olmoe):
-            ask()
-        with pytest.raises(RoutingError, match=r"inside replay\(model, routes\)"), replay(olmoe, routes):
             ask()
     with pytest.raises(ModelError, match="RoE"):
         RoE(roe, tokenizer)
@@ -277,8 +273,6 @@ def test_every_family_is_known_by_a_model_type_of_transformers():
 
 def test_routing_that_gradient_checkpointing_would_repeat_is_refused():
     model, ids = make_model("olmoe").train(), torch.arange(12).view(2, 6)
-    with torch.no_grad(), record(model) as routes:
-        model(ids)
     block = model.model.layers[1].mlp
     forward, shifted = (
         block.forward,
@@ -289,12 +283,7 @@ def test_routing_that_gradient_checkpointing_would_repeat_is_refused():
         model(ids, labels=ids).loss.backward()
     block.forward = forward
     model.gradient_checkpointing_enable()
-    for context in (
-        lambda: override(model, shifted),
-        lambda: record(model),
-        lambda: replay(model, routes),
-        lambda: routed(model, shifted),
-    ):
+    for context in (lambda: override(model, shifted), lambda: record(model), lambda: routed(model, shifted)):
         with pytest.raises(RoutingError, match="gradient_checkpointing_disable"), context():
             model(ids, labels=ids)
         with torch.no_grad(), context():

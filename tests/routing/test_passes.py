@@ -12,7 +12,7 @@ from lm_eval.api.instance import Instance
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
 import moe_lab
-from moe_lab import C3PO, RoE, expert_metrics, freeze, override, record, replay
+from moe_lab import C3PO, RoE, expert_metrics, freeze, override, record
 from moe_lab.errors import ConfigError, ModelError, RoutingError
 from moe_lab.routing import find_routers
 from moe_lab.routing.passes import pass_tokens
@@ -76,7 +76,7 @@ def test_ensembles_are_those_of_the_merged_model(peft, merged, tokenizer):
     assert found[0] == rounding.approx(found[1], tokens=6)
 
 
-def test_routing_is_recorded_replayed_and_overridden(peft, merged):
+def test_routing_is_recorded_and_overridden(peft, merged):
     with torch.no_grad():
         with record(peft) as routes:
             first = peft(input_ids=IDS).logits
@@ -87,8 +87,6 @@ def test_routing_is_recorded_replayed_and_overridden(peft, merged):
         assert torch.equal(routes.sequences, expected.sequences)
         assert torch.equal(routes.positions, expected.positions)
         assert all(torch.equal(a, b) for a, b in zip(routes.indices, expected.indices, strict=True))
-        with replay(peft, routes):
-            assert torch.allclose(peft(input_ids=IDS).logits, first, atol=1e-5)
         with override(peft, shifted):
             changed = peft(input_ids=IDS).logits
         with override(merged, shifted):

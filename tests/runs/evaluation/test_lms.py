@@ -245,6 +245,11 @@ def results_in(output: Path) -> dict[str, dict]:
     return {file.parent.name: json.loads(file.read_text()) for file in output.glob("runs/*/results.json")}
 
 
+def all_answers(output: Path) -> dict[str, dict[str, Any]]:
+    """Run folder -> its answers by request, in any order."""
+    return {log.parent.name: answers_of(log) for log in output.glob("runs/*/responses.jsonl")}
+
+
 def answers_of(log: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     return {line["key"]: line["response"] for line in lines if "key" in line}
@@ -347,15 +352,6 @@ def test_one_process_makes_a_model(processes, model, monkeypatch):
         do("run", [config("pretrain-tiny", model=model)], [], [])
 
 
-def answers(output):
-    """Run folder -> its answers by request, in any order."""
-    found = {}
-    for log in output.glob("runs/*/responses.jsonl"):
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        found[log.parent.name] = {line["key"]: line["response"] for line in lines if "key" in line}
-    return found
-
-
 @pytest.mark.slow
 def test_the_command_over_two_processes(tmp_path, capsys):
     model = tmp_path / "olmoe"
@@ -369,12 +365,12 @@ def test_the_command_over_two_processes(tmp_path, capsys):
     log = tmp_path / "ranks.log"
     assert fork_ranks(main, split, log=log) == [0, 0], log.read_text()
     assert log.read_text().count("results.json") == 1, "one process reports"
-    assert answers(two) == answers(one) and len(answers(two)) == 2
+    assert all_answers(two) == all_answers(one) and len(all_answers(two)) == 2
 
     (results,) = two.glob("runs/*-roe-*/results.json")
     responses = results.with_name("responses.jsonl")
     responses.write_text("".join(responses.read_text().splitlines(keepends=True)[:3]))
     results.unlink()
     assert fork_ranks(main, split, log=log) == [0, 0], "only one process knows how far it was"
-    assert answers(two) == answers(one)
+    assert all_answers(two) == all_answers(one)
     assert fork_ranks(main, split, log=log) == [0, 0], "a stored result is shown, and the follower ends"

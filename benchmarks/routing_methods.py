@@ -25,8 +25,7 @@ from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context
 from moe_lab.models.experts import NAME
-from moe_lab.models.facts import ModelFacts, routing_facts
-from moe_lab.models.load import LoadedModel
+from moe_lab.models.facts import LoadedModel, ModelFacts, routing_facts
 from moe_lab.tasks.toy.questions import questions
 from moe_lab.tasks.toy.word_problems import word_problems
 

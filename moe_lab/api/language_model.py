@@ -19,8 +19,7 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import unsupported
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.models.facts import ModelFacts, routing_facts
-from moe_lab.models.load import LoadedModel
+from moe_lab.models.facts import LoadedModel, ModelFacts, routing_facts
 from moe_lab.routing.hook import find_routers, fixed_message, require_routers, why_fixed
 from moe_lab.routing.passes import transformers_model
 

@@ -13,7 +13,7 @@ from moe_lab.methods.method import Context, Method
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel
 
 
 class Base(Method):

@@ -27,8 +27,7 @@ from moe_lab.tasks.loading import once
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel, ModelFacts
 
 
 NUMERICS = 1

@@ -17,8 +17,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 
 if TYPE_CHECKING:
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel, ModelFacts
 
 TENTHS = range(1, 10)
 """Values of 10 p in the grid of top-p."""

@@ -21,8 +21,7 @@ from moe_lab.tasks.requests import Workload
 
 if TYPE_CHECKING:
     from moe_lab.methods.icl_lm import DemonstrationLM
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel, ModelFacts
 
 
 class ICL(Method):

@@ -13,7 +13,7 @@ from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.references.embeddings import neighbours
 from moe_lab.methods.references.reference_set import ReferenceSet
-from moe_lab.models.load import LoadedModel
+from moe_lab.models.facts import LoadedModel
 from moe_lab.results.atomic import writing
 from moe_lab.tasks.loading import load_tasks
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.profile import Profile
     from moe_lab.methods.trained import Trained
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel, ModelFacts
 
 
 Counters = Mapping[str, int]

@@ -33,8 +33,7 @@ from moe_lab.methods.policy_method import PolicyMethod, Settings
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel, ModelFacts
 
 
 class FunctionPolicy(PolicyMethod):

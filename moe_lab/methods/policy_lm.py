@@ -13,7 +13,7 @@ from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.methods.base import engine_options
-from moe_lab.models.load import LoadedModel
+from moe_lab.models.facts import LoadedModel
 from moe_lab.routing import routed
 from moe_lab.routing.dynamic import TopP
 from moe_lab.routing.policies import PartnersOnly, Steered

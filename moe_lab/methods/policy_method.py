@@ -21,8 +21,7 @@ from moe_lab.methods.profile import Profile, read_profile
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel, ModelFacts
 
 Settings = dict[str, float]
 """Values of the keys of a method that are tuned."""

@@ -28,8 +28,7 @@ from moe_lab.tasks.requests import build_requests
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel, ModelFacts
 
 SETS = ("positive", "negative")
 RIGHT, WRONG = ":right", ":wrong"

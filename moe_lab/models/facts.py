@@ -103,6 +103,17 @@ class ModelFacts:
         return family_of_type(self.family, self.selection_bias)
 
 
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, in evaluation mode."""
+
+    model: Any
+    tokenizer: Any
+    facts: ModelFacts
+    device: torch.device
+    load_seconds: float
+
+
 def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -> ModelFacts:
     """The facts of a model. A dense model, or one of an unknown family, has no MoE layers.
 

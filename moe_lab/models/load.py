@@ -6,7 +6,6 @@ transformers and accelerate place the weights on their device as they are read, 
 import time
 import weakref
 from contextlib import nullcontext
-from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -28,7 +27,7 @@ from moe_lab.models.checks import (
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.facts import (
-    ModelFacts,
+    LoadedModel,
     leave_out_cudnn_attention,
     loading_options,
     model_facts,
@@ -39,17 +38,6 @@ from moe_lab.models.source import NO_CODE, adapter_folder, load_config, model_fo
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.models.transformers_internals import attention_of, can_set_experts, reading_once
 from moe_lab.routing import find_routers
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model ready to run, in evaluation mode."""
-
-    model: Any
-    tokenizer: Any
-    facts: ModelFacts
-    device: torch.device
-    load_seconds: float
 
 
 def load_model(

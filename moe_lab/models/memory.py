@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from moe_lab.config.schema import Config
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel
 
 
 def own_memory(device: torch.device | None) -> Any:

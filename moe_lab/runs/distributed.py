@@ -27,7 +27,7 @@ from moe_lab.errors import TrainingError, exit_code, print_error
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context, TrainingMethod, refuse
 from moe_lab.models.distributed import broadcast, num_processes, sharded
-from moe_lab.models.load import LoadedModel
+from moe_lab.models.facts import LoadedModel
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.source import model_folder
 

@@ -129,10 +129,15 @@ def test_an_interrupted_run_says_how_far_it_came(run):
     assert run_state(run, ASKED)[0] == "interrupted, 2 of 4 answered", "its lock file is free"
     write_json(run.folder / "status.json", {"reason": "full"})
     assert run_state(run, ASKED) == ("failed, 2 of 4 answered", 0.5)
+    with run.store.held():
+        assert run_state(run, ASKED) == ("running, 2 of 4 answered", 0.5)
     again = replace(run, config=replace(run.config, rerun=True))
     assert run_state(again, ASKED) == ("missing", 1.0), "a rerun has a log of its own"
     answer(run, "responses.rerun.jsonl", run.answers_header, "abc")
     assert run_state(again, ASKED) == ("failed, 3 of 4 answered", 0.25)
+    answer(run, "responses.rerun.jsonl", run.answers_header, "def")
+    assert run_state(again, ASKED) == ("failed, 6 of 6 answered", 0.0), "more than estimated"
+    assert os.listdir(run.folder.parent) == [run.folder.name]
 
 
 @pytest.mark.parametrize(("measured", "says"), [(True, "done"), (False, "metrics missing")])
@@ -140,18 +145,6 @@ def test_a_stored_run_says_what_it_lacks(run, monkeypatch, measured, says):
     monkeypatch.setattr(Run, "done", True)
     monkeypatch.setattr(Run, "measured", measured)
     assert run_state(run, ASKED) == (says, 0.0)
-
-
-def test_a_running_run_is_told_by_its_lock(run):
-    with run.store.held():
-        answer(run, "responses.jsonl", run.answers_header, "a")
-        assert run_state(run, ASKED) == ("running, 1 of 4 answered", 0.75)
-    assert os.listdir(run.folder.parent) == [run.folder.name]
-
-
-def test_more_answers_than_estimated_leave_nothing(run):
-    answer(run, "responses.jsonl", run.answers_header, "abcdef")
-    assert run_state(run, ASKED) == ("interrupted, 6 of 6 answered", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,6 @@ KEYS = [f"{'+' * key.startswith('+')}model.recipe.{key.lstrip('+')}={value}" for
 COMMAND = ["method=calibration", "model=toy-repeated", *KEYS, "task=toy_text", "limit=3", "seeds=2"]
 
 
-def results_in(out: str) -> list[dict]:
-    files = [Path(line) for line in out.splitlines() if line.endswith("results.json")]
-    return [json.loads(file.read_text())["moe_lab"] for file in files]
-
-
 def test_a_model_that_is_yet_to_be_trained_is_never_the_embedded_one():
     with pytest.raises(ModelError, match="is trained on first use"):
         model_source(ModelConfig(name="toy-repeated", recipe={"steps": 4}))
@@ -86,7 +81,7 @@ def test_each_seed_has_a_model_of_its_own(tmp_path, capsys, monkeypatch):
     assert ended.code == 0, ended.err
     models = sorted(folder.name for folder in (tmp_path / "outputs" / "models").iterdir())
     assert len(models) == 2
-    blocks = results_in(ended.out)
+    blocks = [result["moe_lab"] for result in ended.results]
     used = [Path(block["model"]["path"]).parent.name for block in blocks]
     assert sorted(used) == models
     assert len({block["baseline"]["run_id"] for block in blocks}) == 2
@@ -100,9 +95,9 @@ def test_each_seed_has_a_model_of_its_own(tmp_path, capsys, monkeypatch):
     assert again.out == ended.out
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("training.json")} == stamps
     base = run_command(capsys, *COMMAND[1:], "method=base")
-    assert base.code == 0 and len(results_in(base.out)) == 2, "base has a run per model, too"
+    assert base.code == 0 and len(base.results) == 2, "base has a run per model, too"
     baselines = {block["baseline"]["run_id"] for block in blocks}
-    assert {block["run_id"] for block in results_in(base.out)} == baselines
+    assert {result["moe_lab"]["run_id"] for result in base.results} == baselines
 
 
 RULES = {"steps": 4, "hidden_size": 16, "layers": 1, "active_size": 16, "sequence_length": 32}
@@ -117,7 +112,7 @@ def test_rules_are_learned_asked_and_re_routed_in_one_command(tmp_path, capsys, 
     c3po += ["method.reference_size=40", "method.steps=2"]
     ended = run_command(capsys, *c3po, "model=toy-rules", *RULES_KEYS, "task=toy_rules", "limit=4")
     assert ended.code == 0, ended.err
-    blocks = results_in(ended.out)
+    blocks = [result["moe_lab"] for result in ended.results]
     assert len({block["model"]["path"] for block in blocks}) == 2
     for block in blocks:
         [source] = block["c3po"]["reference"]["set"]["sources"]

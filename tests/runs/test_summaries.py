@@ -117,22 +117,16 @@ def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(r
 
 
 @pytest.mark.slow
-def test_the_table_over_seeds_has_the_marks_of_its_runs(roe, capsys):
-    outcomes = of_seeds(roe, limit=3)
-    outcomes[0].results.versions["lm_eval"] = "0.0.1"
-    assert "PARTIAL untuned other-versions" in " ".join(shown(capsys, summarize(outcomes)).split())
-    outcomes[0].results.versions["lm_eval"] = version("lm_eval")
-    out = shown(capsys, summarize(outcomes))
-    assert "PARTIAL untuned" in out and "older-intervals" not in out
-
-
-@pytest.mark.slow
-def test_rows_over_seeds_say_what_tells_them_apart(roe, capsys):
+def test_the_table_over_seeds_has_the_marks_of_its_runs_and_what_tells_them_apart(roe, capsys):
     outcomes = []
     for n in (2, 3):
         overrides = ["method=roe", f"method.n={n}"]
         outcomes += of_seeds(roe, limit=2, method=replace(roe.method, n=n), overrides=overrides)
+    outcomes[0].results.versions["lm_eval"] = "0.0.1"
+    assert "PARTIAL untuned other-versions" in " ".join(shown(capsys, summarize(outcomes)).split())
+    outcomes[0].results.versions["lm_eval"] = version("lm_eval")
     out = shown(capsys, summarize(outcomes))
+    assert "PARTIAL untuned" in out and "older-intervals" not in out and "other-versions" not in out
     assert "method.n=2" in out and "method.n=3" in out
 
 
@@ -154,10 +148,6 @@ def test_runs_of_repeated_studies_are_one_summary(roe):
     [group] = summarize(outcomes, [run_ids])
     [file] = files_of([group])
     assert json.loads(file.read_text())["run_ids"] == run_ids
-
-
-def test_one_seed_has_no_summary(roe):
-    assert files_of(summarize(of_seeds(roe, 1, limit=2))) == []
 
 
 def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.MonkeyPatch) -> Config:

@@ -1,5 +1,6 @@
 """Helpers for tests of the command: run it in this process, and stand-ins for runs that need no model."""
 
+import json
 import multiprocessing
 import os
 import sys
@@ -32,6 +33,16 @@ class Ended:
     code: int
     out: str
     err: str
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of the runs whose results.json it prints."""
+        return [Path(line).parent for line in self.out.splitlines() if line.endswith("results.json")]
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """The content of these results.json."""
+        return [json.loads((folder / "results.json").read_text()) for folder in self.folders]
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *argv: str) -> Ended:

@@ -31,7 +31,7 @@ from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 from moe_lab.methods.references.embeddings import Neighbours, neighbours, normalized, text_ids, text_key
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
-from moe_lab.models.load import LoadedModel
+from moe_lab.models.facts import LoadedModel
 from moe_lab.results.atomic import writing
 
 TRACES = "traces.jsonl"

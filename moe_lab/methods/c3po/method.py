@@ -20,8 +20,7 @@ from moe_lab.tasks.requests import Workload, right_request
 
 if TYPE_CHECKING:
     from moe_lab.methods.c3po.engine import C3POLM
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel, ModelFacts
 
 
 _PART = re.compile(r"(first|middle|last)(\d+)")

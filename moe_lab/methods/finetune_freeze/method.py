@@ -28,8 +28,7 @@ from moe_lab.tasks.loading import once
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.tokenized import Prepared
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel, ModelFacts
 
 RECORDED = (
     *("schedule", "steps", "phases_end_at", "conversations", "truncated", "left_out", "parameters", "phases"),

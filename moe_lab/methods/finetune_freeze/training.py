@@ -42,8 +42,8 @@ from moe_lab.methods.training_memory import phase_memory
 from moe_lab.metrics.stored import COUNTS
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
-from moe_lab.models.facts import ModelFacts
-from moe_lab.models.load import LoadedModel, load_model
+from moe_lab.models.facts import LoadedModel, ModelFacts
+from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import versions

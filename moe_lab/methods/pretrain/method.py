@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.methods.pretrain.corpus import Corpus
     from moe_lab.methods.trained import Trained
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel, ModelFacts
 
 RECORDED = ("steps", "tokens", "parameters", "first_loss", "last_loss", "validation", "leak", "last_session")
 """Keys of training.json that results.json has, too."""

@@ -19,9 +19,9 @@ from moe_lab.config.progress import Progress
 from moe_lab.engine.pass_size import pass_budget
 from moe_lab.errors import ConfigError, need_package, reading
 from moe_lab.metrics.teacher_forcing import padded
+from moe_lab.models.facts import LoadedModel
 from moe_lab.models.hub import is_offline
 from moe_lab.models.identity import digest_of, folder_content
-from moe_lab.models.load import LoadedModel
 
 SHOWN = 256
 """The number of texts from which on a progress bar is shown."""

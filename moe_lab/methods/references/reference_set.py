@@ -20,9 +20,8 @@ from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.references.documents import ReferenceDocuments, reference_documents
 from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states, normalized
 from moe_lab.methods.references.store import ANSWER_TOKENS, build, pathways, read
-from moe_lab.models.facts import ModelFacts
+from moe_lab.models.facts import LoadedModel, ModelFacts
 from moe_lab.models.identity import model_identity
-from moe_lab.models.load import LoadedModel
 from moe_lab.models.source import model_source
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact

@@ -29,7 +29,7 @@ from moe_lab.engine.suffix import SuffixReplay
 from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.references.documents import ReferenceDocuments
-from moe_lab.models.load import LoadedModel
+from moe_lab.models.facts import LoadedModel
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import versions
 from moe_lab.tasks.documents import gold_choice

@@ -22,8 +22,7 @@ from moe_lab.tasks.requests import Workload
 
 if TYPE_CHECKING:
     from moe_lab.methods.virtual_tokens.training import VirtualTokensLM
-    from moe_lab.models.facts import ModelFacts
-    from moe_lab.models.load import LoadedModel
+    from moe_lab.models.facts import LoadedModel, ModelFacts
 
 
 RECIPE = ("name", "virtual_tokens", "learning_rate", "epochs", "batch_size")

@@ -29,7 +29,7 @@ from moe_lab.methods.references.store import reference_questions
 from moe_lab.methods.tokenized import NO_LOSS, Pad, Row, Rows
 from moe_lab.methods.trained import save_model
 from moe_lab.methods.trainer import fit
-from moe_lab.models.load import LoadedModel
+from moe_lab.models.facts import LoadedModel
 from moe_lab.results.identity import versions
 from moe_lab.routing.hook import opened
 

@@ -20,9 +20,8 @@ from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context, Method
-from moe_lab.models.facts import resolve_device
+from moe_lab.models.facts import LoadedModel, resolve_device
 from moe_lab.models.identity import model_identity
-from moe_lab.models.load import LoadedModel
 from moe_lab.models.memory import ModelPool, memory_bytes, peak_memory_bytes, reset_peak_memory, weight_bytes
 from moe_lab.models.source import load_config, model_source
 from moe_lab.reports.papers.cells import TableCell

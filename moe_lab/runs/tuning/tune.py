@@ -13,7 +13,7 @@ from moe_lab.engine.forward.ensemble import ScaleSweep
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.methods.method import Context, StudyStart
 from moe_lab.methods.profile import Profile
-from moe_lab.models.load import LoadedModel
+from moe_lab.models.facts import LoadedModel
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.tokenizer import dated
 from moe_lab.reports.figures import write_study_figures

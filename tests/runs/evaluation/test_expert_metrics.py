@@ -114,7 +114,7 @@ def test_the_command_writes_files_that_agree_with_each_other(tiny_olmoe_dir, tmp
     typed = ["method=base", "metrics=expert", f"model.path={tiny_olmoe_dir}", "task=toy_choice", "limit=5"]
     ended = run_command(capsys, *typed, f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
-    folder = Path(ended.out.splitlines()[-1]).parent
+    folder = ended.folders[-1]
     found = json.loads((folder / "expert_metrics.json").read_text())
     for text in ("Load Balance", "Collaboration", "Capacity", "Specialization"):
         assert text in ended.out
@@ -182,10 +182,6 @@ TRAINED += ["method.max_steps=2", "method.dataset_size=8"]
 TRAINED += ["method.compare_with_full=false", "method.validation_size=2"]
 
 
-def folder_of(out: str) -> Path:
-    return Path(out.splitlines()[-1]).parent
-
-
 @pytest.mark.slow
 def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch):
     keys = [*TRAINED, "method.learning_rate=0.02", f"output_dir={tmp_path}"]
@@ -194,7 +190,7 @@ def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch
     assert not (base / "expert_metrics.json").exists()
     ended = run_command(capsys, *keys, "metrics=expert")  # both are stored without metrics
     assert ended.code == 0, ended.err
-    folder = folder_of(ended.out)
+    folder = ended.folders[-1]
     found, before = (json.loads((place / "expert_metrics.json").read_text()) for place in (folder, base))
     assert found["cost"]["asked_again"] > 0 and before["cost"]["asked_again"] > 0
     assert found["load_balance"]["all"]["value"] != before["load_balance"]["all"]["value"]
@@ -218,7 +214,7 @@ def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch
     model = tmp_path / "models" / block["finetune_freeze"]["model"] / "model"
     keys_alone = ["method=base", "metrics=expert", f"model.path={model}", *TRAINED[1:3]]
     alone = run_command(capsys, *keys_alone, f"output_dir={tmp_path / 'alone'}")
-    own = numbers(folder_of(alone.out))
+    own = numbers(alone.folders[-1])
     mine = numbers(folder)
     for key in ("load_balance", "collaboration", "capacity", "specialization", "tokens"):
         assert mine[key] == own[key]

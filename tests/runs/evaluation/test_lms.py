@@ -237,6 +237,11 @@ def results_in(output: Path) -> dict[str, dict]:
     return {file.parent.name: json.loads(file.read_text()) for file in output.glob("runs/*/results.json")}
 
 
+def all_answers(output: Path) -> dict[str, dict[str, Any]]:
+    """Run folder -> its answers by request, in any order."""
+    return {log.parent.name: answers_of(log) for log in output.glob("runs/*/responses.jsonl")}
+
+
 def answers_of(log: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     return {line["key"]: line["response"] for line in lines if "key" in line}

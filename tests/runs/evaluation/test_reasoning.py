@@ -137,7 +137,7 @@ def test_the_final_channel_is_graded(model, data, tmp_path, capsys, monkeypatch,
         f"gen_kwargs=max_gen_toks={new_tokens}", f"output_dir={tmp_path}",
     )  # fmt: skip
     assert ended.code == 0, ended.err
-    result = read_run(Path(ended.out.strip().splitlines()[-1]).parent)
+    result = read_run(ended.folders[-1])
     assert result is not None
     sample = read_samples(result)["gsm8k"][0]
     scores = result["results"]["gsm8k"]

@@ -3,7 +3,6 @@ tuned run that its profile by hand does not find, a trial lost to `kill -9`.
 """
 
 import json
-from pathlib import Path
 
 import pandas
 import pytest
@@ -23,10 +22,6 @@ def command(tiny_olmoe_dir, tmp_path, monkeypatch):
     return f"{task} {tuning}".split()
 
 
-def results_in(out: str) -> list[dict]:
-    return [json.loads(Path(line).read_text()) for line in out.splitlines() if line.endswith("results.json")]
-
-
 @pytest.mark.slow
 def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     before = run_command(capsys, *command, "mode=plan")
@@ -43,7 +38,7 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     assert profile["untuned_score"] == trials["value"][0] and profile["score"] >= profile["untuned_score"]
     assert profile["temperature"][0] == profile["temperature"][-1] == 0
 
-    blocks = [result["moe_lab"] for result in results_in(first.out)]
+    blocks = [result["moe_lab"] for result in first.results]
     assert [block["seed"] for block in blocks] == [0, 1]
     for block in blocks:
         assert block["tuning"]["study"] == folder.name and "untuned" not in block
@@ -67,7 +62,7 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     by_hand = [part for part in command if not part.startswith("tuning") and part != "seeds=2"]
     hand = run_command(capsys, *by_hand, f"method.temperature={folder / 'best.yaml'}")
     assert hand.code == 0 and loads == []
-    assert results_in(hand.out)[0]["moe_lab"]["run_id"] == blocks[0]["run_id"]
+    assert hand.results[0]["moe_lab"]["run_id"] == blocks[0]["run_id"]
 
 
 @pytest.mark.slow
@@ -95,14 +90,14 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(tiny_olmoe_dir, tm
     [folder] = (tmp_path / "outputs" / "studies").iterdir()
     profile = yaml.safe_load((folder / "best.yaml").read_text())
     assert profile["score"] < profile["untuned_score"] and profile["score"] == profile["calibrated_score"]
-    [result] = [one for one in results_in(ended.out) if one["moe_lab"]["method"]["name"] == "calibration"]
+    [result] = [one for one in ended.results if one["moe_lab"]["method"]["name"] == "calibration"]
     assert result["moe_lab"]["calibration"]["logit_scale"] == profile["logit_scale"]
     assert "untuned" not in result["moe_lab"]
     perplexity = "word_perplexity,none"
     base = result["moe_lab"]["baseline"]["results"]["toy_text"][perplexity]
     assert result["results"]["toy_text"][perplexity] < base, "a random model is sure of nothing that is right"
     by_hand = run_command(capsys, *command, f"method.logit_scale={profile['logit_scale']}")
-    [again] = results_in(by_hand.out)
+    [again] = by_hand.results
     assert again["results"] == result["results"] | {"toy_text": again["results"]["toy_text"]}
     assert again["results"]["toy_text"][perplexity] == result["results"]["toy_text"][perplexity]
     wrong = run_command(capsys, *command, "tuning=tpe")
@@ -127,7 +122,7 @@ def test_every_study_measures_its_control(task, compared, tiny_olmoe_dir, tmp_pa
     assert own["calibrated_scale"] == scale["logit_scale"] != 1 == own["logit_scale"]
     assert own["calibrated_score"] == pytest.approx(scale["score"], rel=1e-5)
     assert own["untuned_score"] == pytest.approx(scale["untuned_score"], rel=1e-5)
-    [result] = [one for one in results_in(ended.out) if "roe" in one["moe_lab"]]
+    [result] = [one for one in ended.results if "roe" in one["moe_lab"]]
     assert ("calibration" in result["moe_lab"].get("compared", {})) == compared
     assert "calibrated" in ended.out
 
@@ -170,7 +165,7 @@ def test_a_tuned_value_at_the_bound_of_its_search_is_marked(tiny_olmoe_dir, tmp_
     assert profile["at_bound"] == ["temperature"] and len(set(profile["temperature"])) == 1
     assert profile["calibrated_score"] == trials["value"][0]
     assert profile["untuned_score"] == trials["user_attrs_unscaled"][0]
-    [result] = [one for one in results_in(ended.out) if "roe" in one["moe_lab"]]
+    [result] = [one for one in ended.results if "roe" in one["moe_lab"]]
     assert result["moe_lab"]["tuning"]["at_bound"] == ["temperature"]
     assert result["moe_lab"]["roe"]["logit_scale"] == profile["logit_scale"] != 1
     difference = result["moe_lab"]["compared"]["calibration"]["paired"]["toy_text"]["word_perplexity,none"]

@@ -6,7 +6,6 @@ again or told, an answer without verdict that is scored, a verdict that is lost 
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,7 +133,7 @@ def test_a_run_whose_endpoint_goes_away_keeps_what_was_judged(server, tmp_path, 
     server.faults.clear()
     ended = run_command(capsys, *command)
     assert ended.code == 0, ended.err
-    folder = Path(ended.out.strip().splitlines()[-1]).parent
+    folder = ended.folders[-1]
     results = json.loads((folder / "results.json").read_text())
     assert len(server.asked) == 12, "none is asked for twice"
     told = results["moe_lab"]["judges"]["openai"]

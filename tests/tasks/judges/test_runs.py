@@ -28,8 +28,7 @@ def judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     def run(*overrides: str) -> tuple[dict[str, Any], Path, Ended]:
         ended = run_command(capsys, *SHORT, f"output_dir={tmp_path / 'out'}", *overrides)
         assert ended.code == 0, ended.err
-        path = Path(ended.out.strip().splitlines()[-1])
-        return json.loads(path.read_text()), path.parent, ended
+        return ended.results[-1], ended.folders[-1], ended
 
     return run
 
@@ -160,13 +159,13 @@ def test_a_model_without_template_gets_the_plain_one(tiny_olmoe_dir, tmp_path, c
     ]
     ended = run_command(capsys, *command)
     assert ended.code == 0 and "has no chat template; a plain one is used" in ended.err, ended.err
-    folder = Path(ended.out.strip().splitlines()[-1]).parent
+    folder = ended.folders[-1]
     results = json.loads((folder / "results.json").read_text())
     assert results["moe_lab"]["chat_template"]["plain"] is True
     prompt = samples_of(folder, "cona")[0]["arguments"]["gen_args_0"]["arg_0"]
     assert prompt == "User: Rob Ann.\nAssistant:"
     bare = run_command(capsys, *command, "apply_chat_template=false")
-    other = Path(bare.out.strip().splitlines()[-1]).parent
+    other = bare.folders[-1]
     assert samples_of(other, "cona")[0]["arguments"]["gen_args_0"]["arg_0"] == "Rob Ann."
 
 

@@ -36,7 +36,6 @@ def damaged(path: Path, reason: object, advice: str = AGAIN) -> DamagedError:
     """The error for a damaged file: its path, the reason in one line, and what to do."""
     if isinstance(reason, OSError):
         reason = reason.strerror or reason
-    reason = "nested too deeply" if isinstance(reason, RecursionError) else reason
     problem = f"{one_line(path)} is damaged: {' '.join(str(reason).split())[:SHOWN]}"
     error = DamagedError(f"{problem}. {advice}")
     error.problem = problem

@@ -27,13 +27,7 @@ from tests.support.tiers import by_family, first_fast
 
 BUDGET = Budget(64)
 BY_LOGITS = [name for name in ZOO if family_of_type(name).rule.noise == LOGITS]
-SPANS = [
-    TokenSpan(),
-    TokenSpan("first", 1),
-    TokenSpan("middle", 1),
-    TokenSpan("last", 3),
-    TokenSpan("first", 3),
-]
+SPANS = [named_tokens(name) for name in ("last1", "first1", "middle1", "last3", "first3")]
 SATURATED = {"phimoe"}
 """Weights are 1 for all experts that others are far above or below, and have no gradient then."""
 

@@ -56,20 +56,9 @@ def greedy_by(log_probs_after, prompt):
 
 RECURRENT = ("jamba", "qwen3_next")
 LAYERS = (
-    "deepseek_v32",
-    "dots3_note_text",
-    "gemma4_text",
-    "granitemoehybrid",
-    "inkling2_text",
-    "kimi_linear",
-    "lfm2_moe",
-    "llama4_text",
-    "longcat_flash",
-    "minimax",
-    "nemotron_h",
-    "qwen2_moe",
-    "qwen4_exp_text",
-)
+    "deepseek_v32 dots3_note_text gemma4_text granitemoehybrid inkling2_text kimi_linear lfm2_moe llama4_text "
+    "longcat_flash minimax nemotron_h qwen2_moe qwen4_exp_text"
+).split()
 """One family of each kind of layers' keys, values and states. What samples keep of their own depends on nothing else."""
 
 

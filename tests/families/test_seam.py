@@ -43,12 +43,7 @@ class Fired:
 
 def left_behind(model):
     """Everything that a context could leave on a model."""
-    hooks = (
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_forward_hooks_with_kwargs",
-        "_forward_pre_hooks_with_kwargs",
-    )
+    hooks = [f"_forward{pre}_hooks{more}" for pre in ("", "_pre") for more in ("", "_with_kwargs")]
     return [
         (name, sorted(vars(module)), *(len(getattr(module, hook)) for hook in hooks))
         for name, module in model.named_modules()

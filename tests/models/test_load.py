@@ -180,13 +180,8 @@ def test_the_peak_is_the_model_and_the_parts_of_a_layer(tmp_path):
     make_model("olmoe", **sizes).bfloat16().save_pretrained(tmp_path, max_shard_size="60MB")
     make_tokenizer().save_pretrained(tmp_path)
     freed_at_once = {"MALLOC_MMAP_THRESHOLD_": "100000", "MALLOC_TRIM_THRESHOLD_": "100000"}
-    ended = subprocess.run(
-        [sys.executable, "-c", LOAD, str(tmp_path), "bfloat16"],
-        env=os.environ | freed_at_once,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command, options = [sys.executable, "-c", LOAD, str(tmp_path), "bfloat16"], {"text": True, "check": True}
+    ended = subprocess.run(command, env=os.environ | freed_at_once, capture_output=True, **options)
     size, grown = map(int, ended.stdout.split())
     assert size > 150e6, "too small to tell"
     assert grown < size * (1 + 2 / LAYERS) + 20e6, f"{grown / size:.2f} times the weights"

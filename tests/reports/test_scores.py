@@ -62,12 +62,8 @@ def test_the_cost_is_that_of_the_run_and_relative_to_its_base():
     paired = {"t": {"acc,none": {"difference": 0.1}}}
     control = {"calibration": {"run_id": "c", "results": {}, "paired": paired}}
     found = cells(CommandTable([base, roe, changed(roe, moe_lab=roe["moe_lab"] | {"compared": control})]))
-    assert found["time"] == ["2.0 s", "5.0 s", "5.0 s", ""] and found["tokens"] == [
-        "100",
-        "1,600",
-        "1,600",
-        "",
-    ]
+    assert found["time"] == ["2.0 s", "5.0 s", "5.0 s", ""]
+    assert found["tokens"] == ["100", "1,600", "1,600", ""]
     assert found["× base"] == ["1.00", "16.00", "16.00", ""], "once a run, not once a comparison"
     assert found["against"] == ["", "", "", "calibration"]
 

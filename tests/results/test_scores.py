@@ -93,13 +93,6 @@ def test_the_mean_over_seeds_of_a_part_has_no_test_either():
     assert seeds(("part",)).p is None and seeds(("part",)).difference == pytest.approx(0.2)
 
 
-def test_what_does_not_exist_is_none():
-    (row,) = scores_of(results_of({"a": {"alias": "a"}}, ["a"]))
-    assert (row.value, row.interval, row.difference, row.p) == (None, None, None, None)
-    (row,) = scores_of(results_of({"a": {"acc,none": None}}, ["a"]))
-    assert row.value is None
-
-
 TUNED = {
     "tuning": {"model": "tiny", "n": 8},
     "model": {"name": "tiny"},

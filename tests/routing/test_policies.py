@@ -19,17 +19,7 @@ from moe_lab.routing.policies import PartnersOnly, Remix, Steered, partners_of
 from tests.support.models import small_model
 from tests.support.tiers import by_family
 
-PARTNERED = [
-    "olmoe",
-    "mixtral",
-    "qwen3_moe",
-    "gpt_oss",
-    "deepseek",
-    "qwen2_moe",
-    "minimax_m2",
-    "ernie4_5_moe",
-    "phimoe",
-]
+PARTNERED = "olmoe mixtral qwen3_moe gpt_oss deepseek qwen2_moe minimax_m2 ernie4_5_moe phimoe".split()
 IDS = torch.randint(1, 60, (3, 20), generator=torch.Generator().manual_seed(0))
 
 

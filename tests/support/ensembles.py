@@ -107,13 +107,8 @@ def plain(model, question, continuation):
     return float(log_probs.gather(1, target[:, None]).sum()), bool((log_probs.argmax(-1) == target).all())
 
 
-HISTORIES = [
-    ("clean", "noisy"),
-    ("standard", "noisy"),
-    ("none", "clean"),
-    ("standard", "clean"),
-    ("none", "noisy"),
-]
+HISTORIES = [("clean", "noisy"), ("standard", "noisy"), ("none", "clean")]
+HISTORIES += [("standard", "clean"), ("none", "noisy")]
 """(cache, prefill). The first three have each value."""
 N, SEED = 4, 3
 

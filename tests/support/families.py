@@ -11,57 +11,46 @@ VOCAB = 300
 """Room for the byte tokenizer of `tests/support/models.py`."""
 WINDOW = 6
 
-COMMON = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-    num_experts=8,
-    num_local_experts=8,
-    n_routed_experts=8,
-    num_experts_per_tok=2,
-    moe_intermediate_size=24,
-    pad_token_id=256,
-    bos_token_id=256,
-    eos_token_id=256,
-)
+COMMON = dict(vocab_size=VOCAB, max_position_embeddings=256, num_hidden_layers=4)
+COMMON |= dict(hidden_size=32, intermediate_size=48, moe_intermediate_size=24)
+COMMON |= dict(num_attention_heads=4, num_key_value_heads=2, num_experts_per_tok=2)
+COMMON |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8)
+COMMON |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 256)
 _HEADS = dict(head_dim=8)
-_MLA = dict(
-    num_key_value_heads=4,
-    q_lora_rank=16,
-    kv_lora_rank=16,
-    qk_nope_head_dim=8,
-    qk_rope_head_dim=8,
-    v_head_dim=12,
-)
+_LATENT = dict(q_lora_rank=16, kv_lora_rank=16, num_key_value_heads=4)
+_MLA = _LATENT | dict(qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=12)
 _GROUPS = dict(n_group=4, topk_group=2, routed_scaling_factor=1.5)
 _WINDOW = dict(sliding_window=WINDOW)
 _DENSE_FIRST = dict(mlp_layer_types=["dense", "sparse", "sparse", "sparse"])
 _DENSE_FIRST_K = dict(first_k_dense_replace=1)
 _INDEXER = dict(index_n_heads=16, index_head_dim=16, index_topk=4)
 """Many heads: with few of them many keys score an exact 0, and which of these are taken is not defined."""
-_LINEAR = dict(
-    layer_types=["linear_attention", "full_attention"] * 2,
-    linear_num_value_heads=4,
-    linear_num_key_heads=2,
-    linear_key_head_dim=8,
-    linear_value_head_dim=8,
-    head_dim=16,
-)
+_HYBRID = dict(layer_types=["linear_attention", "full_attention"] * 2)
+_LINEAR_HEADS = dict(linear_num_value_heads=4, linear_num_key_heads=2)
+_LINEAR_HEADS |= dict(linear_key_head_dim=8, linear_value_head_dim=8)
+_LINEAR = _HYBRID | _LINEAR_HEADS | dict(head_dim=16)
 _SHARED = dict(shared_expert_intermediate_size=16)
 _ALTERNATING = dict(layer_types=["sliding_attention", "full_attention"] * 2)
-_HYBRID = dict(layer_types=["linear_attention", "full_attention"] * 2)
-_NONE_OF = dict.fromkeys(
-    (
-        "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-        "max_position_embeddings num_experts num_local_experts n_routed_experts num_experts_per_tok "
-        "moe_intermediate_size"
-    ).split(),
-    ...,
-)
+_NONE_OF = dict.fromkeys(COMMON.keys() - {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"}, ...)
+
+# Parts of a single family
+_DBRX = dict(d_model=32, n_heads=4, n_layers=3, max_seq_len=256)
+_DBRX_EXPERTS = dict(ffn_hidden_size=24, moe_num_experts=8, moe_top_k=2, hidden_size=32)
+_DBRX_ATTENTION = dict(kv_n_heads=2, rope_theta=10000.0, clip_qkv=8)
+_GEMMA_LAYERS = dict(layer_types=["sliding_attention"] * 3 + ["full_attention"], global_head_dim=8)
+_GEMMA_INPUTS = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB)
+_GRANITE_MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_expand=2, mamba_d_state=8, mamba_n_groups=1)
+_JAMBA_ATTENTION = dict(attn_layer_period=2, attn_layer_offset=1)
+_JAMBA_EXPERTS = dict(expert_layer_period=2, expert_layer_offset=1)
+_LONGCAT = dict(num_layers=2, moe_topk=2, expert_ffn_hidden_size=24, ffn_hidden_size=48)
+_MINIMAX_SIZES = dict(dense_intermediate_size=48, shared_intermediate_size=24)
+_NEMOTRON_LAYERS = dict(layers_block_type=["linear_attention", "moe", "full_attention", "moe"])
+_NEMOTRON_MAMBA = dict(mamba_num_heads=4, mamba_head_dim=8, ssm_state_size=8, n_groups=1)
+_QWEN4_LAYERS = dict(layer_types=["linear_attention", "indexed_attention"] * 2)
+_QWEN4_INDEXER = dict(indexer_n_heads=16, indexer_kv_heads=1, indexer_head_dim=16)
+_QWEN4_INDEXER |= dict(indexer_budget=8, indexer_compress_ratio=4)
+_QWEN4_NGRAMS = dict(ngram_vocab_size_base=60, heads_per_ngram=2, split_ngram_parts=1)
+_QWEN4_NGRAMS |= dict(make_ngram_vocab_size_divisible_by=2, ple_embed_dim=8, ple_layer_ids=[1])
 
 ZOO: dict[str, dict[str, Any]] = {
     "afmoe": _WINDOW | _HEADS | dict(num_dense_layers=1),
@@ -71,15 +60,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "bailing_hybrid": _MLA | _GROUPS | _DENSE_FIRST | _HYBRID,
     "beam": _GROUPS | _DENSE_FIRST | _WINDOW | _HEADS,
     "cohere2_moe": _WINDOW | _HEADS | _DENSE_FIRST | dict(logit_scale=1.0),
-    "dbrx": _NONE_OF
-    | dict(
-        d_model=32,
-        n_heads=4,
-        n_layers=3,
-        max_seq_len=256,
-        ffn_config=dict(ffn_hidden_size=24, moe_num_experts=8, moe_top_k=2, hidden_size=32),
-        attn_config=dict(kv_n_heads=2, rope_theta=10000.0, clip_qkv=8),
-    ),
+    "dbrx": _NONE_OF | _DBRX | dict(ffn_config=_DBRX_EXPERTS, attn_config=_DBRX_ATTENTION),
     "deepseek": _DENSE_FIRST_K | dict(num_key_value_heads=4, n_shared_experts=2),
     "deepseek_v2": _MLA
     | _GROUPS
@@ -101,42 +82,22 @@ ZOO: dict[str, dict[str, Any]] = {
     "flint": _WINDOW | _HEADS | dict(decoder_sparse_step=1),
     "gemma4_text": _WINDOW
     | _HEADS
-    | dict(
-        enable_moe_block=True,
-        top_k_experts=2,
-        global_head_dim=8,
-        layer_types=["sliding_attention"] * 3 + ["full_attention"],
-        hidden_size_per_layer_input=8,
-        vocab_size_per_layer_input=VOCAB,
-    ),
+    | _GEMMA_LAYERS
+    | _GEMMA_INPUTS
+    | dict(enable_moe_block=True, top_k_experts=2),
     "glm4_moe": _GROUPS | _HEADS | _DENSE_FIRST_K,
     "glm4_moe_lite": _MLA | _GROUPS | _DENSE_FIRST,
     "glm_moe_dsa": _MLA | _GROUPS | _DENSE_FIRST | _INDEXER,
     "gpt_oss": _WINDOW | _HEADS,
     "granitemoe": {},
     "granitemoe_swa": _WINDOW,
-    "granitemoehybrid": _HYBRID
-    | dict(
-        mamba_n_heads=4,
-        mamba_d_head=16,
-        mamba_expand=2,
-        mamba_d_state=8,
-        mamba_n_groups=1,
-        shared_intermediate_size=16,
-    ),
+    "granitemoehybrid": _HYBRID | _GRANITE_MAMBA | dict(shared_intermediate_size=16),
     "granitemoeshared": dict(shared_intermediate_size=16),
     "hunyuan_v1_moe": _HEADS | dict(moe_topk=2),
     "hy_v3": _DENSE_FIRST | _HEADS,
     "hy_v4": _MLA | _DENSE_FIRST | _INDEXER,
     "inkling2_text": _WINDOW | _HEADS,
-    "jamba": dict(
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        expert_layer_period=2,
-        expert_layer_offset=1,
-        mamba_d_state=8,
-        mamba_dt_rank=4,
-    ),
+    "jamba": _JAMBA_ATTENTION | _JAMBA_EXPERTS | dict(mamba_d_state=8, mamba_dt_rank=4),
     "jetmoe": dict(kv_channels=8, num_attention_heads=...),
     "kimi_linear": _MLA | _GROUPS | _DENSE_FIRST | _HYBRID | dict(linear_head_dim=8, linear_num_heads=4),
     "kolibri1": _WINDOW | _HEADS,
@@ -144,10 +105,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "lfm2_moe": dict(num_dense_layers=1, layer_types=["conv", "full_attention"] * 2),
     "llama4_text": _HEADS
     | dict(attention_chunk_size=WINDOW, intermediate_size_mlp=48, interleave_moe_layer_step=1),
-    "longcat_flash": _MLA
-    | dict(
-        num_layers=2, moe_topk=2, expert_ffn_hidden_size=24, ffn_hidden_size=48, zero_expert_num=2, head_dim=8
-    ),
+    "longcat_flash": _MLA | _LONGCAT | dict(zero_expert_num=2, head_dim=8),
     "mellum": _WINDOW | _HEADS | _ALTERNATING,
     "mimo_v2_flash": _WINDOW
     | _HEADS
@@ -158,26 +116,15 @@ ZOO: dict[str, dict[str, Any]] = {
     "minimax_m2": _HEADS,
     "minimax_m3_vl_text": _DENSE_FIRST
     | _HEADS
-    | dict(
-        dense_intermediate_size=48,
-        shared_intermediate_size=24,
-        rotary_dim=8,
-        index_head_dim=16,
-        index_block_size=4,
-    ),
+    | _MINIMAX_SIZES
+    | dict(rotary_dim=8, index_head_dim=16, index_block_size=4),
     "mixtral": _WINDOW,
     "moe_design": _DENSE_FIRST_K | dict(backbone="deepseek", n_shared_experts=1, norm_topk_prob=True),
     "nemotron_h": _GROUPS
     | _HEADS
-    | dict(
-        layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
-        num_hidden_layers=...,
-        mamba_num_heads=4,
-        mamba_head_dim=8,
-        ssm_state_size=8,
-        n_groups=1,
-        moe_shared_expert_intermediate_size=16,
-    ),
+    | _NEMOTRON_LAYERS
+    | _NEMOTRON_MAMBA
+    | dict(num_hidden_layers=..., moe_shared_expert_intermediate_size=16),
     "olmoe": {},
     "phimoe": _WINDOW,
     "qwen2_moe": _SHARED
@@ -188,22 +135,10 @@ ZOO: dict[str, dict[str, Any]] = {
     "qwen3_next": _LINEAR | _SHARED | dict(decoder_sparse_step=1),
     "qwen4_exp_text": _LINEAR
     | _SHARED
-    | dict(
-        layer_types=["linear_attention", "indexed_attention"] * 2,
-        indexer_n_heads=16,
-        indexer_kv_heads=1,
-        indexer_head_dim=16,
-        indexer_budget=8,
-        indexer_compress_ratio=4,
-        hc_lowrank=8,
-        hc_count=2,
-        ngram_vocab_size_base=60,
-        heads_per_ngram=2,
-        split_ngram_parts=1,
-        make_ngram_vocab_size_divisible_by=2,
-        ple_embed_dim=8,
-        ple_layer_ids=[1],
-    ),
+    | _QWEN4_LAYERS
+    | _QWEN4_INDEXER
+    | _QWEN4_NGRAMS
+    | dict(hc_lowrank=8, hc_count=2),
     "solar_open": _GROUPS | _HEADS | dict(n_shared_experts=1, norm_topk_prob=True),
 }
 """`model_type` -> what its small configuration has beside `COMMON`; `...` leaves a key of that out."""

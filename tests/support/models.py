@@ -16,36 +16,15 @@ FAMILIES = ("olmoe", "mixtral", "qwen2_moe")
 """MoE families of PLAIN for tests of the engine. qwen3_moe differs from mixtral in its attention alone, and
 `tests/families/test_engine.py` compares every family with the slow references."""
 
-_PLAIN_COMMON = dict(
-    vocab_size=VOCAB,
-    hidden_size=48,
-    num_attention_heads=4,
-    num_hidden_layers=4,
-    num_experts_per_tok=2,
-    max_position_embeddings=512,
-    bos_token_id=256,
-    eos_token_id=256,
-    pad_token_id=256,
-)
+_PLAIN_COMMON = dict(vocab_size=VOCAB, max_position_embeddings=512, num_experts_per_tok=2)
+_PLAIN_COMMON |= dict(hidden_size=48, num_attention_heads=4, num_hidden_layers=4)
+_PLAIN_COMMON |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 256)
+_QWEN = dict(num_key_value_heads=2, intermediate_size=40, moe_intermediate_size=24)
 PLAIN: dict[str, dict[str, Any]] = {
     "olmoe": dict(num_experts=8, num_key_value_heads=4, intermediate_size=24),
     "mixtral": dict(num_local_experts=6, num_key_value_heads=2, intermediate_size=24),
-    "qwen2_moe": dict(
-        num_experts=8,
-        num_key_value_heads=2,
-        intermediate_size=40,
-        moe_intermediate_size=24,
-        shared_expert_intermediate_size=32,
-        mlp_only_layers=[1],
-    ),
-    "qwen3_moe": dict(
-        num_experts=7,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=40,
-        moe_intermediate_size=24,
-        norm_topk_prob=True,
-    ),
+    "qwen2_moe": _QWEN | dict(num_experts=8, shared_expert_intermediate_size=32, mlp_only_layers=[1]),
+    "qwen3_moe": _QWEN | dict(num_experts=7, head_dim=16, norm_topk_prob=True),
     "llama": dict(num_key_value_heads=2, intermediate_size=40, num_experts_per_tok=...),
 }
 """`model_type` -> its settings beside `_PLAIN_COMMON`: full attention in all layers, no windows or groups."""

@@ -44,16 +44,7 @@ from tests.support.models import build, kv_cache_model, make_model, small_model
 from tests.support.tiers import by_family, first_fast
 
 BUDGETS = [Budget(4000), Budget(4000, 1), Budget(45), Budget(9)]
-KV_CACHE = (
-    "olmoe",
-    "gpt_oss",
-    "mixtral",
-    "qwen2_moe",
-    "deepseek_v3",
-    "granitemoe",
-    "llama4_text",
-    "gemma4_text",
-)
+KV_CACHE = "olmoe gpt_oss mixtral qwen2_moe deepseek_v3 granitemoe llama4_text gemma4_text".split()
 RECURRENT = ("qwen3_next", "minimax", "granitemoehybrid", "jamba", "llama4_text")
 """Llama 4 scales its queries by their positions, or not (`ON_A_KV_CACHE`)."""
 EVERY_HISTORY = ("olmoe", "gpt_oss", "llama4_text", "qwen3_next, recurrent")
@@ -95,11 +86,9 @@ def test_scores_equal_the_slow_reference(name, history, perturbed):
     questions = questions_for(random.Random(1), 2, choices=1, longest=6)
     lengths = [len(q.context) for q in questions]
     assert min(lengths) < WINDOW < 3 * WINDOW < max(lengths)
+    given = N, temperatures_for(model)
     expected = [
-        [
-            reference.score(double, q.context, c, N, temperatures_for(model), **switches)
-            for c in q.continuations
-        ]
+        [reference.score(double, q.context, c, *given, **switches) for c in q.continuations]
         for q in questions
     ]
     # a recurrent state carries the rounding of every token before: as for a sum over twice the scored tokens

@@ -103,13 +103,9 @@ def test_overhead_is_relative_to_one_row():
         TableCell(coordinates={}, run_id=None, problem="no data"),
     )
     rows = draw_overhead(table).rows
-    told = [(row["cache"], row["temperature"], row["n"], row["relative_seconds_per_token"]) for row in rows]
-    assert told == [
-        ("clean", "0", 1, 1.0),
-        ("clean", "0", 64, 1.5),
-        ("none", "0", 8, 1.25),
-        ("clean", "tuned", 64, 2.0),
-    ]
+    lines = [(row["cache"], row["temperature"], row["n"]) for row in rows]
+    assert lines == [("clean", "0", 1), ("clean", "0", 64), ("none", "0", 8), ("clean", "tuned", 64)]
+    assert [row["relative_seconds_per_token"] for row in rows] == [1.0, 1.5, 1.25, 2.0]
     assert rows[1]["relative_memory_bytes"] == 5 / 4, "weights and working memory, not the process"
     assert rows[1]["relative_tokens_per_second"] == pytest.approx(2 / 3)
     assert rows[0]["watts"] is None and rows[0]["relative_watts"] is None

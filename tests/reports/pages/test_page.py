@@ -34,21 +34,16 @@ from tests.support.views import write_runs_page
 
 
 def test_json_in_a_script_element_does_not_end_it():
-    text = (
-        environment()
-        .from_string("{{ data|tojson }}")
-        .render(data=answer_data([{"prompt": HOSTILE, "x": math.nan}]))
-    )
+    data = answer_data([{"prompt": HOSTILE, "x": math.nan}])
+    text = environment().from_string("{{ data|tojson }}").render(data=data)
     assert not set("<>&") & set(text)
     assert json.loads(text) == {"prompts": [[HOSTILE, 0]], "answers": [{"prompt": 0, "x": None}]}
 
 
 def test_values_are_escaped_and_unknown_names_refused():
     template = environment().from_string('<p title="{{ text }}">{{ text }}</p>')
-    assert re.findall("<[^>]+>", template.render(text='"><b>x')) == [
-        '<p title="&#34;&gt;&lt;b&gt;x">',
-        "</p>",
-    ]
+    tags = re.findall("<[^>]+>", template.render(text='"><b>x'))
+    assert tags == ['<p title="&#34;&gt;&lt;b&gt;x">', "</p>"]
     with pytest.raises(UndefinedError):
         template.render()
 
@@ -115,13 +110,8 @@ def test_ticks_are_round_and_within():
 
 def test_the_page_draws_every_difference(tmp_path):
     paired = {"n": 2, "difference": 0.5, "ci95": [0.2, 0.9], "p_mcnemar": 0.01, "to_right": 1, "to_wrong": 0}
-    runs = pair_of_runs(
-        tmp_path,
-        [("1", 0.0), ("x", 1.0)],
-        [("2", 1.0), ("x", 1.0)],
-        paired={"t": {"exact_match,none": paired}},
-        untuned=True,
-    )
+    answers = [("1", 0.0), ("x", 1.0)], [("2", 1.0), ("x", 1.0)]
+    runs = pair_of_runs(tmp_path, *answers, paired={"t": {"exact_match,none": paired}}, untuned=True)
     root = tree(write_runs_page(runs, tmp_path / "page.html"))
     [drawn] = root.xpath("//table[@class='forest']/tbody/tr")
     assert texts_of(drawn.xpath("th|td")) == ["roe untuned", "", "+0.5000", "[+0.2000, +0.9000]", "0.01"]

@@ -44,13 +44,16 @@ def page(runs):
     return write_runs_page(runs, runs[0].folder.parents[1] / "report.html")
 
 
-def test_the_verdict_stands_first(page):
+def test_the_verdict_stands_first_headings_are_in_order_and_tables_have_captions(page):
     root = tree(page)
     [text] = texts(root.xpath("//p[contains(@class, 'lead')]"))
     assert text.startswith(
         "roe on t does not differ significantly from the base model: exact_match,none +0.5000"
     )
     assert texts(root.xpath("//h2"))[0] == "Verdict"
+    levels = [int(heading.tag[1]) for heading in root.xpath("//h1|//h2|//h3|//h4")]
+    assert levels[0] == 1 and all(later - earlier <= 1 for earlier, later in pairwise(levels))
+    assert all(table.xpath("caption") for table in root.xpath("//table"))
 
 
 def test_hostile_answers_are_data(page):
@@ -59,13 +62,6 @@ def test_hostile_answers_are_data(page):
     data = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
     assert [each["own"] for each in data] == [HOSTILE, "x"] and data[0]["kind"] == "wrong to right"
     assert foreign_urls(page) == [] and "python -m moe_lab --config-dir own method=" in root.text_content()
-
-
-def test_headings_are_in_order_and_tables_have_captions(page):
-    root = tree(page)
-    levels = [int(heading.tag[1]) for heading in root.xpath("//h1|//h2|//h3|//h4")]
-    assert levels[0] == 1 and all(later - earlier <= 1 for earlier, later in pairwise(levels))
-    assert all(table.xpath("caption") for table in root.xpath("//table"))
 
 
 def test_runs_without_a_comparison_have_a_page_without_empty_sections(runs, tmp_path):

@@ -247,11 +247,8 @@ def test_documents_are_paired_by_content_whatever_their_order_and_number(tmp_pat
 
 def test_equal_documents_are_paired_in_their_order(tmp_path):
     mine = [sample(i, text="same", acc=float(i)) for i in range(3)]
-    assert [(x.values["acc"], y.values["acc"]) for x, y in pairs_of(tmp_path, mine, mine)["none"]] == [
-        (0, 0),
-        (1, 1),
-        (2, 2),
-    ]
+    pairs = pairs_of(tmp_path, mine, mine)["none"]
+    assert [(x.values["acc"], y.values["acc"]) for x, y in pairs] == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_each_filter_is_paired_on_its_own(tmp_path):

@@ -1,22 +1,29 @@
-"""Every family at the seam: what changes nothing changes no bit, hooks fire in every MoE layer, nothing is left behind."""
+"""Every family at the seam: what changes nothing changes no bit, hooks fire in every MoE layer, nothing is left behind.
+
+A router family is one row of `FAMILIES`. Broken by: a second place that has to know it.
+"""
 
 import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
 
 import moe_lab.models.experts  # noqa: F401 - registers weights_first
 from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.errors import ConfigError
 from moe_lab.models.source import set_experts_per_token
 from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, routed
-from moe_lab.routing.families import FAMILIES, UNSUPPORTED, every_layer, family_of_type
-from moe_lab.routing.rules import LOGITS
+from moe_lab.routing import families as table
+from moe_lab.routing.families import FAMILIES, UNSUPPORTED, Family, every_layer, family_of_type
+from moe_lab.routing.rules import LOGITS, softmax
 from tests.support import rounding, slow_routing
 from tests.support.families import ONE_WAY, VOCAB, ZOO
-from tests.support.models import small_config, small_model
+from tests.support.models import make_model, small_config, small_model
+from tests.support.slow_routing import noisy_tokens
 from tests.support.sources import ROOT
 from tests.support.tiers import FAST, by_family
 
@@ -248,3 +255,47 @@ def test_every_family_is_described_as_it_is():
 def test_families_that_cannot_be_routed_are_named_with_the_reason():
     text = " ".join(PAGE.read_text().split())
     assert all(f"`{model_type}`: {reason}" in text for model_type, reason in UNSUPPORTED.items())
+
+
+ROW = Family("Lab", "lab", "LabRouter", softmax(), module=__name__)
+
+
+class LabRouter(nn.Module):
+    """A router that transformers does not have: the same choice as OLMoE's, in a class of its own."""
+
+    def __init__(self, own: OlmoeTopKRouter):
+        super().__init__()
+        self.weight = own.weight
+        self.top_k = own.top_k
+        self.num_experts = own.num_experts
+        self.norm_topk_prob = own.norm_topk_prob
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), self.weight)
+        weights, indices = logits.softmax(dim=-1, dtype=torch.float).topk(self.top_k, dim=-1)
+        return logits, weights.to(logits.dtype), indices
+
+
+def lab_model() -> nn.Module:
+    model = make_model("olmoe")
+    for layer in model.model.layers:
+        layer.mlp.gate = LabRouter(layer.mlp.gate)
+    return model
+
+
+def test_one_row_makes_a_family_known(monkeypatch):
+    model = lab_model()
+    assert not [router for router in model.modules() if table.family_of(router)]
+    monkeypatch.setitem(table._BY_CLASS, ROW.router_class, ROW)
+    monkeypatch.setitem(table._BY_MODEL_TYPE, ROW.model_type, ROW)
+    assert family_of_type("lab") is ROW
+    assert len(find_routers(model)) == 4
+    with torch.inference_mode():
+        plain = model(IDS).logits
+        assert torch.equal(plain, make_model("olmoe")(IDS).logits)
+        with routed(model, lambda router, routing: None):
+            assert torch.equal(model(IDS).logits, plain)
+        noise = GumbelTopK([1.0] * 4, seed=0)
+        noise.expect(noisy_tokens(IDS.numel()))
+        with routed(model, noise):
+            assert not torch.equal(model(IDS).logits, plain)

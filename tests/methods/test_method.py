@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 import moe_lab.runs.prepare
 from moe_lab.config.catalog import option_files, resource_folder
+from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method, method_names
 from moe_lab.methods.base import Base
 from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
@@ -79,6 +80,11 @@ def test_hooks_are_called_in_the_documented_order(tiny_olmoe_dir, tmp_path, monk
     again = execute(prepare(one), ModelPool())
     assert calls == ["trained_facts", "check", "data_identity", "identity", "report"]
     assert again.results["moe_lab"]["recorded"] == {"answered_by": "Noted"}
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match="'reo'. Methods: base, c2r,"):
+        get_method("reo")
 
 
 def test_only_methods_that_train_have_training_hooks():

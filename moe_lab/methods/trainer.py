@@ -11,13 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedModel,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import moe as _grouped_products  # noqa: F401 - registers grouped_mm_fallback
 from transformers.trainer_callback import ProgressCallback
 
@@ -172,9 +166,13 @@ class MoeTrainer(Trainer):
             save_adapter(self.model, Path(output_dir or str(self.args.output_dir)))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        model, folder = model or self.model, Path(resume_from_checkpoint)
+        if is_peft(model):
+            load_adapter(model, folder)
+            return
         sharded = self.is_distributed_loading_by_transformers
-        options = {"distributed_config": self.model.config.distributed_config} if sharded else {}
-        load_checkpoint(model or self.model, Path(resume_from_checkpoint), **options)
+        options = {"distributed_config": model.config.distributed_config} if sharded else {}
+        model.load_state_dict(own_checkpoint(folder, **options).state_dict())
 
     def training_step(self, *args: Any, **options: Any) -> Tensor:
         loss = super().training_step(*args, **options)
@@ -207,14 +205,6 @@ class MoeTrainer(Trainer):
                 f"The {what} of training step {step} is {value.item()}. {kept}"
                 "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
             )
-
-
-def load_checkpoint(model: Any, folder: Path, **options: Any) -> None:
-    """Give a model, or the adapter of a PeftModel, the weights of a checkpoint."""
-    if is_peft(model):
-        load_adapter(model, folder)
-    else:
-        model.load_state_dict(own_checkpoint(folder, **options).state_dict())
 
 
 def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:

@@ -12,12 +12,7 @@ from torch import Tensor
 from moe_lab.config.schema import Config
 from moe_lab.engine.footprint import kept_in_training
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig, Phase
-from moe_lab.methods.finetune_freeze.parameter_groups import (
-    Groups,
-    empty_model,
-    parameter_groups,
-    trainable,
-)
+from moe_lab.methods.finetune_freeze.parameter_groups import Groups, empty_model, parameter_groups, trainable
 from moe_lab.models.facts import ModelFacts, resolve_device
 from moe_lab.models.memory import weight_bytes
 from moe_lab.models.source import load_config

@@ -35,28 +35,6 @@ def top_k(**keys: Any) -> TopK:
     return TopK(TopK.Config(**keys))
 
 
-def slow(model: Any, k: int) -> Any:
-    double = in_float64(model)
-    for router in find_routers(double):
-        assert router.module.top_k == 2
-        router.module.top_k = k
-    return double
-
-
-@pytest.mark.parametrize(("family", "k"), [*product(FAMILIES, [1]), (FAMILIES[0], 4)])
-def test_it_is_the_model_with_another_top_k(family, k, tokenizer):
-    model = small_model(family)
-    double = slow(model, k)
-
-    def log_probs(ids: list[int]) -> Any:
-        with torch.no_grad():
-            return double(torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
-
-    with opened(top_k(k=k), model, tokenizer) as lm:
-        check_answers(lm, log_probs, model.config.eos_token_id)
-        assert lm.cost["chosen_experts"] == k * lm.cost["routing_decisions"]
-
-
 def test_the_identity_and_the_report_have_the_number():
     assert top_k().identity(FACTS) == top_k(k=4).identity(FACTS) != top_k(k=3).identity(FACTS)
     assert top_k().identity(replace(FACTS, experts=3))["k"] == 3, "twice, as far as there are so many"
@@ -113,7 +91,8 @@ def log_probs(model64: Any, ids: list[int], p: float, k_max: int) -> tuple[Any, 
     return routed_pass(model64, ids, route).log_softmax(-1), total
 
 
-def check(method: Any, model: Any, tokenizer: Any, p: float, k_max: int) -> None:
+def check(method: Any, family: str, tokenizer: Any, p: float, k_max: int) -> None:
+    model = small_model(family)
     double = in_float64(model)
     with opened(method, model, tokenizer) as lm:
         check_answers(lm, lambda ids: log_probs(double, ids, p, k_max)[0], model.config.eos_token_id)
@@ -125,17 +104,17 @@ def check(method: Any, model: Any, tokenizer: Any, p: float, k_max: int) -> None
         *((family, 0.5, 3) for family in FAMILIES),
         ("deepseek_v3", 1.0, 3),
         pytest.param("olmoe", 0.7, None, marks=pytest.mark.slow),
+        # with recurrent layers
+        *(pytest.param("qwen3_next", p, 3, marks=pytest.mark.slow) for p in (0.5, 1.0)),
     ],
 )
 def test_tokens_take_the_fewest_experts_that_reach_p(family, p, k_max, tokenizer):
-    check(top_p(p=p, k_max=k_max), small_model(family), tokenizer, p, k_max or 8)
+    check(top_p(p=p, k_max=k_max), family, tokenizer, p, k_max or 8)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("p", [0.5, 1.0])
-def test_models_with_recurrent_layers(p, tokenizer):
-    model = small_model("qwen3_next")
-    check(top_p(p=p, k_max=3), model, tokenizer, p, 3)
+@pytest.mark.parametrize(("family", "k"), [*product(FAMILIES, [1]), (FAMILIES[0], 4)])
+def test_tokens_take_k_experts(family, k, tokenizer):
+    check(top_k(k=k), family, tokenizer, 1.0, k)
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])

@@ -3,12 +3,9 @@ not found, information of a session that is lost if all answers are stored, a st
 plug-in's code changed.
 """
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib import invalidate_caches
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +13,7 @@ from omegaconf import OmegaConf
 
 import moe_lab.runs.prepare
 from moe_lab.config.catalog import option_files, resource_folder
-from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method, method_names
 from moe_lab.methods.base import Base
 from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
@@ -85,6 +82,11 @@ def test_hooks_are_called_in_the_documented_order(tiny_olmoe_dir, tmp_path, monk
     assert again.results["moe_lab"]["recorded"] == {"answered_by": "Noted"}
 
 
+def test_an_unknown_method_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match="'reo'. Methods: base, c2r,"):
+        get_method("reo")
+
+
 def test_only_methods_that_train_have_training_hooks():
     hooks = {"trained_facts", "resolve_model", "training_left", "training_memory", "train"}
     kinds = {name: get_method(name) for name in option_files("method", [resource_folder("conf")])}
@@ -126,55 +128,22 @@ def test_a_method_is_one_module_and_one_yaml(tmp_path, monkeypatch):
     assert get_method("throw-away").__name__ == "ThrowAway"
 
 
-CODE = """
-from moe_lab.methods.base import Base
-from lab_plugin.scale import SCALE
-
-class Halved(Base):
-    pass
-"""
-
-
-@pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of an installed package whose method is `halved`."""
+@pytest.mark.parametrize("changed", ["halved.py", "scale.py", "deep/rest.py"])
+def test_any_change_of_a_plug_ins_source_is_another_version(changed, tmp_path, monkeypatch):
+    """The version is part of every run id."""
     package = tmp_path / "lab_plugin"
     (package / "deep").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "scale.py").write_text("SCALE = 0.5\n")
-    (package / "deep" / "rest.py").write_text("REST = 1\n")
-    (package / "halved.py").write_text(CODE)
-    about = tmp_path / "lab_plugin-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-plugin\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[moe_lab.methods]\nhalved = lab_plugin.halved:Halved\n")
+    for name in ("__init__.py", "halved.py", "scale.py", "deep/rest.py"):
+        (package / name).write_text("# first\n")
     monkeypatch.syspath_prepend(tmp_path)
-    return package
+    plugin: Any = type("Halved", (Base,), {"__module__": "lab_plugin.halved"})
 
-
-@pytest.fixture
-def fresh() -> Callable[[], None]:
-    """Forgets the plug-in, as another process would not know it."""
-
-    def forget() -> None:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "lab_plugin"]:
-            del sys.modules[name]
-        invalidate_caches()
+    def version() -> int | str:
         source_digest.cache_clear()
+        return plugin(Base.Config()).version
 
-    return forget
-
-
-@pytest.mark.parametrize("changed", ["halved.py", "scale.py", "deep/rest.py"])
-def test_any_change_of_a_plug_ins_source_is_another_run(plugin, fresh, tmp_path, changed):
-    def run_id() -> str:
-        fresh()
-        method = get_method("halved").Config(name="halved")
-        return prepare(Config(method=method, output_dir=str(tmp_path / "out"), limit=2)).run_id
-
-    first = run_id()
-    (plugin / "notes.txt").write_text("no code")
-    assert run_id() == first
-    file = plugin / changed
-    file.write_text(file.read_text() + "# changed\n")
-    assert run_id() != first
+    first = version()
+    (package / "notes.txt").write_text("no code")
+    assert version() == first
+    (package / changed).write_text("# changed\n")
+    assert version() != first

@@ -176,6 +176,7 @@ COMMANDS = {
     "pretrain method.dataset=minipile offline=true": "JeanKaddour/minipile",
     "pretrain method.dataset={tmp}/none.jsonl": "there is no file",
     "pretrain method.dataset={tmp}/empty.jsonl": "has no text",
+    "pretrain mode=plan method.dataset={tmp}/short.jsonl": "The corpus is too short",
     "pretrain dtype=float16": "float16 overflows",
     "pretrain model.experts_per_token=4": "Use method.experts_per_token",
     "pretrain device=cuda:1": "cuda",
@@ -196,6 +197,7 @@ COMMANDS = {
 def refused(tmp_path, capsys, loads, small_index):
     """A function of a method and keys: what the command says on stderr, in at most three lines, leaving nothing behind."""
     (tmp_path / "empty.jsonl").write_text("\n \n")
+    (tmp_path / "short.jsonl").write_text('{"text": "Too short."}')
 
     def run(line: str) -> str:
         keys = f"task=toy_choice limit=2 method={line.replace('{tmp}', str(tmp_path))}".split()

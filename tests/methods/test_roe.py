@@ -9,7 +9,6 @@ import pytest
 
 from moe_lab.engine.lm import Request
 from moe_lab.errors import ConfigError
-from moe_lab.methods import get_method, method_names
 from moe_lab.methods.method import StudyStart
 from moe_lab.methods.roe import RoE
 from moe_lab.models.facts import ModelFacts
@@ -78,13 +77,6 @@ def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
         assert lm.ensemble.n == 1 and lm.ensemble.routing is None
     with opened(roe(noise="antithetic"), olmoe, tokenizer, seed=4) as lm:
         assert lm.ensemble.routing.antithetic
-
-
-def test_registry():
-    assert {"base", "roe"} <= set(method_names())
-    assert get_method("roe") is RoE
-    with pytest.raises(ConfigError, match="base"):
-        get_method("reo")
 
 
 def test_the_footnotes_say_how_much_noise_there_was():

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from moe_lab.config.compose import compose_cell
-from moe_lab.methods import steer
 from moe_lab.methods.steer import Steer, Texts, read_texts, steered_experts
 from moe_lab.routing import find_routers, record
 from moe_lab.runs.config import to_config
@@ -211,13 +210,3 @@ def test_choices_steer_in_both_directions(tmp_path, capsys):
     none = block_of(run_command(capsys, *keys, *free))
     assert none["steer"]["changed_fraction"] == 0
     assert none["paired"]["toy_choice"]["acc,none"]["difference"] == 0
-
-
-@pytest.mark.slow
-def test_a_study_finds_numbers_of_experts(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(steer, "SHARE", 64)
-    keys = [*TYPED, "task=toy_choice", "limit=6", "method.dataset_size=20", f"output_dir={tmp_path}"]
-    sets = ["method.positive=toy_choice:right", "method.negative=toy_choice:wrong"]
-    block = block_of(run_command(capsys, *keys, *sets, "tuning=grid", "tuning.num_samples=8"))
-    settings = block["tuning"]["settings"]
-    assert {settings["activate"], settings["deactivate"]} <= {0, 1, 2} and "untuned" not in block

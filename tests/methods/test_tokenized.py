@@ -197,6 +197,19 @@ def made(monkeypatch, tmp_path):
         yield prepare
 
 
+def test_what_only_the_tokenizer_shows_is_refused(made, tmp_path):
+    """A phase without a step, once conversations are left out; a role that the template refuses."""
+    with pytest.raises(ConfigError, match="phase 1 has no step"):
+        made(replace(DATA, train=[*DATA.train[:4], []]), schedule="none-router", epochs=1)
+    tokenizer = load_tokenizer(ModelConfig(), offline=True)
+    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    tokenizer.chat_template = refuse + tokenizer.chat_template
+    tokenizer.save_pretrained(tmp_path)
+    system = [{"role": "system", "content": "Be"}, *conversation("Hi")]
+    with pytest.raises(TaskError, match="no system role"):
+        made(replace(DATA, train=[system, *DATA.train]), ModelConfig(tokenizer=str(tmp_path)))
+
+
 def test_the_same_is_encoded_once_and_keeps_its_own_source(made):
     first, _ = made(schedule="router")
     again, calls = made(replace(DATA, source={"data_set": "a copy"}), schedule="none-router")

@@ -155,12 +155,6 @@ def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer):
     assert (alone.pairs_GPLEE[0] == one.pairs_GPLEE[0]).all()
 
 
-def test_top_1_collaborates_with_nobody(tokenizer):
-    counts = counted(seen(kv_cache_model("llama4_text"), tokenizer, DOCUMENTS), DOCUMENTS)
-    pairs = counts.pairs_GPLEE.sum(axis=(0, 1)).astype(float)
-    assert collaboration(pairs, counts.experts).tolist() == [0.0] * len(counts.experts)
-
-
 def test_a_model_that_does_not_run_as_rows_is_refused(tokenizer):
     lm = EngineLM(small_model("jamba"), tokenizer, progress=False)
     with pytest.raises(ConfigError, match="metrics=expert"), observed(lm, Routes()):

@@ -28,16 +28,11 @@ from transformers.trainer_callback import TrainerState
 from moe_lab.config.schema import Config
 from moe_lab.methods.c2r import profile_of
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig, label
-from moe_lab.methods.finetune_freeze.parameter_groups import (
-    counts,
-    empty_model,
-    parameter_groups,
-    trainable,
-)
+from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups, trainable
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
-from moe_lab.methods.trainer import LOSS, fit, load_checkpoint, own_checkpoint
+from moe_lab.methods.trainer import LOSS, fit, own_checkpoint
 from moe_lab.methods.training_memory import phase_memory
 from moe_lab.metrics.stored import COUNTS
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
@@ -95,10 +90,8 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
         state = run_on_all_ranks(partial(train_on_rank, training, model))
         gc.collect()  # the Trainer, with its model, is in reference cycles
     place = training.folder / "checkpoints" / f"checkpoint-{state.global_step}"
-    if model is None:
-        model = own_checkpoint(place)
-    elif was_done:
-        load_checkpoint(model, place)
+    if model is None or was_done:
+        model = own_checkpoint(place, attn_implementation=config.model.attn_implementation)
     groups = groups or trainable(parameter_groups(model))
     # the Trainer turns it off
     model.config.use_cache = load_config(config.model, offline=config.offline).use_cache

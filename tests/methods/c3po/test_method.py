@@ -21,7 +21,7 @@ from moe_lab.runs.config import compose_or_explain, to_config
 from moe_lab.runs.experiments.cells import coordinate
 from tests.support.command import run_command
 from tests.support.ended import block_of
-from tests.support.runs import arc, choices, facts, write_jsonl
+from tests.support.runs import arc, facts, write_jsonl
 
 OPTIMIZERS = ("ngd", "kernel_regression", "mode_finding", "oracle")
 
@@ -200,19 +200,6 @@ def test_a_grid_over_methods_may_set_what_they_share(outputs, capsys):
     assert "c3po" in ended.out and "icl" in ended.out
     refused = run_command(capsys, "-m", f"output_dir={outputs}", *keys[1:], "method=c3po,roe")
     assert refused.code == 2 and "method=roe" in refused.err
-
-
-@pytest.mark.slow
-def test_other_references_make_another_run(tmp_path, capsys):
-    data = arc(tmp_path / "data", "ABCABC")
-    keys = [f"data_dir={data}", "task=arc_easy", "method.reference=arc_easy:train", "mode=plan"]
-    plans = [command(capsys, tmp_path / "out", *keys).out]
-    plans.append(command(capsys, tmp_path / "out", *keys).out)
-    write_jsonl(data / "arc_easy" / "train.jsonl", choices(61)[12:])
-    plans.append(command(capsys, tmp_path / "out", *keys).out)
-    assert plans[0] == plans[1]
-    ids = [next(line for line in plan.splitlines() if " c3po " in line).split()[0] for plan in plans]
-    assert ids[0] != ids[2]
 
 
 def identity(**keys):

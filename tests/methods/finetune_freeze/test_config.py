@@ -36,12 +36,7 @@ def test_the_papers_nine_schedules_have_their_halves():
 
 @pytest.mark.parametrize(
     "about",
-    [
-        {"router_lr": 1e-4},
-        {"router_aux_loss_coef": 0.01},
-        {"partners": 2},
-        {"schedule": "router"},
-    ],
+    [{"router_lr": 1e-4}, {"router_aux_loss_coef": 0.01}, {"partners": 2}, {"schedule": "router"}],
     ids=str,
 )
 def test_one_key_about_routers_or_experts_needs_a_model_that_has_them(about):

@@ -27,7 +27,7 @@ from tests.support.ended import answers, block_of
 from tests.support.models import small_model
 from tests.support.routed_designs import Seen
 from tests.support.tiers import first_fast
-from tests.support.trainings import assert_same, interrupted, training_of
+from tests.support.trainings import assert_same, training_of
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek")
 
@@ -101,22 +101,6 @@ def test_gradients_are_those_of_finite_differences(family):
             own[name] += step * direction
         expected = (up - down) / (2 * step)
         assert gradient.norm().item() == pytest.approx(expected, rel=2e-2, abs=1e-4), name
-
-
-def test_a_training_that_stops_continues_to_the_same_weights(tmp_path):
-    allowed = partners_of(pairs_of(small_model("olmoe")), 2)
-
-    def train(name):
-        model = deepcopy(small_model("olmoe"))
-        training = replace(training_of(tmp_path / name, partners=2, save_steps=2), allowed_LEE=allowed)
-        return finetune(training, model)[0]
-
-    whole, free = train("whole"), deepcopy(small_model("olmoe"))
-    with interrupted(3):
-        train("broken")
-    assert_same(whole, train("broken"))
-    finetune(training_of(tmp_path / "free"), free)
-    assert any(not torch.equal(*each) for each in zip(whole.parameters(), free.parameters(), strict=True))
 
 
 def config(tmp_path, **keys):

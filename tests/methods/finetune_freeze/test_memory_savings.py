@@ -1,5 +1,6 @@
-"""What saves memory in full fine-tuning. Broken by: checkpointing that changes numbers, 8-bit AdamW that moves frozen
-tensors, loses its state in a resume, or trains worse than float32 by more than seeds differ.
+"""What saves memory in training. Broken by: checkpointing that changes numbers, 8-bit AdamW that moves frozen tensors,
+loses its state in a resume, or trains worse than float32 by more than seeds differ, experts that compute in float32
+where the passes are in bfloat16, a change of training in float32.
 """
 
 import json
@@ -7,13 +8,17 @@ import shutil
 from collections.abc import Iterator
 from copy import deepcopy
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from moe_lab.config.schema import ExpertsImplementation
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, SCHEDULES
 from moe_lab.methods.finetune_freeze.trainer import Freezing
+from moe_lab.methods.pretrain.training import train as pretrain
+from tests.support import pretrainings
 from tests.support.models import make_model, small_model
 from tests.support.tiers import by_family, first_fast
 from tests.support.trainings import assert_same, train
@@ -55,15 +60,10 @@ def in_bfloat16(family: str) -> Any:
     return make_model(family, hidden_size=64, intermediate_size=32).to(torch.bfloat16)
 
 
-HALVES = [("router", 32), *((schedule, 32) for schedule in SCHEDULES if "-" in schedule)]
-HALVES += [(schedule, 8) for schedule in ("none", "experts", "router-experts")]
-
-
-@pytest.mark.parametrize("half", first_fast(HALVES), ids=str)
-def test_each_half_moves_what_its_schedule_trains(half, request, tmp_path, monkeypatch):
-    """Frozen tensors are byte-equal. With AdamW in 8 bits weights stay in bfloat16."""
-    schedule, bits = half
-    model, states = make_model("olmoe") if bits == 32 else in_bfloat16("olmoe"), []
+@pytest.mark.parametrize("schedule", first_fast(("router-experts", "none", "experts")))
+def test_8_bit_adamw_moves_what_its_schedule_trains(schedule, eight_bit, tmp_path, monkeypatch):
+    """Frozen tensors are byte-equal, and weights stay in bfloat16."""
+    model, states = in_bfloat16("olmoe"), []
 
     def copy(self, args, state, control, **kwargs):
         states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
@@ -71,9 +71,8 @@ def test_each_half_moves_what_its_schedule_trains(half, request, tmp_path, monke
     monkeypatch.setattr(Freezing, "on_train_begin", copy)
     monkeypatch.setattr(Freezing, "on_step_end", copy)
     settings = {"count": 8, "schedule": schedule, "warmup_ratio": 0.0, "weight_decay": 0.5}
-    settings |= {} if bits == 32 else request.getfixturevalue("eight_bit")
-    train(model, tmp_path, **settings)
-    assert {own.dtype for own in model.parameters()} == {torch.float32 if bits == 32 else torch.bfloat16}
+    train(model, tmp_path, **settings, **eight_bit)
+    assert {own.dtype for own in model.parameters()} == {torch.bfloat16}
     names = {"router": "mlp.gate", "experts": "mlp.experts.down_proj", "": "self_attn.q_proj"}
     parts = SCHEDULES[schedule]
     for step, (before, after) in enumerate(pairwise(states)):
@@ -126,3 +125,52 @@ def test_8_bit_adamw_trains_as_well_as_float32(eight_bit, tmp_path):
             losses.setdefault(name, []).append(told["last_loss"])
     exact, rounded = losses.values()
     assert abs(sum(rounded) - sum(exact)) / 4 < max(exact) - min(exact), losses
+
+
+PRODUCTS = ("_grouped_mm", "mm", "bmm", "addmm", "baddbmm")
+
+
+class Products(TorchDispatchMode):
+    """The dtypes of the factors of all matrix products, by the product's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: dict[str, set[torch.dtype]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        if name in PRODUCTS:
+            self.dtypes.setdefault(name, set()).update(each.dtype for each in args[:2])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("implementation", first_fast(get_args(ExpertsImplementation)))
+@pytest.mark.parametrize("family", by_family(("olmoe", "gpt_oss", "deepseek", "mixtral", "qwen3_moe")))
+def test_all_products_of_a_step_are_in_bfloat16(family, implementation, tmp_path):
+    """Forward and backward, those of the experts among them. Some other families ask for float32 in their routers."""
+    model = deepcopy(small_model(family))
+    model.set_experts_implementation(implementation)
+    with Products() as products:
+        train(model, tmp_path, count=2, max_steps=1, dtype="bfloat16")
+    assert set().union(*products.dtypes.values()) == {torch.bfloat16}, products.dtypes
+    assert ("_grouped_mm" in products.dtypes) == (implementation in ("grouped_mm", "weights_first"))
+
+
+@pytest.mark.parametrize("router", ("token", "expert"))
+def test_all_products_of_a_pre_training_are_in_bfloat16(router, tmp_path):
+    with Products() as products:
+        trained = pretrain(pretrainings.training_of(tmp_path, steps=1, dtype="bfloat16", router=router))
+    assert {own.dtype for own in trained.model.parameters()} == {torch.float32}
+    assert set().union(*products.dtypes.values()) == {torch.bfloat16}, products.dtypes
+
+
+def test_losses_are_near_those_in_float32(tmp_path):
+    """Twelve steps at a rate that changes the loss by far more than the bound."""
+    told = {
+        dtype: train(deepcopy(small_model("olmoe")), tmp_path / dtype, dtype=dtype, count=2, epochs=12)
+        for dtype in ("float32", "bfloat16")
+    }
+    exact, rounded = told.values()
+    assert exact["first_loss"] - exact["last_loss"] > 0.5
+    for loss in ("first_loss", "last_loss"):
+        assert rounded[loss] == pytest.approx(exact[loss], rel=0.02)

@@ -6,7 +6,6 @@ untrained model, a request that is refused only after weights were loaded.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,12 @@ from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe_lab.cli.main import main
-from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze import method as module
 from moe_lab.methods.finetune_freeze import training
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.models.source import TINY
-from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
 from tests.support.ended import answers, block_of
@@ -178,28 +176,6 @@ def test_the_defaults_are_the_papers():
     toy, pairs = FinetuneConfig(), FinetuneConfig(batch_size=2)
     assert (toy.pass_size, toy.step_passes) == (4, 1), "the same steps, in one pass"
     assert (pairs.pass_size, pairs.step_passes) == (2, 2)
-
-
-@pytest.mark.slow
-def test_what_only_the_tokenizer_tells_comes_before_weights_load(tmp_path, capsys, loads):
-    """Phases without a step, once conversations are left out; a role that the template refuses; also in the plan."""
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
-    file, model = tmp_path / "own.jsonl", tmp_path / "model"
-    shutil.copytree(TINY, model)
-    tokenizer = load_tokenizer(ModelConfig(), offline=True)
-    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    tokenizer.chat_template = refuse + tokenizer.chat_template
-    tokenizer.save_pretrained(model)
-    keys = ["task=toy_choice", "limit=2", f"method.dataset={file}", f"model.path={model}", "method.epochs=1"]
-    for conversations, told in (
-        ([turns] * 4 + [[]], "phase 1 has no step"),
-        ([[{"role": "system", "content": "Be"}, *turns], *[turns] * 9], "no system role"),
-    ):
-        file.write_text("".join(json.dumps({"messages": each}) + "\n" for each in conversations))
-        for mode in ("mode=run", "mode=plan"):
-            ended = command(capsys, tmp_path, *keys, "method.schedule=none-router", mode)
-            assert ended.code == 2 and told in ended.err, (ended.out, ended.err)
-    assert not loads
 
 
 def test_what_saves_memory_is_refused_where_it_does_not_work(tmp_path, capsys, monkeypatch):

@@ -5,11 +5,8 @@ optimizer does not keep, a held-out conversation that is trained on, the weights
 
 import errno
 import json
-import os
-import signal
 from copy import deepcopy
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,35 +17,14 @@ from moe_lab.errors import ResultsError, TaskError, TrainingError
 from moe_lab.methods import trainer as shared
 from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
-from moe_lab.methods.finetune_freeze import training
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.training import finetune
 from moe_lab.methods.tokenized import Pad
-from tests.support.command import exit_code
+from moe_lab.metrics.training_metrics import read_measurements
 from tests.support.designs import design
-from tests.support.models import make_model, small_model
+from tests.support.models import small_model
 from tests.support.tiers import first_fast
 from tests.support.trainings import assert_same, interrupted, names_by_group, rows, train, training_of
-
-
-@pytest.mark.parametrize("optimizer", ["adamw_torch", "adamw_torch_fused"])
-def test_every_optimizer_trains_and_keeps_the_moments_that_are_counted(optimizer, tmp_path):
-    model = make_model("olmoe")
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    course = train(model, tmp_path, optimizer=optimizer, max_steps=2, save_steps=1)
-    assert all(not torch.equal(one, before[name]) for name, one in model.named_parameters())
-    state = torch.load(tmp_path / "checkpoints" / "checkpoint-2" / "optimizer.pt", weights_only=True)["state"]
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    kept = sum(one.numel() for own in state.values() for one in own.values() if getattr(one, "dim", int)())
-    assert kept == 2 * numbers
-    assert course["phases"][0]["optimizer_bytes"] == 4 * kept
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_mixed_precision_is_that_of_the_dtype(dtype, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "fit", lambda *_, **options: SimpleNamespace(state=options["bf16"]))
-    found = training.train_on_rank(training_of(tmp_path, dtype=dtype), small_model("olmoe"))
-    assert found == (dtype == "bfloat16")
-
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")
 PHASES = [
@@ -225,67 +201,49 @@ def test_the_routers_have_a_learning_rate_of_their_own(tmp_path):
 
 
 RESUMED = {"schedule": "none-router", "save_steps": 2, "epochs": 2, "count": 6}
-RESUMED |= {"gradient_accumulation": 1}
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """A function of a family and settings: a model after a training that nothing interrupts."""
+    """A function of a family and settings: a model after a training that nothing interrupts, and its measurements."""
 
     @cache
     def trained(family, **settings):
-        model = deepcopy(small_model(family))
-        train(model, tmp_path_factory.mktemp("unbroken"), **settings)
-        return model
+        model, folder = deepcopy(small_model(family)), tmp_path_factory.mktemp("unbroken")
+        train(model, folder, **settings)
+        return model, measured(folder)
 
     return trained
 
 
+def measured(folder):
+    return [line | {"seconds": 0} for line in read_measurements(folder)]
+
+
 @pytest.mark.parametrize(
-    ("family", "last"), [("olmoe", 4), pytest.param("deepseek", 2, marks=pytest.mark.slow)]
+    ("family", "last", "held_out"),
+    [("olmoe", 4, 0), *(pytest.param("deepseek", last, 2, marks=pytest.mark.slow) for last in (2, 4))],
 )
-def test_a_resumed_training_ends_in_the_same_bytes(family, last, unbroken, tmp_path, capsys):
-    """The switch is at step 3: it was interrupted in one phase or in the other."""
-    settings, whole = RESUMED, unbroken(family, **RESUMED)
+def test_a_resumed_training_ends_in_the_same_bytes(family, last, held_out, unbroken, tmp_path, capsys):
+    """The switch is at step 3: it was interrupted in one phase or in the other.
+
+    Experts are measured at steps 0, 3 and 6; what was measured after the last checkpoint is measured again.
+    """
+    settings = RESUMED | {"held_out": held_out}
+    whole, measurements = unbroken(family, **settings)
     with interrupted(last + 1):
         train(deepcopy(small_model(family)), tmp_path / "cut", **settings)
+    assert len(measured(tmp_path / "cut")) == held_out
     assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == f"checkpoint-{last}"
     resumed = deepcopy(small_model(family))
     capsys.readouterr()
     told = train(resumed, tmp_path / "cut", **settings)
     assert f"cut: training, continuing at step {last} of 6\n" in capsys.readouterr().err
     assert_same(whole, resumed)
-    again = deepcopy(small_model(family))
-    assert train(again, tmp_path / "cut", **settings) == told, "done, but not written: nothing is trained"
+    assert measured(tmp_path / "cut") == measurements and len(measurements) == (3 if held_out else 0)
+    again, retold = finetune(training_of(tmp_path / "cut", **settings), deepcopy(small_model(family)))
+    assert retold == told, "done, but not written: nothing is trained"
     assert_same(whole, again)
-
-
-def train_until(folder, last) -> None:
-    """Train a small OLMoE; SIGKILL in step `last`, after its gradient."""
-    check = trainer_module.FreezeTrainer._check
-
-    def die(self, value, what, step):
-        check(self, value, what, step)
-        if self.state.global_step == last and what == "gradient":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    torch.set_num_threads(1)
-    trainer_module.FreezeTrainer._check = die
-    model = deepcopy(small_model("olmoe"))
-    settings = {"router_aux_loss_coef": 0.01}
-    train(model, folder, schedule="router-experts", save_steps=1, count=12, **settings)
-    torch.save(model.state_dict(), folder / "weights.pt")
-
-
-@pytest.mark.slow
-def test_killed_at_both_sides_of_the_boundary_it_ends_in_the_same_bytes(tmp_path):
-    """6 steps, the switch at 3. SIGKILL in step 2 (checkpoint of phase 1) and in step 4 (checkpoint of phase 2)."""
-    assert exit_code(train_until, tmp_path / "whole", -1) == 0
-    for last in (2, 3, 4):
-        assert exit_code(train_until, tmp_path / "killed", last) == -signal.SIGKILL
-    assert exit_code(train_until, tmp_path / "killed", -1) == 0
-    whole, killed = (torch.load(tmp_path / name / "weights.pt") for name in ("whole", "killed"))
-    assert_same(whole, killed)
 
 
 @pytest.mark.parametrize("last", (None, 3))
@@ -308,7 +266,7 @@ def test_a_validation_loss_that_is_none_stops_and_promises_only_what_is_there(la
 def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(unbroken, tmp_path, monkeypatch):
     """The same command then continues."""
     settings = {"save_steps": 2, "schedule": "none-router"}
-    whole, resumed = unbroken("olmoe", **settings), deepcopy(small_model("olmoe"))
+    (whole, _), resumed = unbroken("olmoe", **settings), deepcopy(small_model("olmoe"))
     state = trainer_callback.TrainerState
     write = state.save_to_json
 
@@ -342,15 +300,6 @@ def test_it_is_the_loss_per_answer_token_of_what_is_held_out(tmp_path):
     batch = Pad(0)([{"input_ids": row.ids, "labels": row.labels} for row in rows(11)[6:]])
     with torch.no_grad():
         assert lines[-1]["validation_loss"] == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
-
-
-@pytest.mark.slow
-def test_measuring_does_not_change_the_training(tmp_path):
-    one, other = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
-    told = train(one, tmp_path / "one", **HELD_OUT)["expert_metrics"]
-    assert told["measurements"] == 5 and told["rows"] == HELD_OUT["held_out"]
-    assert train(other, tmp_path / "other", **HELD_OUT | {"held_out": 0})["expert_metrics"] is None
-    assert_same(one, other)
 
 
 def test_the_last_conversations_of_a_list_are_held_out_and_toy_has_others(tmp_path):

@@ -3,9 +3,6 @@ request that cannot be trained and is accepted, one recipe with two ids, a regis
 transformers has, a model that plain transformers cannot load, or that computes something else there.
 """
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -16,7 +13,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from moe_lab.methods.pretrain.config import architecture
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.pretrain.training import parameters_of
-from moe_lab.methods.trained import save_model
 from moe_lab.models.designs.units import unit_tables
 from moe_lab.models.facts import routing_facts
 from tests.support.models import make_tokenizer
@@ -219,36 +215,3 @@ def test_every_id_of_a_tokenizer_has_an_embedding():
 
 def test_a_long_row_has_positions():
     assert config_of(sequence_length=5000).max_position_embeddings == 5000
-
-
-LOAD = """
-import sys
-import torch
-from transformers import AutoModelForCausalLM
-for folder in sys.argv[1:]:
-    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    assert not any(told.values()), told
-    assert type(model).__module__.startswith("transformers.models.")
-    torch.save(model(torch.arange(1, 21)[None]).logits, folder + "/logits.pt")
-assert not [name for name in sys.modules if name.startswith("moe_lab")]
-"""
-
-
-@pytest.mark.slow
-def test_plain_transformers_loads_what_it_has(tmp_path):
-    """In an interpreter without this package."""
-    expected = {}
-    for backbone in ("olmoe", "dense"):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config_of(backbone=backbone), dtype=torch.float32).eval()
-        save_model(model, make_tokenizer(), tmp_path / backbone, "float32")
-        with torch.no_grad():
-            expected[tmp_path / backbone] = model(torch.arange(1, 21)[None]).logits
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [sys.executable, "-c", LOAD, *map(str, expected)]
-    ended = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    for folder, logits in expected.items():
-        assert torch.equal(torch.load(folder / "logits.pt"), logits)

@@ -223,17 +223,6 @@ def test_the_rest_of_the_last_held_out_document_is_left_out(tmp_path):
         assert train == [ids(first)]
 
 
-def test_no_row_of_the_training_has_a_held_out_document(tmp_path):
-    texts = corpus_with(tmp_path, *(f"<{number:03d}{'x' * (number % 23)}>" for number in range(300)))
-    train, held = packed(texts, rows=400, held_out=7, length=13)
-
-    def numbers(rows: list) -> set[str]:
-        documents = make_tokenizer().decode([token for row in rows for token in row]).split("<|end|>")
-        return {document[1:4] for document in documents if len(document) > 4}
-
-    assert numbers(train) and numbers(held) and not numbers(train) & numbers(held)
-
-
 @pytest.mark.parametrize("batch", (1, 2, 3, 1000))
 def test_tokenizing_in_groups_changes_nothing(batch, tmp_path, monkeypatch):
     texts = corpus_with(tmp_path, *("abcdefghijk"[: 1 + number % 11] for number in range(20)))

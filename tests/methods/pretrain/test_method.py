@@ -212,18 +212,6 @@ def test_what_determines_the_weights_makes_another_model(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ("run", "plan"))
-def test_a_corpus_that_is_too_short_ends_with_2_and_leaves_nothing(mode, tmp_path, capsys):
-    """Also the plan says it; so does one long document, of which everything is held out."""
-    for text in ("Too short.", "One document. " * 9999):
-        (tmp_path / "own.jsonl").write_text(json.dumps({"text": text}))
-        ended = command(
-            capsys, tmp_path / "out", *TASK, f"method.dataset={tmp_path}/own.jsonl", f"mode={mode}"
-        )
-        assert ended.code == 2 and "The corpus is too short" in ended.err, ended.err
-        assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("mode", ("run", "plan"))
 def test_a_tokenizer_without_word_boundaries_ends_with_2_and_leaves_nothing(mode, tmp_path, capsys):
     plain = make_tokenizer()
     plain.backend_tokenizer.pre_tokenizer = None

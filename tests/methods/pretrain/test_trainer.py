@@ -131,8 +131,7 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize(
-    "name, accumulation",
-    [("olmoe", 2), ("deepseek", 2), ("shared", 1), ("word", 2), ("expert", 2)],
+    "name, accumulation", [("olmoe", 2), ("deepseek", 2), ("shared", 1), ("word", 2), ("expert", 2)]
 )
 def test_a_steps_gradient_is_that_of_the_formula(name, accumulation, tmp_path, steps):
     """Cross-entropy per token; of each regularizer the mean over passes and MoE layers times its coefficient.

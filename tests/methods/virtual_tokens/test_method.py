@@ -15,11 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe_lab.config.compose import compose_cell
 from moe_lab.methods.virtual_tokens import training
-from moe_lab.models.memory import ModelPool
 from moe_lab.models.source import TINY
 from moe_lab.runs.budget import workload_of
 from moe_lab.runs.config import to_config
-from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
 from tests.support.ended import answers, block_of, samples_of
@@ -77,24 +75,6 @@ def test_planned_tokens_are_those_that_are_read(method, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_a_grids_next_run_has_the_untouched_model(method, tmp_path, capsys, loads):
-    def run(folder: str, *methods: list[str]) -> None:
-        pool = ModelPool()
-        for keys in methods:
-            cell = [*keys, "task=toy_choice", "limit=6", "baseline=false", f"output_dir={tmp_path / folder}"]
-            execute(prepare(to_config(compose_cell(cell, []))), pool)
-
-    tuned = [f"method={method}", "method.reference_size=16", "method.epochs=1"]
-    run("alone", ["method=base"])
-    loads.clear()
-    run("together", tuned, ["method=base"])
-    assert len(loads) == 1, "both were given the same model"
-    assert answers(tmp_path / "together", "base") == answers(tmp_path / "alone", "base")
-    assert answers(tmp_path / "together", method) != answers(tmp_path / "alone", "base")
-
-
-@pytest.mark.slow
 def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch):
     write_jsonl(tmp_path / "data" / "arc_challenge" / "test.jsonl", choices(6))
     keys = [f"data_dir={arc(tmp_path / 'data')}", "method.reference=arc_easy:train", "method.epochs=1"]
@@ -109,15 +89,3 @@ def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch)
     for more in ("seed=1", "method.learning_rate=0.02", "method.virtual_tokens=4", "method.reference_size=9"):
         block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys, more))
     assert len(models(tmp_path)) == 5
-
-
-@pytest.mark.slow
-def test_a_kill_between_training_and_answers_costs_no_training(tmp_path, capsys, monkeypatch):
-    def stop(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.VirtualTokensLM, "answer", stop)
-        assert command(capsys, "soft-prompt", tmp_path, *SHORT).code == 130
-    monkeypatch.setattr(training, "fit", None)
-    block_of(command(capsys, "soft-prompt", tmp_path, *SHORT))

@@ -64,7 +64,11 @@ def score_frame(
     """
     settings = settings_by_run(table.runs, configs, asked, every)
     measured = any(config.metrics != "none" for config in asked)
-    more = {run.run_id: _of_run(run, measured) for run in table.runs}
+    more: dict[str, dict[str, Any]] = {}
+    for run in table.runs:
+        costs = {f"cost/{name}": value for name, value in run.cost.items() if value is not None}
+        content = expert_metrics_of(run) if measured else None
+        more[run.run_id] = costs | (logged_values(content) if content is not None else {})
     files = {group.results[0].run_id: group.file for group in table.groups}
     rows = []
     for line in table.lines:
@@ -87,13 +91,6 @@ def typed_frame(
     types = dict.fromkeys(WHOLE, "Int64") | dict.fromkeys(NUMBERS, "float64")
     frame = with_counts(pd.DataFrame(rows), settings)
     return frame.astype({name: kind for name, kind in types.items() if name in frame})
-
-
-def _of_run(run: RunResult, measured: bool) -> dict[str, Any]:
-    """The cost of a run, and if its command asked for them its expert metrics."""
-    cost = {f"cost/{name}": value for name, value in run.cost.items() if value is not None}
-    content = expert_metrics_of(run) if measured else None
-    return cost if content is None else cost | logged_values(content)
 
 
 def settings_by_run(

@@ -61,8 +61,10 @@ class Router:
     def scores(self, logits_TE: Tensor) -> Tensor:
         """float32 [T, E]: the scores by which the router chooses experts, and to which noise is added."""
         scores_TE = self.family.rule.scores(self.module, logits_TE)
-        bias_E = self._bias
-        return scores_TE if bias_E is None else scores_TE + bias_E.float().reshape(-1)
+        if (path := self.family.bias) is None:
+            return scores_TE
+        owner = self.module if hasattr(self.module, path.partition(".")[0]) else self.block
+        return scores_TE + attrgetter(path)(owner).float().reshape(-1)
 
     def choose(self, scores_TE: Tensor, k: int) -> Tensor:
         """int64 [T, k]: the experts that the router chooses at these scores."""
@@ -71,15 +73,6 @@ class Router:
     def weights(self, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
         """Combine weights [T, K] of the experts `index_TK`, as the router computes them."""
         return self.family.rule.weights(self.module, logits_TE, index_TK)
-
-    @property
-    def _bias(self) -> Tensor | None:
-        """[E], an attribute of the router or of its block."""
-        path = self.family.bias
-        if path is None:
-            return None
-        owner = self.module if hasattr(self.module, path.partition(".")[0]) else self.block
-        return attrgetter(path)(owner)
 
 
 Policy = Callable[[Router, Routing], Routing | None]

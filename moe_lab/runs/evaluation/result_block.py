@@ -221,20 +221,15 @@ def moe_lab_block(
         block["paired"] = compared["baseline"].pop("paired")
         block["baseline"] = compared.pop("baseline")
         if run.method.reports_changed_answers:
-            report[config.method.name] |= _flips(block["paired"], block["task"]["metric"])
+            # by the headline metric, over all tasks
+            own = (of_task.get(block["task"]["metric"], {}) for of_task in block["paired"].values())
+            pairs = [pair for pair in own if pair.get("to_right") is not None]
+            for way in ("to_right", "to_wrong"):
+                count = sum(pair[way] for pair in pairs) if pairs else None
+                report[config.method.name][f"flipped_{way}"] = count
     if compared:
         block["compared"] = compared
     return block | report
-
-
-def _flips(compared: dict[str, dict[str, Any]], metric: str | None) -> dict[str, int | None]:
-    """The numbers of documents that became right and wrong by the headline metric, over all tasks."""
-    pairs = [of_task[metric] for of_task in compared.values() if metric in of_task]
-    flips = {}
-    for key in ("to_right", "to_wrong"):
-        counts = [pair[key] for pair in pairs if pair.get(key) is not None]
-        flips[f"flipped_{key}"] = sum(counts) if counts else None
-    return flips
 
 
 def _paired(task: Any, values: Values, samples: Sequence[Sample], rounding: Rounding) -> dict[str, Any]:

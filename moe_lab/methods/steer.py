@@ -202,7 +202,7 @@ def activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> tup
 def _activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Tensor, list[int]]:
     import torch
 
-    from moe_lab.methods.tokenized import NO_LOSS, Row, Rows, rows_to_count
+    from moe_lab.methods.tokenized import Row, Rows, rows_to_count
     from moe_lab.metrics.counts import Routes
     from moe_lab.metrics.teacher_forcing import labelled_selections, right_tokens
 
@@ -210,10 +210,7 @@ def _activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> tu
         rows = Rows(rows_to_count(config, texts.conversations, model.facts))
     else:
         lm = base_lm(model, config)
-        encoded = (lm.encode_pair(*pair) for pair in texts.pairs)
-        rows = Rows(
-            [Row([*prompt, *answer], [NO_LOSS] * len(prompt) + [*answer]) for prompt, answer in encoded]
-        )
+        rows = Rows([Row.of(*lm.encode_pair(*pair)) for pair in texts.pairs])
     routes = Routes()
     right_tokens(model.model, rows, routes)
     selections_LE, tokens = labelled_selections(routes, rows)

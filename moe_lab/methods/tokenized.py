@@ -35,6 +35,11 @@ class Row:
     ids: list[int]
     labels: list[int]
 
+    @classmethod
+    def of(cls, prompt: Sequence[int], answer: Sequence[int]) -> "Row":
+        """A prompt without labels, and its answer."""
+        return cls([*prompt, *answer], [NO_LOSS] * len(prompt) + [*answer])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:

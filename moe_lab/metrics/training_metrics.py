@@ -7,7 +7,6 @@ the true tokens before them. Intervention metrics are the accuracy lost under a 
 """
 
 import json
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -135,7 +134,7 @@ def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _correlation(one: str, other: str, points: Sequence[tuple[Any, Any]]) -> Correlation:
-    from scipy.stats import norm, spearmanr
+    from scipy.stats import pearsonr, spearmanr
 
     pairs = np.array([point for point in points if None not in point], dtype=float).reshape(-1, 2)
     result = Correlation([one, other], len(pairs))
@@ -143,12 +142,12 @@ def _correlation(one: str, other: str, points: Sequence[tuple[Any, Any]]) -> Cor
         return replace(result, note=f"fewer than {FEWEST} measurements")
     if (np.ptp(pairs, axis=0) == 0).any():
         return replace(result, note="one of the two does not change")
-    r = float(np.clip(np.corrcoef(pairs.T)[0, 1], -1, 1))
-    interval = None
-    if len(pairs) > FEWEST and abs(r) < 1:
-        half = float(norm.ppf((1 + LEVEL) / 2)) / math.sqrt(len(pairs) - 3)
-        interval = math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
-    return replace(result, pearson=r, interval=interval, spearman=float(spearmanr(*pairs.T)[0]))
+    found, interval = pearsonr(*pairs.T), None
+    if len(pairs) > FEWEST and abs(found.statistic) < 1:
+        low, high = found.confidence_interval(LEVEL)
+        interval = float(low), float(high)
+    spearman = float(spearmanr(*pairs.T)[0])
+    return replace(result, pearson=float(found.statistic), interval=interval, spearman=spearman)
 
 
 def summary(folder: Path) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from moe_lab.errors import first_line
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.references.documents import ReferenceDocuments
 from moe_lab.methods.references.store import reference_questions
-from moe_lab.methods.tokenized import NO_LOSS, Pad, Row, Rows
+from moe_lab.methods.tokenized import Pad, Row, Rows
 from moe_lab.methods.trained import save_model
 from moe_lab.methods.trainer import fit
 from moe_lab.models.facts import LoadedModel
@@ -71,10 +71,8 @@ def train_adapter(
 ) -> dict[str, Any]:
     """Train the adapter of a PeftModel on the right answers, and write it. Returns the rest of training.json."""
     lm, method = base_lm(model, shortened(config, model)), config.method
-    pairs = [
-        lm.encode_pair(each.prompt, each.right_answer) for each in reference_questions(config, documents)
-    ]
-    rows = [Row([*prompt, *answer], [NO_LOSS] * len(prompt) + [*answer]) for prompt, answer in pairs]
+    questions = reference_questions(config, documents)
+    rows = [Row.of(*lm.encode_pair(each.prompt, each.right_answer)) for each in questions]
     per_epoch = math.ceil(len(rows) / method.batch_size)
     steps, start = method.epochs * per_epoch, time.perf_counter()
     trainer = fit(

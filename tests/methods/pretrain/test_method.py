@@ -194,16 +194,11 @@ def test_what_determines_the_weights_makes_another_model(tmp_path):
     assert first.startswith("tiny-pretrain-")
     own = name(dataset=str(texts))
     others = [
+        *({"seed": 1}, {"steps": 5}, {"validation_rows": 4}, {"dataset_size": 500}),
         *(
-            {"seed": 1},
-            {"steps": 5},
-            {"experts": 16},
-            {"router": "word"},
-            {"validation_rows": 4},
-            {"z_loss": 0.0},
+            {"dataset": str(texts), **more}
+            for more in ({"dataset_size": 9}, {"tokenizer": "train", "vocab_size": 260})
         ),
-        *({"dataset_size": 500}, {"dataset": str(texts), "dataset_size": 9}, {"routing_noise": 0.1}),
-        {"dataset": str(texts), "tokenizer": "train", "vocab_size": 260},
         {"model": ModelConfig(tokenizer=str(tmp_path / "bytes"))},
     ]
     assert len({first, own, *(name(**other) for other in others)}) == 2 + len(others)

@@ -18,7 +18,6 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.engine import pass_size
 from moe_lab.errors import ConfigError
 from moe_lab.methods.references import embeddings
-from moe_lab.methods.references import embeddings as module
 from moe_lab.methods.references.embeddings import embed, embedding_identity, neighbours
 from moe_lab.models.load import load_model
 from tests.support import rounding
@@ -171,7 +170,7 @@ def by_hand(query, references, most_similar, k=None, epsilon=None):
 @pytest.mark.parametrize("most_similar", [0.6, 0.95, 1.0])
 @pytest.mark.parametrize("kind", [{"k": 4}, {"epsilon": 0.5}])
 def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_BYTES", 4 * 40 * 3)  # three questions at a time
+    monkeypatch.setattr(embeddings, "CHUNK_BYTES", 4 * 40 * 3)  # three questions at a time
     queries, references = unit(11, seed=1), unit(40)
     given = {"k": 99, "epsilon": None} | kind
     found = neighbours(queries, references, **given, most_similar=most_similar)

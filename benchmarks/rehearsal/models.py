@@ -15,17 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.deepseek.checkpoint import PUBLISHED as DEEPSEEK
 from tests.support.deepseek.checkpoint import write_checkpoint
-from tests.support.hub.published import (
-    GPT_OSS,
-    GPT_OSS_TEMPLATE,
-    GPT_OSS_TOKENS,
-    GRANITE,
-    MIXTRAL,
-    OLMOE,
-    QWEN3,
-)
+from tests.support.hub.published import GPT_OSS_TEMPLATE, GPT_OSS_TOKENS, PUBLISHED
 from tests.support.models import build
 
 HIDDEN, HEADS, WIDTH, EXPERT_WIDTH = 64, 4, 64, 32
@@ -40,14 +31,14 @@ def _dense(model_type: str, layers: int, positions: int, groups: int = 1, **more
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "allenai/OLMoE-1B-7B-0924": OLMOE,
-    "allenai/OLMoE-1B-7B-0924-Instruct": OLMOE,
-    "allenai/OLMoE-1B-7B-0125-Instruct": OLMOE,
-    "mistralai/Mixtral-8x7B-Instruct-v0.1": MIXTRAL,
-    "openai/gpt-oss-20b": GPT_OSS,
-    "deepseek-ai/deepseek-moe-16b-base": DEEPSEEK,
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": QWEN3,
-    "ibm-granite/granite-3.1-1b-a400m-instruct": GRANITE,
+    "allenai/OLMoE-1B-7B-0924": PUBLISHED["olmoe"],
+    "allenai/OLMoE-1B-7B-0924-Instruct": PUBLISHED["olmoe"],
+    "allenai/OLMoE-1B-7B-0125-Instruct": PUBLISHED["olmoe"],
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": PUBLISHED["mixtral"],
+    "openai/gpt-oss-20b": PUBLISHED["gpt-oss"],
+    "deepseek-ai/deepseek-moe-16b-base": PUBLISHED["deepseek-moe"],
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": PUBLISHED["qwen3-moe"],
+    "ibm-granite/granite-3.1-1b-a400m-instruct": PUBLISHED["granite-moe-1b"],
     "meta-llama/Llama-2-7b-hf": _dense("llama", 32, 4096),
     "mistralai/Mistral-7B-v0.1": _dense("mistral", 32, 32768, 4, sliding_window=4096),
     "deepseek-ai/deepseek-llm-7b-base": _dense("llama", 30, 4096),

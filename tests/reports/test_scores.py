@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy.stats import ttest_1samp
 
 from moe_lab.reports.scores import (
     CommandTable,
@@ -116,16 +115,6 @@ def test_a_mean_is_shown_in_the_place_of_its_seeds():
     assert len(table.lines) == 8 + 4, "the frame and the page have the seeds, too"
 
 
-def test_both_tests_and_the_family_of_two_decide():
-    """With two seeds p is the larger of both: Student's over seeds here. Holm multiplies the smallest by two."""
-    groups = [group("roe", 0.5), group("finetune-freeze", 0.6)]
-    scores = [line.score for line in CommandTable([], groups, family_of(groups)).lines]
-    expected = [max(0.03, ttest_1samp(each, 0).pvalue) for each in ([0.09, 0.11], [0.19, 0.21])]
-    assert [scores[0].p, scores[2].p] == pytest.approx(expected)
-    assert scores[2].p_holm == pytest.approx(2 * expected[1])
-    assert [(score.question, score.family) for score in scores] == [("scores", 2), ("controls", 2)] * 2
-
-
 # Comparisons in words
 
 SCORE = Score(
@@ -214,11 +203,3 @@ def test_a_score_without_comparison_a_part_of_a_group_and_one_of_several_seeds_h
     alone = replace(SCORE, p=None, difference_interval=(0.01, 0.07))
     without = (replace(alone, marks=("part",)), replace(SCORE, difference=None), replace(SCORE, p=0.001))
     assert has_verdict(alone) and not any(map(has_verdict, without)), "but their mean has one"
-
-
-def test_holm_corrects_for_all_comparisons_of_the_command():
-    """Of 0.01, 0.03 and 0.04 Holm leaves 0.03, 0.06 and 0.06; a comparison without p does not count."""
-    found = lines(*(replace(SCORE, run_id=str(p), p=p) for p in (0.04, 0.01, None, 0.03)))
-    outcomes = [NOT_SIGNIFICANT, BETTER, NOT_SIGNIFICANT, NOT_SIGNIFICANT]
-    assert [line.score.verdict for line in found] == outcomes
-    assert "p 0.01, 0.03 by Holm" in sentence(found[1])

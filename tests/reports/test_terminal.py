@@ -18,7 +18,6 @@ from moe_lab.reports.columns import (
     numbers,
     print_table,
     seconds,
-    table_text,
     texts,
 )
 from moe_lab.reports.expert import ExpertLine, expert_columns, expert_lines
@@ -240,15 +239,6 @@ def columns(rows: int = 2) -> list[Column]:
         numbers("time", [1.25, 2.5][:rows], seconds, spare=2),
         texts("notes", ["", "untuned"][:rows]),
     ]
-
-
-def test_what_all_rows_share_is_in_the_title_and_columns_without_a_text_are_not_shown():
-    lines = table_text("Results", columns()).splitlines()
-    assert lines[0] == f"Results: model=tiny metric={METRIC} n=1,319"
-    assert lines[2].split() == ["settings", "value", "difference", "time", "notes"]
-    assert lines[4].split() == ["0.5900", "1.2", "s"]
-    assert lines[5].split() == [SETTINGS, "0.6000", "+0.0100", "2.5", "s", "untuned"]
-    assert table_text("Results", columns(1)).splitlines()[2].split() == ["value", "time"]
 
 
 @pytest.mark.parametrize(

@@ -203,11 +203,6 @@ def test_rows_are_sorted_and_significant_ones_filled():
     assert "filled: significant after Holm" in axis.get_xlabel() and "1,200" in axis.get_title()
 
 
-def test_each_task_has_a_panel():
-    figure = differences_figure([row("a", 0.2, 0.5, "one"), row("a", 0.3, 0.5, "two")])
-    assert [axis.get_title() for axis in figure.axes] == ["two, 1,200 examples", "one, 1,200 examples"]
-
-
 AXES = {"rows": ["method.label"], "columns": ["method.backbone", "task", "measure"]}
 
 

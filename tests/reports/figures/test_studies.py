@@ -5,7 +5,7 @@ from itertools import product
 
 from moe_lab.reports.figures import style, write_study_figures
 from moe_lab.reports.figures.curves import draw_lines
-from moe_lab.reports.figures.studies import draw_heatmap, read_study, studies_of
+from moe_lab.reports.figures.studies import read_study, studies_of
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from tests.support.finetuned_cells import KEYS, cell
@@ -38,19 +38,6 @@ def test_the_heatmap_tells_skipped_layers_from_those_tuned_to_zero(tmp_path):
     rows = rows_of(write_study_figures(write_study(tmp_path / "s", [2.0, 1.0], temperature=tuned))[3])
     assert [float(row["temperature"]) for row in rows] == tuned
     assert [row["layer"] for row in rows if row["skipped"] == "True"] == ["0", "7"]
-
-
-def test_a_heatmap_of_several_models_and_tasks_has_a_row_for_each(tmp_path):
-    folders = [
-        write_study(tmp_path / f"{model}{task}", [2.0], temperature=PROFILE[:layers], model=model, task=task)
-        for model, layers in (("a", 8), ("b", 6))
-        for task in ("x", "y")
-    ]
-    paths = draw_heatmap([read_study(folder) for folder in folders]).save(tmp_path, "all")
-    rows = rows_of(paths[1])
-    assert len(rows) == 2 * 8 + 2 * 6
-    expected = [("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")]
-    assert [(row["model"], row["task"]) for row in rows if row["layer"] == "0"] == expected
 
 
 def test_the_history_has_every_ended_trial_and_the_best_so_far(tmp_path):

@@ -12,7 +12,7 @@ from moe_lab.reports.figures.curves import draw_flops, draw_lines, draw_schedule
 from moe_lab.reports.figures.training import draw_designs, draw_training_curves
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment
-from tests.support.finetuned_cells import KEYS, bars, cell, cells
+from tests.support.finetuned_cells import KEYS, bars, cells
 from tests.support.pretrained_cells import design_cells, experiment, trained_results
 from tests.support.runs import write_jsonl
 from tests.support.stored_results import cell_table
@@ -37,19 +37,6 @@ def test_a_forest_has_a_point_for_each_setting_with_the_average_last(tmp_path):
     assert found["arc", "base"] == ("finetune-freeze", pytest.approx(0.1)), "the method of the run"
     assert found["average", "finetune-freeze, experts"][1] == pytest.approx(0.8) and len(found) == 9
     assert png.stat().st_size > 1000
-
-
-def test_an_average_without_its_axis_stands_alone():
-    told = [
-        cell(
-            one.score().value,
-            **{k.replace(".", "__"): v for k, v in (one.coordinates | {"model": "tiny"}).items()},
-        )
-        for one in cells()
-    ]
-    rows = draw_schedules(CellTable(bars(columns=["model"]), told)).rows
-    expected = [("tiny", "base"), ("tiny", "N→R"), ("tiny", "E→E")]
-    assert [(row["panel"], row["schedule"]) for row in rows] == expected
 
 
 @pytest.mark.parametrize(

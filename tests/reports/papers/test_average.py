@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moe_lab.errors import ConfigError
-from moe_lab.reports.papers.cells import TableCell, averages
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, find_experiments, load_experiment
 from moe_lab.results.model import RunResult
 from moe_lab.results.scores import scores_of
@@ -52,18 +52,6 @@ def test_the_interval_of_a_mean_follows_from_its_parts():
     assert (low, high) == pytest.approx((2.25, 2.35)), "of intervals that correct a bias, as of any others"
     low, high = interval_of_mean_of_tasks([0.9, 0.5], [(0.6, 1.0), (0.5, 0.5)])
     assert (low, high) == pytest.approx((0.55, 0.75))
-
-
-def test_an_average_needs_all_tasks(tmp_path):
-    experiment = experiment_of(tmp_path)
-    (whole,) = averages(experiment, [cell_of("a", 0.4), cell_of("b", 0.6)])
-    row = whole.score()
-    assert row is not None and row.value == pytest.approx(0.5) and row.n == 8
-    assert row.interval == pytest.approx((0.5 - 0.1 / 2**0.5, 0.5 + 0.1 / 2**0.5))
-    for missing in (None, cell_of("b", None)):
-        cells = [cell_of("a", 0.4)] + ([missing] if missing else [])
-        other = TableCell(coordinates={"method": "roe", "task": "b"}, run_id=None)
-        assert averages(experiment, [*cells, other])[0].score() is None
 
 
 def test_an_axis_that_is_not_shown_leaves_the_average_alone(tmp_path):
@@ -114,11 +102,6 @@ def test_a_group_is_one_sample_of_its_documents():
     assert (row.difference, row.baseline) == (0.25, 7 / 16)
     assert (row.p, row.test) == (pytest.approx(0.289, abs=1e-3), "McNemar")
     assert row.difference_interval == tango(6, 2, 16)
-
-
-def test_a_cell_of_a_group_shows_the_group():
-    row = TableCell(coordinates={}, run_id="r", results=[group_of(11 / 16)]).score()
-    assert row is not None and (row.task, row.value) == ("g", 11 / 16)
 
 
 def test_a_group_that_counts_its_tasks_alike_has_no_interval():

@@ -4,6 +4,9 @@ Broken by a number that differs from the stored one, a published number that get
 is said to agree with a paper, an empty cell that gives no reason, and a place that no column of the page shows.
 
 Breaks if a column of several metrics is said to show one of them.
+
+The correction of a command's p in a table. Broken by a difference that is not significant and bold, and by a p that is
+corrected for other comparisons than the command's.
 """
 
 import json
@@ -14,14 +17,15 @@ import pytest
 from moe_lab.reports.pages.tables_page import shown_table
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Published, Scale
+from moe_lab.reports.papers.markdown import correction_note
 from moe_lab.reports.papers.table import Row, State, Table, with_state
-from moe_lab.results.atomic import write_rows
 from moe_lab.results.model import RunResult, command_line
 from moe_lab.results.scores import Score
+from moe_lab.results.significance import holm
 from moe_lab.results.stored_files import typed
 from tests.support.pretrained_cells import trained_results
 from tests.support.stored_results import cell_table, results_of
-from tests.support.views import markdown, table, write_record
+from tests.support.views import family_of, markdown, table, write_record
 
 PAPER = [
     Published(cell={"task": "t"}, value=55.5, unit="percent", place="Table 9", mark="(?)"),
@@ -80,26 +84,6 @@ def test_a_missing_number_says_why():
     assert (stated.state, stated.reason) == (State.NOT_RUN, "no power meter")
 
 
-def test_what_the_text_states_stands_next_to_the_measured_quantity(tmp_path):
-    name, place = "memory, n=64 over n=1", {"unit": "percent", "place": "Figure 4"}
-    published = Published(
-        cell={"quantity": name, "model": "olmoe"},
-        value=12,
-        data="n == 64 => relative_memory_bytes - 1",
-        **place,
-    )
-    experiment = cell_table(rows=["model"], paper=[published], figure="overhead").experiment
-    [absent] = table(experiment, "tiny", [], tmp_path).stated
-    assert absent.coordinates["model"] == "olmoe" and absent.score is None
-    line = {"model": "m", "task": "t", "cache": "clean", "temperature": 0, "n": 64}
-    line |= {"relative_memory_bytes": 1.25}
-    write_rows([line], tmp_path / "x-tiny-overhead.csv")
-    made = table(experiment, "tiny", [], tmp_path)
-    [row] = made.stated
-    assert row.coordinates == {"model": "m", "task": "t", "quantity": name}
-    assert (row.score.value, row.published.fraction) == (0.25, 0.12) and made.unmatched == []
-
-
 # The page's rows and columns
 
 
@@ -155,3 +139,39 @@ def test_metrics_of_a_column_are_listed_with_their_tasks():
     ]
     assert "- base: acc,none (a, c); exact_match,strict-match (b)" in markdown(MEASURES, "paper", cells)
     assert "- base: acc,none\n" in markdown(MEASURES, "paper", [cells[0], cells[2]])
+
+
+CORRECTED_TABLE = cell_table(rows=["row"], scales={"paper": Scale()}).experiment
+
+
+def cell_with_p(row: str, p: float | None, full: float | None = None) -> TableCell:
+    """A cell with p against base, and against full fine-tuning."""
+
+    def paired(p: float | None) -> dict:
+        return {"t": {"acc,none": {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": p}}}
+
+    control = {"full": {"run_id": "f", "results": {}, "paired": paired(full)}}
+    compared = {} if full is None else {"compared": control}
+    results = [results_of(run_id=row, paired=paired(p), **compared)]
+    return TableCell(coordinates={"row": row}, run_id=row, results=results)
+
+
+CORRECTED_CELLS = [cell_with_p("one", 0.01, full=0.02), cell_with_p("two", 0.04), cell_with_p("three", None)]
+CORRECTED = {"scores": holm([0.01, 0.04]), "controls": [0.02]}
+
+
+def test_the_comparisons_of_a_question_are_corrected_together():
+    """Broken by a control that changes the p of the scores."""
+    family = family_of(CORRECTED_TABLE, CORRECTED_CELLS)
+    first, second, third = (cell.scores(family) for cell in CORRECTED_CELLS)
+    assert [found["base"].p_holm for found in (first, second)] == pytest.approx(CORRECTED["scores"])
+    assert first["full"].p_holm == CORRECTED["controls"][0] and third["base"].p_holm is None
+    note = correction_note([*first.values(), *second.values(), *third.values()])
+    assert note.endswith("Comparisons: scores: 2, controls: 1.") and "corrected by Holm" in note
+
+
+def test_one_comparison_needs_no_correction():
+    text = markdown(CORRECTED_TABLE, "paper", [cell_with_p("one", 0.04)])
+    assert "**+0.1000 [+0.0500, +0.1500]** (p=0.04) |" in text
+    assert "Bold differences are statistically significant." in text
+    assert "Bold" not in markdown(CORRECTED_TABLE, "paper", [cell_with_p("one", None)])

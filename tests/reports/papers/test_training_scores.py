@@ -43,17 +43,6 @@ def test_several_seeds_have_students_interval_over_seeds():
     assert score.interval is None, "rows are not its sample"
 
 
-def test_an_interval_over_seeds_is_shown_as_one():
-    cells = design_cells("2/8", [[1.0, 3.0], [1.1, 3.1], [1.3, 3.3]])
-    text = markdown(experiment(), "paper", cells)
-    assert "| 2.1333 ± 0.1528 seeds [1.7539, 2.5128] |" in text
-    loss = next(
-        line for line in csv.DictReader(io.StringIO(csv_text(experiment(), cells))) if line["metric"] == LOSS
-    )
-    assert (loss["low"], loss["high"]) == ("", "")
-    assert float(loss["seed_low"]) == pytest.approx(1.7539, abs=1e-4)
-
-
 def test_a_leak_is_that_of_expert_choice_alone():
     score = training_score([trained_results([2.0, 2.0], leak=0.3)], "training.leak")
     assert score is not None and (score.value, score.interval) == (0.3, pytest.approx((0.2, 0.4)))
@@ -81,12 +70,6 @@ def test_the_loss_is_one_column_beside_the_tasks():
     assert "- held-out loss: cross-entropy of held-out rows, nats per token, lower is better" in text
     *_, average = csv.DictReader(io.StringIO(csv_text(experiment(), cells)))
     assert (average["task"], average["value"]) == ("average", "0.4")
-
-
-def test_the_loss_stands_beside_averages_that_stand_alone():
-    text = markdown(experiment(columns=["measure"]), "paper", design_cells("2/8", [[2.0, 2.2]]))
-    header = next(each for each in text.splitlines() if each.startswith("|"))
-    assert header == "| method.label | method.router | documents | held-out loss | accuracy average |"
 
 
 @pytest.mark.parametrize(
@@ -153,34 +136,3 @@ def test_a_scale_may_have_other_metrics_and_several_need_their_axis():
     for wrong in ({"scales": {"tiny": Scale(metric="acc,none")}}, {"columns": ["task"]}):
         with pytest.raises(ConfigError, match="measure in rows or columns"):
             experiment_of(**wrong)
-
-
-def test_a_comparison_with_full_fine_tuning_has_a_column_of_its_own():
-    paired = {"t": {"acc,none": {"difference": 0.2, "ci95": [0.1, 0.3], "p_mcnemar": 0.01}}}
-    full = {
-        "run_id": "f",
-        "results": {"t": {"acc,none": 0.7}},
-        "paired": {"t": {"acc,none": {"difference": -0.1}}},
-    }
-    told = expert_results(
-        baseline={"run_id": "b", "results": {"t": {"acc,none": 0.4}}},
-        paired=paired,
-        compared={"full_fine_tuning": full},
-    )
-    cell = TableCell(coordinates={"method.schedule": "router", "method": "x"}, run_id="r1", results=[told])
-    table = experiment_of(columns=["method"], metric="headline")
-    text = markdown(table, "paper", [cell])
-    assert "| x - base | x - full fine tuning |" in text
-    assert "| **+0.2000 [+0.1000, +0.3000]** (p=0.01) | -0.1000 |" in text
-    score = {"ci95_documents": [0.5, 0.7], "difference_ci95_documents": [0.1, 0.3]}
-    score["compared"] = {"full_fine_tuning": {"difference_ci95_documents": [-0.3, 0.1]}}
-    seeds = replace(cell, results=[told, told], summary={"scores": {"t": {"acc,none": score}}})
-    text = markdown(table, "paper", [seeds])
-    each = "| +0.2000 [+0.1000, +0.3000] over documents | -0.1000 [-0.3000, +0.1000] over documents |"
-    assert each in text, "each with its own interval"
-    names = ("compared_with", "difference", "p", "test")
-    lines = csv.DictReader(io.StringIO(csv_text(table, [cell])))
-    assert [[line[name] for name in names] for line in lines] == [
-        ["base", "0.2", "0.01", "McNemar"],
-        ["full_fine_tuning", "-0.1", "", ""],
-    ]

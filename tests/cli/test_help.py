@@ -96,5 +96,3 @@ def test_a_group_without_an_option_lists_its_options(capsys, tmp_path):
     listed = run_command(capsys, *beside, "experiment=").out
     assert "  own/table        My table" in listed and "  roe/figure3 " in listed
     assert "scale=tiny     2 cells" in run_command(capsys, *beside, "experiment=own/table").out
-    models = run_command(capsys, "--help", "model=").out
-    assert models.startswith("model=\n") and "  tiny " in models and "experiment" not in models

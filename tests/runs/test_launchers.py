@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def test_a_wrong_parameter_is_refused(typed, expected, capsys, tmp_path):
 
 # Runs that are shared with other processes
 
-GRID = ("-m", "seed=0,1,2")
+SEEDS = ("-m", "seed=0,1,2")
 HELD = "tiny-roe-toy_math-1"
 
 
@@ -222,7 +223,7 @@ def held_for(runs: FakeRuns, times: int, monkeypatch: pytest.MonkeyPatch, *, don
 @pytest.mark.parametrize("done", [True, False], ids=["made by the other", "taken over"])
 def test_what_another_process_holds_is_waited_for_last(done, capsys, runs, monkeypatch):
     held_for(runs, 5, monkeypatch, done=done)
-    ended = run_command(capsys, *GRID)
+    ended = run_command(capsys, *SEEDS)
     assert ended.code == 0
     own = ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
     assert runs.executed == (own if done else [*own, HELD])
@@ -232,7 +233,7 @@ def test_what_another_process_holds_is_waited_for_last(done, capsys, runs, monke
 
 def test_without_waiting_it_is_left_out(capsys, runs, monkeypatch):
     held_for(runs, 5, monkeypatch, done=True)
-    ended = run_command(capsys, *GRID, "wait=false")
+    ended = run_command(capsys, *SEEDS, "wait=false")
     assert ended.code == RunHeldError.exit_code and "Waiting" not in ended.err
     assert "seed=1" not in ended.out and len(runs.executed) == 2
 
@@ -250,34 +251,30 @@ def attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ATTEMPT, "1")
 
 
-def test_a_worker_leaves_out_what_others_made_and_failed_at(capsys, runs, attempt, monkeypatch):
+def test_a_worker_leaves_out_what_others_made_and_failed_at_and_ends_with_its_own_failures(
+    capsys, runs, attempt, monkeypatch
+):
     monkeypatch.setenv(attempts.WORKER, "1")
     fail(Path("outputs/runs/tiny-roe-toy_math-0"), ResultsError("full"))
     runs.done.add(HELD)
-    ended = run_command(capsys, *GRID)
+    ended = run_command(capsys, *SEEDS)
     assert runs.executed == ["tiny-roe-toy_math-2"] and not runs.summarized
     assert ended.code == 0 and ended.out == "", "its command writes the tables and tells of failures"
+    runs.done.clear()
+    runs.errors[HELD] = ResultsError("the disk is full")
+    ended = run_command(capsys, *SEEDS)
+    assert ended.code == 1 and "Error: the disk is full" in ended.err and len(runs.executed) == 2
 
 
 def test_what_failed_in_a_worker_is_shown_and_tried_again_later(capsys, runs, attempt, monkeypatch):
     fail(Path("outputs/runs") / HELD, ResultsError("the disk is full"))
-    ended = run_command(capsys, *GRID)
+    ended = run_command(capsys, *SEEDS)
     assert ended.code == 1 and f"{HELD}:\nError: the disk is full\n" in ended.err
     assert runs.executed == ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
-    for other in ("2", None):  # another command with workers, and one without
-        if other:
-            monkeypatch.setenv(ATTEMPT, other)
-        else:
-            monkeypatch.delenv(ATTEMPT)
+    for again in (partial(monkeypatch.setenv, ATTEMPT, "2"), partial(monkeypatch.delenv, ATTEMPT)):
+        again()  # another command with workers, and one without
         runs.done.discard(HELD)
-        assert run_command(capsys, *GRID).code == 0 and runs.executed.pop() == HELD
-
-
-def test_a_worker_ends_with_its_failures(capsys, runs, attempt, monkeypatch):
-    monkeypatch.setenv(attempts.WORKER, "1")
-    runs.errors[HELD] = ResultsError("the disk is full")
-    ended = run_command(capsys, *GRID)
-    assert ended.code == 1 and "Error: the disk is full" in ended.err and len(runs.executed) == 2
+        assert run_command(capsys, *SEEDS).code == 0 and runs.executed.pop() == HELD
 
 
 def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(capsys, runs, tmp_path):
@@ -297,7 +294,7 @@ def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(capsys, runs
     with pytest.MonkeyPatch.context() as patch:
         install(patch, runs)
         patch.setattr(RunFolder, "is_held", lambda folder: folder.path == training.path and next(looks))
-        ended = run_command(capsys, *GRID)
+        ended = run_command(capsys, *SEEDS)
     assert ended.code == 0 and len(tries) == 2 and next(looks, None) is None
     assert runs.executed[-1] == HELD and ended.err.count(HELD) == 1, "it is announced once"
 

@@ -1,8 +1,7 @@
-"""The command on embedded and small models, nothing replaced: rounding, the asked metric, seeds, families of comparisons, grids,
-stored results, and a table that was killed.
+"""The numbers that a command shows, on the embedded model: rounding, the asked metric, seeds, and families of comparisons.
 
-Broken by rounding that is called significant, a metric or a seed of another request, a p that an option changes, a stored
-result that is computed again or parsed twice, a model that a grid loads twice, a cell lost to `kill -9`.
+Broken by rounding that is called significant, a metric or a seed of another request, a p that an option changes, and a stored
+result that is parsed twice.
 """
 
 import json
@@ -139,7 +138,7 @@ def test_no_method_that_is_the_base_model_differs_from_it(task, tmp_path):
                 assert (row["to_right"], row["to_wrong"]) == (0, 0), name
 
 
-# Stored results, grids and killed tables
+# Stored results
 
 
 @pytest.mark.slow

@@ -196,21 +196,14 @@ def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
     assert found == {"seconds": 2.0, "memory_bytes": 8}
 
 
-def test_an_end_token_does_not_end_a_measurement(olmoe, tokenizer, monkeypatch):
+def test_an_end_token_does_not_end_a_measurement_and_a_shorter_answer_is_none(olmoe, tokenizer, monkeypatch):
     """Every token of the greedy answer is made an end token: all are suppressed, others are generated."""
     monkeypatch.setattr(olmoe.generation_config, "eos_token_id", list(range(200)))
-    measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, new_tokens=6, repetitions=1)
-
-
-def test_a_shorter_answer_is_no_measurement(olmoe, tokenizer):
-    @contextmanager
-    def stopping():
-        lm = EngineLM(olmoe, tokenizer)
-        lm.answer = lambda *arguments: None  # type: ignore[method-assign]
-        yield lm
-
+    setting = opened(olmoe, tokenizer, [], "a")
+    measure_in_turns({"a": setting}, new_tokens=6, repetitions=1)
+    monkeypatch.setattr(EngineLM, "answer", lambda *_: None)
     with pytest.raises(RuntimeError, match="0 tokens were generated instead of 6"):
-        measure_in_turns({"a": stopping}, new_tokens=6, repetitions=1)
+        measure_in_turns({"a": setting}, new_tokens=6, repetitions=1)
 
 
 def test_another_depth_is_the_same_architecture(roe):

@@ -1,5 +1,5 @@
 """tuning= from the command line. Broken by: a document that is tuned on and evaluated, a study that is made again, a
-tuned run that its profile by hand does not find, a trial lost to `kill -9`.
+tuned run that its profile by hand does not find.
 """
 
 import json

@@ -81,6 +81,9 @@ def test_tuning_seeds_are_as_many_studies_each_with_a_seed_of_its_own(gsm8k):
         replace(gsm8k, tuning=replace(gsm8k.tuning, seeds=3), seeds=5)
 
 
+BY_ACCURACY = {"tuning": TuningConfig(name="tpe", num_samples=12, metric="accuracy")}
+
+
 @pytest.mark.parametrize(
     "change, error, message",
     [
@@ -89,14 +92,11 @@ def test_tuning_seeds_are_as_many_studies_each_with_a_seed_of_its_own(gsm8k):
         ({"task": TaskConfig(name=["gsm8k", "addsub"])}, ConfigError, "tunes on one task"),
         ({"task": TaskConfig(name="gsm8k", metric="acc,none")}, TaskError, "is not reported"),
         ({"gen_kwargs": {"num_beams": 3}}, ConfigError, "beam search"),
+        ({"task": TaskConfig(name="addsub"), "num_fewshot": 0} | BY_ACCURACY, TaskError, "none is left"),
         (
-            {
-                "task": TaskConfig(name="addsub"),
-                "num_fewshot": 0,
-                "tuning": TuningConfig(name="tpe", num_samples=12, metric="accuracy"),
-            },
-            TaskError,
-            "none is left",
+            {"task": TaskConfig(name="toy_text"), "num_fewshot": 0} | BY_ACCURACY,
+            ConfigError,
+            "has no accuracy",
         ),
     ],
 )
@@ -104,12 +104,6 @@ def test_what_cannot_be_is_refused_before_weights_load(gsm8k, change, error, mes
     monkeypatch.setattr(load, "load_model", None)
     with pytest.raises(error, match=message):
         prepare_study(replace(gsm8k, **change))
-
-
-def test_a_rolling_task_has_no_accuracy(tiny_olmoe_dir, data, tmp_path):
-    config = tuned(tiny_olmoe_dir, data, tmp_path, "toy_text", tuning={"metric": "accuracy"})
-    with pytest.raises(ConfigError, match="has no accuracy"):
-        prepare_study(config)
 
 
 # Texts
@@ -144,13 +138,6 @@ def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(tiny_olmoe_d
     assert job_of(given).studies[0].evaluated.task.name == "addsub"
 
 
-def test_gsm8ks_option_is_what_a_study_on_it_takes():
-    from moe_lab.runs.config import compose_or_explain, to_config
-
-    (cell,) = compose_or_explain(["task=gsm8k"])
-    assert to_config(cell).task == SOURCE
-
-
 def test_no_test_document_is_lost_to_a_study_on_gsm8k(tiny_olmoe_dir, own_data, tmp_path):
     """Broken by: tuning documents of the task itself. GSM8K's test split is not read."""
     from moe_lab.tasks.documents import select_documents
@@ -160,7 +147,11 @@ def test_no_test_document_is_lost_to_a_study_on_gsm8k(tiny_olmoe_dir, own_data, 
     assert len(select_documents(study.evaluated, tasks, frozenset(study.documents))["addsub"]) == 12
 
 
-def test_the_task_of_gsm8k_asks_for_nothing_else(tiny_olmoe_dir, data, tmp_path):
+def test_gsm8ks_option_is_what_a_study_on_it_takes(tiny_olmoe_dir, data, tmp_path):
+    from moe_lab.runs.config import compose_or_explain, to_config
+
+    (cell,) = compose_or_explain(["task=gsm8k"])
+    assert to_config(cell).task == SOURCE
     given = tuned(tiny_olmoe_dir, data, tmp_path, "gsm8k", num_fewshot=1, tuning=PERPLEXITY)
     assert prepare_study(given).study_id == prepare_study(replace(given, task=SOURCE)).study_id
 

@@ -1,7 +1,7 @@
-"""Runs of judged tasks: what is stored and what a kill leaves.
+"""Runs of judged tasks: what is stored, and what another judge changes.
 
-Broken by: a score that is not the mean of the verdicts, a verdict that is made twice or lost, a failed verdict that
-counts, a changed judge that returns the scores of the old one.
+Broken by: a score that is not the mean of the verdicts, a failed verdict that counts, a changed judge that returns the
+scores of the old one.
 """
 
 import json

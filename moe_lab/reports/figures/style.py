@@ -14,7 +14,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from moe_lab.results.atomic import write_file, write_rows
 
 DPI = 200
-FORMATS: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
+SVG_METADATA = {"Date": None, "Creator": None}
+FORMATS: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": SVG_METADATA}
 """With the metadata that would differ from one drawing to the next."""
 PAGE_WIDTH = 7.0
 """Inches between the margins of a page."""
@@ -52,11 +53,17 @@ class Drawing:
             figure = self.draw(self.title if title is None else title)
             fit(figure)
             for kind, metadata in FORMATS.items():
-                picture = io.BytesIO()
-                figure.savefig(picture, format=kind, dpi=DPI, metadata=metadata)
-                write_file(folder / f"{stem}.{kind}", picture.getvalue())
+                write_file(folder / f"{stem}.{kind}", picture(figure, kind, metadata))
                 figure.set_layout_engine("none")  # everything keeps its place, and is not placed again
         return [folder / f"{stem}.png", table]
+
+
+def picture(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
+    """A figure as a file, with metadata in place of the format's own."""
+    content = io.BytesIO()
+    with matplotlib.rc_context(fname=STYLE):
+        figure.savefig(content, format=kind, dpi=DPI, metadata=metadata)
+    return content.getvalue()
 
 
 def step_axis(axis: Axes, label: str) -> None:

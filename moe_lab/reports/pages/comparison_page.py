@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.pages.answers import TO_RIGHT, TO_WRONG, answer_data, answer_of, shown_answer
-from moe_lab.reports.pages.page import forest, write_page
+from moe_lab.reports.pages.page import differences_picture, write_page
 from moe_lab.reports.scores import ScoreLine, by_outcome, conclusion
 from moe_lab.reports.terminal import comparison_columns
 from moe_lab.results.comparisons.comparison import Comparison
@@ -29,7 +29,7 @@ def write_comparison_page(comparison: Comparison, path: Path) -> Path:
         ids=[{"data-other": score.run_id} for score in comparison.scores],
         conclusion=conclusion(lines, "a"),
         verdicts=by_outcome(lines),
-        forest=forest(lines),
+        differences=differences_picture(lines),
         answers=answers,
         answer_data=answer_data(answers),
         kinds=list(KINDS.values()),

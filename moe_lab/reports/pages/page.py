@@ -1,9 +1,8 @@
-"""Shared code of all pages: rendering, embedded files, downloads, and forest plots."""
+"""Shared code of all pages: rendering, embedded files and pictures, downloads."""
 
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -13,13 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moe_lab.reports.columns import Column, split_title
-from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import (
     EXPLAINED,
     ScoreLine,
-    difference_panels,
     has_verdict,
-    panel_title,
     sentence,
 )
 from moe_lab.results.atomic import write_file
@@ -54,14 +50,23 @@ def environment() -> Environment:
     return made
 
 
-def picture_of(svg: Path) -> str:
+def picture_of(svg: bytes) -> str:
     """A figure as a data URI."""
-    return f"data:image/svg+xml;base64,{b64encode(svg.read_bytes()).decode()}"
+    return f"data:image/svg+xml;base64,{b64encode(svg).decode()}"
+
+
+def differences_picture(lines: Iterable[ScoreLine]) -> str | None:
+    """A forest plot of the differences that have a verdict, as a data URI; None if there is none."""
+    from moe_lab.reports.figures.primitives import differences_figure
+    from moe_lab.reports.figures.style import SVG_METADATA, picture
+
+    shown = [line for line in lines if has_verdict(line.score)]
+    return picture_of(picture(differences_figure(shown), "svg", SVG_METADATA)) if shown else None
 
 
 def pictures_in(folder: Path) -> list[tuple[str, str]]:
     """Name and data URI of each figure in `<folder>/figures`."""
-    return [(path.stem, picture_of(path)) for path in sorted((folder / "figures").glob("*.svg"))]
+    return [(path.stem, picture_of(path.read_bytes())) for path in sorted((folder / "figures").glob("*.svg"))]
 
 
 def text_uri(text: str, kind: str) -> str:
@@ -92,46 +97,3 @@ def latex_of(columns: Sequence[Column], caption: str) -> str:
     frame = DataFrame(rows, columns=[column.heading for column in kept])
     text: str = frame.to_latex(index=False, escape=True, caption=escaped)
     return "".join(IN_LATEX.get(one, one) for one in text)
-
-
-# Forest plots of differences
-
-LEAST_SPAN = 0.02
-"""The least length of an axis, so that a difference of 0.001 looks small."""
-
-
-@dataclass(frozen=True)
-class ForestPanel:
-    """The rows of one task and metric, and the axis of their differences."""
-
-    title: str
-    label: str
-    low: float
-    high: float
-    rows: list[ScoreLine]
-
-    def share(self, value: float) -> float:
-        """The place of a difference: 0 at the low end of the axis, 1 at the high end."""
-        return (value - self.low) / (self.high - self.low)
-
-    def ticks(self) -> list[tuple[float, str]]:
-        """At most six round numbers: the place of each (`share`), and its text with a sign."""
-        from matplotlib.ticker import MaxNLocator
-
-        found = map(float, MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(self.low, self.high))
-        ticks = [tick for tick in found if self.low <= tick <= self.high]
-        return [(self.share(tick), f"{tick:+g}" if tick else "0") for tick in ticks]
-
-
-def forest(lines: Iterable[ScoreLine]) -> list[ForestPanel]:
-    """The panels of the differences that have a verdict and an interval, the largest difference of a panel first."""
-    found = []
-    for group in difference_panels(line for line in lines if has_verdict(line.score)):
-        first = group[0].score
-        better = ", lower is better" if first.lower_is_better else ""
-        ends = [0.0, *(end for line in group for end in line.score.tested_interval or ())]
-        low, high = min(ends), max(ends)
-        spare = max(0.0, LEAST_SPAN - (high - low)) / 2
-        label = f"difference of {quantity(first.metric)}{better}"
-        found.append(ForestPanel(panel_title(group), label, low - spare, high + spare, group))
-    return found

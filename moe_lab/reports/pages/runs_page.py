@@ -7,7 +7,7 @@ from typing import Any
 
 from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.pages.answers import ALONE, CHANGES, MOST, answer_data, examples_of
-from moe_lab.reports.pages.page import forest, latex_of, pictures_in, text_uri, write_page
+from moe_lab.reports.pages.page import differences_picture, latex_of, pictures_in, text_uri, write_page
 from moe_lab.reports.scores import CommandTable, by_outcome, conclusion, has_verdict, plotted
 from moe_lab.results.atomic import csv_text
 from moe_lab.results.model import RunResult
@@ -37,7 +37,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         conclusion=conclusion(compared),
         verdicts=by_outcome(compared) if len(compared) > 1 else {},
         count=len(compared),
-        forest=forest(plotted(table.lines)),
+        differences=differences_picture(plotted(table.lines)),
         scores=columns,
         ids=[{"data-run": line.score.run_id} for line in table.lines],
         csv=text_uri(csv_text(rows), "csv"),

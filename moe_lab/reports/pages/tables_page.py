@@ -108,7 +108,7 @@ def shown_table(table: Table, folder: Path) -> ShownTable:
             | {"data-run": score.run_id, "data-metric": score.metric}
             for row, score in ((row, row.score or NO_SCORE) for row in rows)
         ],
-        pictures=[picture_of(picture) for picture in pictures if picture.is_file()],
+        pictures=[picture_of(picture.read_bytes()) for picture in pictures if picture.is_file()],
         csv=file.name if file.is_file() else None,
         latex=text_uri(latex_of(columns, table.title), "x-tex") if rows or file.is_file() else None,
     )

@@ -1,14 +1,10 @@
-"""Rendering. Broken by text that becomes markup or a command of LaTeX, and by a page that needs anything outside of it.
-
-Forest plots. Broken by a point at another place than its number, a row that is out of order or left out, and by axes that
-blow up a small difference.
-"""
+"""Rendering. Broken by text that becomes markup or a command of LaTeX, and by a page that needs anything outside of it."""
 
 import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from base64 import b64decode
 
 import pytest
 from jinja2 import UndefinedError
@@ -18,16 +14,11 @@ from moe_lab.reports.figures.comparisons import draw_control
 from moe_lab.reports.pages.answers import answer_data
 from moe_lab.reports.pages.page import (
     TEMPLATES,
-    ForestPanel,
     environment,
-    forest,
     latex_of,
     write_page,
 )
-from moe_lab.reports.scores import ScoreLine
-from moe_lab.results.scores import NO_SCORE
 from tests.support.pages import HOSTILE, contrast, foreign_urls, tree
-from tests.support.pages import texts as texts_of
 from tests.support.stored_results import cell_of, cell_table
 from tests.support.stored_runs import pair_of_runs
 from tests.support.views import write_runs_page
@@ -79,46 +70,17 @@ def test_latex_has_booktabs_and_escapes():
     assert "\\caption{x: task=t\\_1}" in latex_of(shared, "x"), "what all rows share"
 
 
-def row(label: str, difference: float, task: str = "t", width: float = 0.1) -> ScoreLine:
-    interval = (difference - width, difference + width)
-    score = replace(NO_SCORE, task=task, metric="acc,none", difference=difference, p=0.5, p_holm=0.5, n=1200)
-    return ScoreLine(replace(score, difference_interval=interval), label)
-
-
-def test_rows_are_ordered_and_within_the_axis():
-    [panel] = forest([row("a", -0.2), row("b", 0.3)])
-    assert [one.label for one in panel.rows] == ["b", "a"]
-    assert (panel.low, panel.high) == pytest.approx((-0.3, 0.4)), "the ends of the intervals"
-    assert [text for _, text in panel.ticks()] == ["-0.2", "0", "+0.2", "+0.4"]
-    assert all(
-        panel.share(float(text.replace("-", "-"))) == pytest.approx(share) for share, text in panel.ticks()
-    )
-
-
-def test_each_task_has_a_panel_and_small_differences_stay_small():
-    one, other = forest([row("a", 0.2, "u"), row("a", 0.001, "v", 0.0005)])
-    assert (one.title, other.title) == ("u, 1,200 examples", "v, 1,200 examples")
-    assert 0 < other.share(0.001) - other.share(0) < 0.1
-
-
-def test_ticks_are_round_and_within():
-    assert [text for _, text in ForestPanel("", "", -0.03, 0.11, []).ticks()] == ["0", "+0.05", "+0.1"]
-    for i in range(1, 400):
-        ticks = ForestPanel("", "", -(i**1.7) / 7e3, (i**2.1) / 3e4, []).ticks()
-        assert 2 <= len(ticks) <= 6 and 0 <= ticks[0][0] and ticks[-1][0] <= 1, i
-
-
 def test_the_page_draws_every_difference(tmp_path):
     paired = {"n": 2, "difference": 0.5, "ci95": [0.2, 0.9], "p_mcnemar": 0.01, "to_right": 1, "to_wrong": 0}
     answers = [("1", 0.0), ("x", 1.0)], [("2", 1.0), ("x", 1.0)]
     runs = pair_of_runs(tmp_path, *answers, paired={"t": {"exact_match,none": paired}}, untuned=True)
-    root = tree(write_runs_page(runs, tmp_path / "page.html"))
-    [drawn] = root.xpath("//table[@class='forest']/tbody/tr")
-    assert texts_of(drawn.xpath("th|td")) == ["roe untuned", "", "+0.5000", "[+0.2000, +0.9000]", "0.01"]
-    assert drawn.get("class") == "better"
-    [point], [whisker] = drawn.xpath(".//*[@class='dot']"), drawn.xpath(".//*[@class='whisker']")
-    places = [whisker.get("x1"), point.get("cx"), whisker.get("x2")]
-    assert places == ["25.56%", "54.89%", "94.0%"], "of 0.2, 0.5 and 0.9 on an axis from 0 to 0.9"
+    page = tree(write_runs_page(runs, tmp_path / "page.html"))
+    [drawn] = page.xpath("//section[@aria-labelledby='verdict']//img/@src")
+    svg = b64decode(drawn.removeprefix("data:image/svg+xml;base64,")).decode()
+    words = {element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")}
+    assert {"roe, p = 0.01", "t, 2 examples"} <= words
+    alone = pair_of_runs(tmp_path / "alone", *answers)
+    assert not tree(write_runs_page(alone, tmp_path / "alone.html")).xpath("//img")
 
 
 def test_a_figure_is_the_same_file_each_time_and_text_is_text(tmp_path):

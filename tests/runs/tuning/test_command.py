@@ -3,12 +3,14 @@ tuned run that its profile by hand does not find.
 """
 
 import json
+import random
+import time
 
 import pandas
 import pytest
 import yaml
 
-from tests.support.command import run_command
+from tests.support.command import Forked, run_command, run_forked
 from tests.support.runs import small_data
 
 
@@ -174,3 +176,31 @@ def test_a_tuned_value_at_the_bound_of_its_search_is_marked(tiny_olmoe_dir, tmp_
     assert difference["difference"] == pytest.approx(scored - calibrated)
     assert "at-bound: a tuned value is at the bound" in ended.out and "at bound" in ended.out
     assert "at-bound" in (tmp_path / "outputs" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_killed_three_times_it_ends_with_the_trials_of_an_unbroken_study(command, tmp_path):
+    """The moments are drawn from a seed; none of them may lose, repeat or change a trial."""
+    longer = [part.replace("n_trials=4", "n_trials=15") for part in command]
+
+    def trials(output):
+        files = list(tmp_path.glob(f"{output}/studies/*/trials.csv"))
+        return pandas.read_csv(files[0]) if files else pandas.DataFrame()
+
+    moments = random.Random(5)
+    for _ in range(3):
+        forked = Forked(tmp_path, (*longer, "device=cpu", "output_dir=killed"))
+        target = len(trials("killed")) + moments.randint(0, 3)
+        while forked.process.is_alive() and len(trials("killed")) < target:
+            time.sleep(0.01)
+        time.sleep(moments.random() * 0.3)
+        assert forked.process.is_alive(), "the study ended before it was killed three times"
+        forked.process.kill()
+        forked.process.join()
+    for output in ("killed", "unbroken"):
+        assert run_forked(tmp_path, *longer, "device=cpu", f"output_dir={output}").code == 0
+    killed, unbroken = (
+        trials(output).filter(regex="^(number|value|state|params_)") for output in ("killed", "unbroken")
+    )
+    assert list(killed["number"]) == list(range(15)) and len(killed.columns) > 4
+    pandas.testing.assert_frame_equal(killed, unbroken, check_exact=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.validators import build, did_you_mean
+from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.policy_method import PolicyMethod, Settings
@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 
 
 class FunctionPolicy(PolicyMethod):
-    """A function of a file, alone or after RoE's noise."""
+    """A function of a file."""
 
     tunings = ("grid", "tpe", "random")
     begins_with_base = False
-    data_keys = ("policy", "space", "roe")
+    data_keys = ("policy", "space")
+    expert_metrics = "counted"
 
     @dataclass(kw_only=True)
     class Config(PolicyMethod.Config):
@@ -50,8 +51,6 @@ class FunctionPolicy(PolicyMethod):
         name: str = "policy"
         policy: str | None = None
         """`<file>.py:<function>`."""
-        roe: dict[str, Any] | None = None
-        """Keys of method=roe."""
         space: dict[str, list[int | float]] | None = None
         """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the ends of the
         range, which the function's default widens where it lies outside."""
@@ -61,38 +60,23 @@ class FunctionPolicy(PolicyMethod):
         self.function, self.digest = load_function(self.config.policy)
         self.own = {key: getattr(self.config, key) for key in defaults_of(self.function)}
         """The values of the function's keys."""
-        self.roe = _roe(self.config.roe)
         self.open_ended = tuple(self.config.space or ())
-        self.random = self.roe is not None
-        self.expert_metrics = "none" if self.roe else "counted"
 
     @staticmethod
     def config_class(keys: Mapping[str, Any]) -> type[Method.Config]:
         return _config_class(load_function(keys.get("policy"))[0])
 
     @property
-    def tuned_on(self) -> frozenset[str]:
-        return super().tuned_on | (self.roe.tuned_on if self.roe else frozenset())
-
-    @property
     def tuning_block(self) -> dict[str, Any]:
-        """RoE's, unless a study chose the function's keys. A function without keys has nothing to tune."""
-        if self.profile or not self.roe:
-            return super().tuning_block if self.profile or self.own else {}
-        return self.roe.tuning_block
-
-    def check(self, facts: ModelFacts) -> None:
-        if self.roe:
-            self.roe.check(facts)
+        """A function without keys has nothing to tune."""
+        return super().tuning_block if self.profile or self.own else {}
 
     def resolved(self, facts: ModelFacts) -> dict[str, Any]:
-        """The function's name, the SHA-256 of its file, and what RoE's identity is."""
-        resolved = {"function": self.function.__name__, "file": self.digest}
-        return resolved | ({"roe": self.roe.identity(facts)} if self.roe else {})
+        """The function's name and the SHA-256 of its file."""
+        return {"function": self.function.__name__, "file": self.digest}
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
-        roe = {"roe": self.roe.reported(facts)} if self.roe else {}
-        return {"policy": self.config.policy} | self.own | roe
+        return {"policy": self.config.policy} | self.own
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The function's defaults, then every combination of `space`."""
@@ -112,13 +96,10 @@ class FunctionPolicy(PolicyMethod):
         others = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
         return [first, *(each for each in others if each != first)]
 
-    def planned_ensemble(self) -> Ensemble:
-        return self.roe.planned_ensemble() if self.roe else super().planned_ensemble()
-
     def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
         from moe_lab.engine.forward.ensemble import Ensemble
 
-        return self.roe.ensemble_for(facts, seed) if self.roe else Ensemble()
+        return Ensemble()
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
@@ -126,16 +107,6 @@ class FunctionPolicy(PolicyMethod):
 
         with override(model.model, partial(self.function, **self.own)), super().open(model, context) as lm:
             yield lm
-
-
-def _roe(keys: dict[str, Any] | None) -> Any:
-    """RoE with these keys; None without any."""
-    from moe_lab.methods import get_method
-
-    if not keys:
-        return None
-    roe: Any = get_method("roe")
-    return roe(build(roe.Config, {"name": "roe", **keys}, "method.roe."))
 
 
 def load_function(policy: Any) -> tuple[Callable[..., Any], str]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Settings = dict[str, float]
 """Values of the keys of a method that are tuned."""
-NOT_SETTINGS = ("name", "profile", "space", "policy", "roe")
+NOT_SETTINGS = ("name", "profile", "space", "policy")
 """Keys that are not in a profile."""
 
 

@@ -7,7 +7,6 @@ first trial is taken for the base model, a function that no worker can import.
 
 import importlib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from tests.support.routed_by_hand import (
     base_answers,
     both_answers,
     check_answers,
-    dropping,
     routed_pass,
 )
 
@@ -64,7 +62,7 @@ def strongest(router: Router, routing: Routing, k: float = 1) -> Routing:
 def without_default(router, routing, scale): pass
 def writes(router, routing): routing.weights_TK[:, 1:] = 0
 def with_a_list(router, routing, layers=[1]): pass
-def with_a_taken_name(router, routing, roe=1): pass
+def with_a_taken_name(router, routing, space=1): pass
 '''
 
 
@@ -105,23 +103,11 @@ def test_the_function_decides(ideas, family, tokenizer):
 
 
 def test_missing_experts_have_no_weight(ideas, tokenizer):
-    """Alone, and after the noise of RoE."""
-    for roe in (None, {"n": 3, "temperature": 0.5}):
-        found = []
-        for function in ("strongest", "drop_weakest"):  # of two experts
-            with opened(policy(function, roe=roe), small_model("olmoe"), tokenizer) as lm:
-                found.append([score for score, _ in answered(lm, "loglikelihood", PAIRS)])
-        assert found[0] == rounding.approx(found[1], tokens=4)
-
-
-def test_the_noise_comes_first(ideas, tokenizer):
-    model = small_model("olmoe")
-    noisy = policy("drop_weakest", roe={"n": 3, "temperature": 0.5})
-    with opened(noisy, model, tokenizer, seed=5) as lm:
-        found = answered(lm, "loglikelihood", PAIRS)
-    roe = moe_lab.RoE(dropping(model), tokenizer, n=3, temperature=0.5, seed=5)
-    expected = [roe.loglikelihood(*pair) for pair in PAIRS]
-    assert [score for score, _ in found] == rounding.approx(expected, tokens=4)
+    found = []
+    for function in ("strongest", "drop_weakest"):  # of two experts
+        with opened(policy(function), small_model("olmoe"), tokenizer) as lm:
+            found.append([score for score, _ in answered(lm, "loglikelihood", PAIRS)])
+    assert found[0] == rounding.approx(found[1], tokens=4)
 
 
 def test_the_content_of_the_file_is_in_the_identity(ideas):
@@ -142,12 +128,8 @@ def test_a_decision_is_returned_and_not_written(ideas, tokenizer):
 
 
 def test_what_was_tuned_is_noted(ideas):
-    """Of RoE under a function, what RoE's profile says; a function without keys has nothing to tune."""
+    """A function without keys has nothing to tune."""
     assert policy("writes").tuning_block == {} and policy("drop_weakest").tuning_block == {"untuned": True}
-    noisy = policy("drop_weakest", roe={"n": 2})
-    assert noisy.tuning_block == {"untuned": True}
-    noisy.roe.profile = SimpleNamespace(block={"study": "s"})
-    assert noisy.tuning_block == {"tuning": {"study": "s"}}
 
 
 @pytest.mark.parametrize(
@@ -158,12 +140,11 @@ def test_what_was_tuned_is_noted(ideas):
         ("method.policy=ideas.py:drop_weak", "Did you mean 'drop_weakest'"),
         ("method.policy=ideas.py:without_default", "missing a required argument: 'scale'"),
         ("method.policy=ideas.py:with_a_list", "must be a number, a text, true or false"),
-        ("method.policy=ideas.py:with_a_taken_name", "the name none of name, policy, profile, roe"),
+        ("method.policy=ideas.py:with_a_taken_name", "the name none of name, policy, profile, space"),
         ("method.scal=1", "Did you mean 'method.scale'"),
         ("method.scale=much", "expected a number"),
         ("method.scale=[0", "Error: method.scale=[0: no viable"),
         ("method.scale=0,1", "Error: method.scale=0,1: a key takes one value. A grid: -m method.scale=0,1."),
-        ("method.roe={temprature: 1}", "Did you mean 'method.roe.temperature'"),
         ("tuning=grid", "method.space={scale: [0.5, 1.0]}"),
     ],
 )
@@ -207,7 +188,7 @@ def test_a_file_that_cannot_be_imported_is_one_message(ideas):
 
 @pytest.mark.slow
 def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
-    """The command, a grid, Python and RoE share runs; studies begin with the function's defaults."""
+    """The command, a grid and Python share runs; studies begin with the function's defaults."""
     monkeypatch.syspath_prepend(ideas.parent)
     task = ["task=toy_choice", "limit=12", "output_dir=out"]
     own = ["method=policy", "method.policy=ideas.py:drop_weakest"]
@@ -217,8 +198,6 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     results = moe_lab.run(policy=function, task="toy_choice", limit=12, output_dir=Path("out"), quiet=True)
     assert len(list(Path("out/runs").glob("*policy*"))) == 2, "the first cell of the grid"
     assert list(results.frame()["method"]) == ["base", "policy"]
-    assert run_command(capsys, *own, "method.roe.n=2", *task).code == 0
-    assert len(list(Path("out/runs").glob("*policy*"))) == 3
     search = ["method.space={scale: [0.5, 2]}", "tuning.metric=perplexity", "tuning.num_samples=8"]
     for tuning in (["tuning=grid"], ["tuning=tpe", "tuning.n_trials=3"]):
         for file in ("ideas.py", ideas):  # one study, whose profile has no path

@@ -121,7 +121,6 @@ class PretrainTiny(ModelMaker):
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
         from moe_lab.methods.trainer import fit
-        from moe_lab.models.experts import set_experts_in_training
 
         recipe = self.config
         architecture.output_router_logits = True
@@ -131,7 +130,7 @@ class PretrainTiny(ModelMaker):
         model = AutoModelForCausalLM.from_config(
             architecture, dtype=torch.float32, attn_implementation=attention
         )
-        set_experts_in_training(model, config.model.experts_implementation)
+        model.set_experts_implementation(config.model.experts_implementation or "grouped_mm")
         rows = ToyRows(
             tokenizer, seed=config.seed, rows=recipe.steps * recipe.batch_size, length=recipe.sequence_length
         )

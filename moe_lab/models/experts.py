@@ -22,11 +22,6 @@ MOST_WEIGHTS_FIRST = 10
 """Rows up to which weights times rows is faster than rows times weights (measured: 12 is not)."""
 
 
-def set_experts_in_training(model: Any, implementation: str | None) -> None:
-    """Say how a new model computes its experts: as `model.experts_implementation` says, else by grouped products."""
-    model.set_experts_implementation(implementation or "grouped_mm")
-
-
 def weights_first_experts_forward(
     experts: Any, hidden_TH: Tensor, index_TK: Tensor, weights_TK: Tensor
 ) -> Tensor:

@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from moe_lab.config.progress import naming
 from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import ConfigError, MoeLabError, ResultsError, RunHeldError
 from moe_lab.results.atomic import write_json, writing
 from moe_lab.results.identity import SCHEMA_VERSION
-from moe_lab.results.lock import acquire, is_locked
 from moe_lab.results.model import RunResult, read_run
 from moe_lab.results.stored_files import DamagedError, tidy, warn_once, whole_mapping
 
@@ -165,3 +166,33 @@ class Artifact:
         if self.scratch is not None:
             shutil.rmtree(self.folder / self.scratch, ignore_errors=True)
         return record
+
+
+# Locks between processes: a file is locked until its process releases it or ends
+
+
+def lock_on(file: Path) -> FileLock:
+    """The lock on a file, not acquired."""
+    return FileLock(file, is_singleton=False)
+
+
+def acquire(file: Path) -> FileLock | None:
+    """Acquire the lock on a file; None if another process has it. Raises OSError if the file cannot be locked."""
+    lock = lock_on(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return None
+    except NotImplementedError as error:
+        raise OSError(str(error)) from error
+    return lock
+
+
+def is_locked(file: Path) -> bool:
+    """Whether a living process has the lock. Makes no file."""
+    if not file.exists():
+        return False
+    lock = acquire(file)
+    if lock is not None:
+        lock.release()
+    return lock is None

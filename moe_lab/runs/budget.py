@@ -1,7 +1,6 @@
 """The cost of runs before they start: tokens, memory, disk space."""
 
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from moe_lab.engine import pass_size
 from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.forward.layers import runs_on_kv_cache
-from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
 from moe_lab.methods.method import Method, TrainingMethod
 from moe_lab.models.memory import weight_bytes
 from moe_lab.runs.jobs import Training
@@ -107,7 +105,9 @@ class Budget:
         downloads = path is not None and method.reads_weights
         if not (downloads or left):
             return
-        empty = once(f"empty {architecture.to_json_string()}", lambda: empty_model(deepcopy(architecture)))
+        empty = once(
+            f"empty {architecture.to_json_string()}", lambda: meta_model(architecture, torch.float32)
+        )
         total = sum(own.numel() for own in empty.parameters())
         if path is not None and downloads:
             self.weights[path] = total * _bytes(dtype)

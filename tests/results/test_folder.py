@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from moe_lab.errors import ConfigError, RunHeldError
-from moe_lab.results.folder import ATTEMPT, Artifact, RunFolder, check_writable
+from moe_lab.results.folder import ATTEMPT, Artifact, RunFolder, acquire, check_writable, is_locked
 from moe_lab.results.identity import versions
-from moe_lab.results.lock import acquire, is_locked
 from tests.support.stored_results import result_with
 
 BLOCKS = ("model", "method", "task", "versions", "samples", "cost", "intervals")

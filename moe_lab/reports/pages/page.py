@@ -12,12 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moe_lab.reports.columns import Column, split_title
-from moe_lab.reports.scores import (
-    EXPLAINED,
-    ScoreLine,
-    has_verdict,
-    sentence,
-)
+from moe_lab.reports.scores import EXPLAINED, ScoreLine, has_verdict, sentence
 from moe_lab.results.atomic import write_file
 from moe_lab.results.measured import interval, number
 
@@ -76,12 +71,7 @@ def text_uri(text: str, kind: str) -> str:
 
 # Tables as LaTeX for download
 
-IN_LATEX = {
-    "\u2192": r"$\rightarrow$",
-    "\u03c4": r"$\tau$",
-    "\u00b1": r"$\pm$",
-    "\u00d7": r"$\times$",
-}
+IN_LATEX = {"\u2192": r"$\rightarrow$", "\u03c4": r"$\tau$", "\u00b1": r"$\pm$", "\u00d7": r"$\times$"}
 """LaTeX for characters that need it."""
 
 

@@ -17,11 +17,7 @@ from moe_lab.results.scores import scores_of
 
 SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"} | {"data_dir"}
 """Keys that change neither the numbers nor the contents of a table. Results of local files and of the hub share one."""
-SAME_NUMBERS = (
-    "model.attn_implementation",
-    "model.device_map",
-    "model.experts_implementation",
-)
+SAME_NUMBERS = ("model.attn_implementation", "model.device_map", "model.experts_implementation")
 LONGEST = 60
 """Most characters of the typed overrides in a file's name."""
 

@@ -26,8 +26,8 @@ from moe_lab.models.memory import ModelPool, memory_bytes, peak_memory_bytes, re
 from moe_lab.models.source import load_config, model_source
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.atomic import json_text, write_file
+from moe_lab.results.folder import lock_on
 from moe_lab.results.identity import folder_name, versions
-from moe_lab.results.lock import lock_on
 from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.prepare import facts_of
 

@@ -25,19 +25,24 @@ from tests.support.models import small_model
 from tests.support.opened_methods import answered, opened
 from tests.support.requests import generating
 from tests.support.roe_reference import in_float64
-from tests.support.routed_by_hand import FACTS, FAMILIES, routed_pass, weights_of
+from tests.support.routed_by_hand import (
+    FACTS,
+    FAMILIES,
+    PAIRS,
+    PROMPTS,
+    STEPS,
+    base_answers,
+    both_answers,
+    routed_pass,
+    weights_of,
+)
 from tests.support.tiers import by_family
 
 SEED, BETA, ALPHA = 5, 0.6, 0.15
-CONTEXT, ANSWERS, STEPS = "three pens", [" and", " 7"], 3
 
 
 def scmoe(**keys: Any) -> SelfContrast:
     return SelfContrast(SelfContrast.Config(**{"beta": BETA, "alpha": ALPHA, **keys}))
-
-
-PAIRS = [(CONTEXT, answer) for answer in ANSWERS] + [("a", " b")]
-PROMPTS = [(prompt, {"max_gen_toks": STEPS, "until": []}) for prompt in (CONTEXT, "a", "one")]
 
 
 # The two passes, by hand ---------------------------------------------------------------------------------------------
@@ -48,24 +53,18 @@ def logits_after(model64: Any, ids: list[int], positions: Any, rank: int) -> Any
 
     def route(layer: int, router: Any, output: Any) -> Any:
         logits_TE, weights_TK, index_TK = output
-        E, K = logits_TE.shape[-1], index_TK.shape[-1]
-        rows = []
-        for token in range(len(ids)):
-            experts, weights = index_TK[token].tolist(), weights_TK[token]
-            if token in positions:
-                scores = logits_TE[token]
-                if hasattr(router, "num_group"):
-                    scores = scores.sigmoid() + router.e_score_correction_bias
-                experts = [sorted(range(E), key=lambda e: -float(scores[e]))[rank - 1]]
-                weights = weights_of(model64.config.model_type, router, logits_TE[token], experts)
-            rows.append((experts, weights))
-        width = max(K, *(len(experts) for experts, _ in rows))
-        index, weights = [], []
-        for experts, own in rows:
-            rest = [e for e in range(E) if e not in experts][: width - len(experts)]
-            index.append(experts + rest)
-            weights.append(torch.nn.functional.pad(own.double(), (0, len(rest))))
-        return logits_TE, torch.stack(weights).to(weights_TK.dtype), torch.tensor(index)
+        weights_TK, index_TK = weights_TK.clone(), index_TK.clone()
+        for token in positions:
+            scores = logits_TE[token]
+            if hasattr(router, "num_group"):
+                scores = scores.sigmoid() + router.e_score_correction_bias
+            order = scores.argsort(descending=True).tolist()
+            weak = order.pop(rank - 1)
+            # the other experts have no weight
+            index_TK[token] = torch.tensor([weak, *order[: index_TK.shape[-1] - 1]])
+            weights_TK[token] = 0
+            weights_TK[token, 0] = weights_of(model64.config.model_type, router, logits_TE[token], [weak])[0]
+        return logits_TE, weights_TK, index_TK
 
     return routed_pass(model64, ids, route)[-1]
 
@@ -89,9 +88,9 @@ def slow_score(model64: Any, context: list[int], answer: list[int], *how: Any) -
     return total, greedy
 
 
-def slow_text(model64: Any, prompt: list[int], steps: int, *how: Any) -> list[int]:
+def slow_text(model64: Any, prompt: list[int], *how: Any) -> list[int]:
     ids = list(prompt)
-    for _ in range(steps):
+    for _ in range(STEPS):
         contrast, plausible = contrast_after(model64, ids, *how)
         ids.append(int(contrast.masked_fill(~plausible, -math.inf).argmax()))
         if ids[-1] == model64.config.eos_token_id:
@@ -99,7 +98,18 @@ def slow_text(model64: Any, prompt: list[int], steps: int, *how: Any) -> list[in
     return ids[len(prompt) :]
 
 
-def check_against_brute_force(model: Any, tokenizer: Any, rank: int, cache: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "rank", "cache"),
+    [
+        *((family, 3, "clean") for family in FAMILIES),
+        ("mixtral", 2, "standard"),
+        # with recurrent layers
+        *(pytest.param("qwen3_next", 2, cache, marks=pytest.mark.slow) for cache in ("clean", "standard")),
+    ],
+)
+def test_it_equals_two_full_passes(family, rank, cache, tokenizer):
+    """With cache=standard, a weak sample's own history is read weakly from the first token on."""
+    model = small_model(family)
     double, how = in_float64(model), (rank, cache)
     with opened(scmoe(rank=rank, cache=cache), model, tokenizer, SEED) as lm:
         pairs = [lm.encode_pair(*pair) for pair in PAIRS]
@@ -108,23 +118,7 @@ def check_against_brute_force(model: Any, tokenizer: Any, rank: int, cache: str)
         assert [value for value, _ in found] == rounding.approx([value for value, _ in expected], 12)
         assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
         for text, (prompt, _) in zip(answered(lm, "generate_until", PROMPTS), PROMPTS, strict=True):
-            assert text == lm.tok_decode(slow_text(double, lm.tok_encode(prompt), STEPS, *how))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_it_equals_two_full_passes(family, tokenizer):
-    check_against_brute_force(small_model(family), tokenizer, 3, "clean")
-
-
-def test_a_history_of_its_own_is_read_weakly_from_the_first_token_on(tokenizer):
-    check_against_brute_force(small_model("mixtral"), tokenizer, 2, "standard")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cache", ["clean", "standard"])
-def test_models_with_recurrent_layers(cache, tokenizer):
-    model = small_model("qwen3_next")
-    check_against_brute_force(model, tokenizer, 2, cache)
+            assert text == lm.tok_decode(slow_text(double, lm.tok_encode(prompt), *how))
 
 
 # What follows from it ------------------------------------------------------------------------------------------------
@@ -134,11 +128,10 @@ def test_models_with_recurrent_layers(cache, tokenizer):
 def test_a_strength_of_0_is_the_base_model_bit_for_bit(family, tokenizer):
     model = small_model(family)
     with opened(scmoe(beta=0), model, tokenizer, SEED) as lm:
-        found = [answered(lm, "loglikelihood", PAIRS), answered(lm, "generate_until", PROMPTS)]
-        rolling = answered(lm, "loglikelihood_rolling", [(CONTEXT,)])
+        assert both_answers(lm) == base_answers(model, tokenizer)
+        rolling = answered(lm, "loglikelihood_rolling", [("three pens",)])
     base = EngineLM(model, tokenizer, progress=False)
-    assert found == [answered(base, "loglikelihood", PAIRS), answered(base, "generate_until", PROMPTS)]
-    assert rolling == answered(base, "loglikelihood_rolling", [(CONTEXT,)])
+    assert rolling == answered(base, "loglikelihood_rolling", [("three pens",)])
 
 
 def test_it_reads_what_roe_with_two_samples_reads(tokenizer):
@@ -147,8 +140,7 @@ def test_it_reads_what_roe_with_two_samples_reads(tokenizer):
     counted = []
     for method in (scmoe(), roe):
         with opened(method, model, tokenizer, SEED) as lm:
-            answered(lm, "loglikelihood", PAIRS)
-            answered(lm, "generate_until", PROMPTS)
+            both_answers(lm)
             counted.append(lm.cost["tokens_in"])
             assert lm.engine.two_phase.noisy.fork == lm.engine.two_phase.clean.fork == 1
     assert counted[0] == counted[1]
@@ -157,11 +149,9 @@ def test_it_reads_what_roe_with_two_samples_reads(tokenizer):
 def test_a_token_that_is_not_plausible_is_scored_and_not_decoded(tokenizer):
     model = small_model("olmoe")
     with opened(scmoe(alpha=1.0, beta=5.0), model, tokenizer, SEED) as lm:
-        found = answered(lm, "loglikelihood", PAIRS)
-        texts = answered(lm, "generate_until", PROMPTS)
+        found, texts = both_answers(lm)
     assert all(math.isfinite(value) for value, _ in found)
-    base = EngineLM(model, tokenizer, progress=False)
-    assert texts == answered(base, "generate_until", PROMPTS)  # alpha=1 leaves the strong sample's best token
+    assert texts == base_answers(model, tokenizer)[1], "alpha=1 leaves the strong sample's best token"
     with opened(scmoe(alpha=0.0, beta=5.0), model, tokenizer, SEED) as lm:
         assert texts != answered(lm, "generate_until", PROMPTS)
 

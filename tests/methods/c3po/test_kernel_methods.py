@@ -54,6 +54,7 @@ def test_changed_parameters_change_core_experts_alone_and_keep_their_mass(pathwa
         pathways.theta += torch.randn(pathways.theta.shape)
     for i, layer in enumerate(LAYERS):
         found, clean, core = pathways.probs()[layer], pathway_NWME[:, :, layer], pathways.core[:, :, i]
+        assert (clean.gather(-1, core).amin(-1) >= clean.scatter(-1, core, 0).amax(-1)).all(), "the largest"
         torch.testing.assert_close(found.sum(-1), torch.ones(N, W))
         torch.testing.assert_close(found.gather(-1, core).sum(-1), clean.gather(-1, core).sum(-1))
         outside = torch.ones(N, W, E, dtype=torch.bool).scatter(-1, core, False)
@@ -158,6 +159,10 @@ def test_core_experts_take_the_means_proportions_and_others_keep_theirs(setting)
     changed, _ = kernel_regression(pathways, setting.loss(), 0.0)
     mean_NWLE = setting.loss().mean_pathway(pathways)
     found, clean = changed.probs_NWLE(), pathways.clean_NWLE
+    core_NWLC = pathways.to_core(mean_NWLE)[:2]
+    torch.testing.assert_close(
+        core_NWLC.sum(-1, keepdim=True), pathways.mass_NWL1[:2], msg="scaled to the core"
+    )
     core_ratio = found[:2].gather(-1, pathways.core[:2]) / mean_NWLE[:2].gather(-1, pathways.core[:2])
     torch.testing.assert_close(core_ratio, core_ratio[..., :1].expand_as(core_ratio))
     outside = torch.ones_like(clean, dtype=torch.bool).scatter(-1, pathways.core, False)

@@ -24,7 +24,7 @@ from moe_lab.config.compose import compose_cell
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods import get_method
 from moe_lab.methods.scmoe import SelfContrast
-from moe_lab.methods.steer import Steer, Texts, read_texts, steered_experts
+from moe_lab.methods.steer import Steer, Texts, read_texts
 from moe_lab.routing import find_routers, record
 from moe_lab.runs.config import to_config
 from moe_lab.tasks.toy.questions import replies_to_harm, requests

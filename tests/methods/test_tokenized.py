@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
@@ -27,7 +29,6 @@ from moe_lab.tasks.toy.word_problems import differences
 from tests.support.models import make_tokenizer
 
 KNOWN = {"chats": "owner/chats"}
-ROWS = [{"text": "a"}, {"text": "b\nb"}, {"text": "ä"}]
 
 
 def files(dataset: str, **keys) -> list[Path]:
@@ -36,23 +37,17 @@ def files(dataset: str, **keys) -> list[Path]:
     return found
 
 
-def write(path: Path) -> Path:
-    """ROWS in the format that the suffix names."""
-    if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.Table.from_pylist(ROWS), path)
-    else:
-        path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS), encoding="utf-8")
-    return path
-
-
-@pytest.mark.parametrize("suffix, place", [(".jsonl", "line 5"), (".parquet", "row 3")])
+@pytest.mark.parametrize("suffix, place", [(".jsonl", "line 4689"), (".parquet", "row 2345")])
 def test_rows_of_every_format_come_in_order_with_their_place(suffix, place, tmp_path):
-    found = list(read_rows(write(tmp_path / f"rows{suffix}")))
-    assert [row for row, _ in found] == ROWS
-    assert found[2][1] == f"{tmp_path / 'rows'}{suffix}, {place}"
+    """Parquet in several batches, JSON with empty lines between the rows."""
+    rows, file = [{"text": f"ä\n{number}"} for number in range(2345)], tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        file.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    found = list(read_rows(file))
+    assert [row for row, _ in found] == rows
+    assert found[-1][1] == f"{file}, {place}"
 
 
 def test_a_folder_is_all_its_files_in_order(tmp_path):
@@ -60,16 +55,6 @@ def test_a_folder_is_all_its_files_in_order(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert files(str(tmp_path)) == [tmp_path / name for name in ("a.parquet", "b.jsonl", "below/c.jsonl")]
-
-
-def test_a_parquet_file_of_several_batches_is_read_to_its_end(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"text": [str(i) for i in range(2345)]}), tmp_path / "many.parquet")
-    found = list(read_rows(tmp_path / "many.parquet"))
-    assert [int(row["text"]) for row, _ in found] == list(range(2345))
-    assert found[-1][1].endswith("row 2345")
 
 
 @pytest.mark.parametrize(
@@ -97,9 +82,8 @@ def test_a_name_is_a_file_or_a_data_set(tmp_path):
     own.touch()
     assert files(str(own)) == [own]
     for name in ("pile", "a/b/c"):
-        with pytest.raises(
-            TaskError, match=f"={name} is unknown. Use toy, chats, owner/name .* of .jsonl or .parq"
-        ):
+        told = f"={name} is unknown. Use toy, chats, owner/name .* of .jsonl or .parq"
+        with pytest.raises(TaskError, match=told):
             files(name)
 
 
@@ -113,12 +97,19 @@ def test_data_dir_stands_for_the_hub_where_it_has_the_file(dataset, folder, tmp_
     assert files(dataset, data_dir=str(tmp_path)) == [path]
 
 
-def test_subtractions_are_trained_on_and_held_out_by_their_splits():
-    data = read_data(Config(), "toy_subtract", held_out=20)
-    assert len(data.train) == TOY_SIZES["toy_subtract"] and len(data.validation) == 20
-    asked = {row["question"] for split in ("test", "validation") for row in differences(split, 10_000)}
-    assert {one[0]["content"] for one in data.validation} < asked
-    assert not {one[0]["content"] for one in data.train} & asked
+def test_generated_data_are_trained_on_and_held_out_by_their_splits():
+    tested = {
+        "toy": {row["messages"][0]["content"] for row in instructions("validation", 20)},
+        "toy_subtract": {
+            row["question"] for split in ("test", "validation") for row in differences(split, 10_000)
+        },
+    }
+    for name, questions in tested.items():
+        data = read_data(Config(), name, held_out=20)
+        assert len(data.train) == TOY_SIZES[name] and len(data.validation) == 20
+        assert {one[0]["content"] for one in data.validation} <= questions
+        assert not {one[0]["content"] for one in data.train} & questions
+    assert read(Config(), "toy", 20) == [row["messages"] for row in instructions("train", 20)]
 
 
 def test_the_first_conversations_are_the_same_for_any_number():
@@ -238,11 +229,6 @@ def test_files_of_messages_and_of_turns_are_the_same(tmp_path):
     config = Config(data_dir=str(tmp_path))
     assert read(config, "lima") == [TURNS, TURNS]
     assert read(config, "lima", 1) == read(config, f"{tmp_path}/own.jsonl")
-
-
-def test_the_toy_conversations_are_of_the_train_split():
-    found = read(Config(), "toy", 20)
-    assert found == [row["messages"] for row in instructions("train", 20)]
 
 
 def test_the_digest_is_of_both_parts():

@@ -188,7 +188,7 @@ def test_the_defaults_are_the_papers():
     table |= {"warmup_ratio": 0.03, "weight_decay": 0.0, "epochs": 3}
     assert {key: recipe[key] for key in table} == table
     toy, pairs = FinetuneConfig(), FinetuneConfig(batch_size=2)
-    assert (toy.pass_size, toy.step_passes) == (4, 1), "the same steps, in one pass"
+    assert (toy.pass_size, toy.step_passes, toy.held_out) == (4, 1, 100), "the same steps, in one pass"
     assert (pairs.pass_size, pairs.step_passes) == (2, 2)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, get_scheduler
+from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
 
 from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
@@ -237,6 +237,8 @@ def test_listed_phases_win_and_are_the_same_as_a_name_for_them():
     three = phases_of("none", [{"frozen": ["router", "experts"], "until": 0.25, "lr": 1e-3}, *listed])
     assert three[0] == Phase(frozen=("experts", "router"), until=0.25, lr=1e-3)
     assert label(three) == "ER 25%→N 50%→R 100%"
+    shared = [{"frozen": ["experts", "shared_experts"], "until": 0.5}, {"frozen": ["router"], "until": 1.0}]
+    assert label(phases_of("none", shared)) == "ES→R"
 
 
 def test_the_switch_is_at_half_of_the_steps_rounded_down():
@@ -269,11 +271,6 @@ def test_steps_count_smaller_ones_at_the_end_of_an_epoch():
     assert FinetuneConfig(epochs=3, max_steps=5).steps(9) == 5
 
 
-def test_shared_experts_are_a_group_of_their_own():
-    phases = [{"frozen": ["experts", "shared_experts"], "until": 0.5}, {"frozen": ["router"], "until": 1.0}]
-    assert label(phases_of("none", phases)) == "ES→R"
-
-
 TABLE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
 SHARED = {
     line.split(" | ")[1].strip("`")
@@ -302,24 +299,17 @@ def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_
     assert bool(shared) == (model_type in SHARED), "as docs/models.md says"
 
 
-def test_the_names_of_olmoe_and_gpt_oss_are_exactly_these():
-    for model_type, router, experts in (
-        ("olmoe", {"gate.weight"}, {"experts.gate_up_proj", "experts.down_proj"}),
-        (
-            "gpt_oss",
-            {"router.weight", "router.bias"},
-            {f"experts.{half}_proj{end}" for half in ("gate_up", "down") for end in ("", "_bias")},
-        ),
-    ):
-        model = empty_model(small_config(model_type))
-        names = names_by_group(model)
-        for group, wanted in (("router", router), ("experts", experts)):
-            expected = {f"model.layers.{layer}.mlp.{name}" for layer in range(4) for name in wanted}
-            assert names[group] == expected
+NAMES = {
+    "olmoe": ({"gate.weight"}, {"experts.gate_up_proj", "experts.down_proj"}),
+    "gpt_oss": (
+        {"router.weight", "router.bias"},
+        {f"experts.{half}_proj{end}" for half in ("gate_up", "down") for end in ("", "_bias")},
+    ),
+}
 
 
-def test_a_dense_model_is_one_group():
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = empty_model(LlamaConfig(vocab_size=30, **sizes))
-    other = sum(parameter.numel() for parameter in model.parameters())
-    assert counts(parameter_groups(model)) == {"router": 0, "experts": 0, "shared_experts": 0, "other": other}
+@pytest.mark.parametrize("model_type", NAMES)
+def test_the_names_of_olmoe_and_gpt_oss_are_exactly_these(model_type):
+    names = names_by_group(empty_model(small_config(model_type)))
+    for group, wanted in zip(("router", "experts"), NAMES[model_type], strict=True):
+        assert names[group] == {f"model.layers.{layer}.mlp.{name}" for layer in range(4) for name in wanted}

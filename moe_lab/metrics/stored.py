@@ -44,10 +44,6 @@ class StoredMetrics:
         """A counted metric by the kind of tokens (all, prefill, decode), without kinds of which none was counted."""
         return {of: Entropy.from_json(one) for of, one in self.content[name].items() if one is not None}
 
-    def layers(self, name: str, of: str) -> list[Entropy]:
-        """A counted metric of each MoE layer; empty if no token of the kind `of` was counted."""
-        return [Entropy.from_json(layer) for layer in (self.content[name].get(of) or {}).get("layers") or []]
-
     def losses(self, name: str, intervention: Intervention) -> dict[str, dict[str, Loss]]:
         """The losses by task and `metric,filter`; empty for a method that does not allow interventions."""
         block = self.content[name]

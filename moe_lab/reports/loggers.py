@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import without_passwords
-from moe_lab.metrics.registry import counted_metrics
-from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.frames import examples_of
 from moe_lab.reports.papers.metrics import model_folder
@@ -153,7 +151,7 @@ class WandbLogger(Logger):
         for line in training_lines(result):
             run.log(line)
         if (content := expert_metrics_of(result)) is not None:
-            run.log(logged_values(content) | {"expert/layers": _table(layer_frame(content))})
+            run.log(logged_values(content))
         if self._record is not None:
             write_json(self._record, self._place)
 
@@ -270,19 +268,6 @@ def scores(result: RunResult) -> dict[str, object]:
     }
     values |= {f"cost/{key}": value for key, value in result.cost.items()}
     return {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-
-
-def layer_frame(content: StoredMetrics) -> pd.DataFrame:
-    """A row per metric, kind of tokens and MoE layer."""
-    import pandas as pd
-
-    rows = [
-        (metric, of, index, layer.value, *(layer.interval or (None, None)), layer.maximum)
-        for metric in counted_metrics()
-        for of in content.entropies(metric)
-        for index, layer in enumerate(content.layers(metric, of))
-    ]
-    return pd.DataFrame(rows, columns=["metric", "of", "layer", "value", "low", "high", "maximum"])
 
 
 def training_lines(result: RunResult) -> list[dict[str, object]]:

@@ -1,11 +1,15 @@
-"""`method=c2r`, on the embedded model and on small ones.
+"""`method=c2r`, and fine-tuning under its constraint, on the embedded model and on small ones.
 
-Broken by: a constraint that does not reach the router, a profile that is used for another model, a
-run that is stored under the id of another profile, a profile of test documents that is not reported, too few or too
-many partners, groups of experts.
+Broken by: a constraint that does not reach the router or a pass of the training, a profile that is used for another
+model, a run that is stored under the id of another profile, a profile of test documents that is not reported, gradients
+of experts that were not taken, an evaluation of the fine-tuned model without the constraint, a resume that ends in other
+weights.
 """
 
 import json
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,12 +19,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from moe_lab.methods import c2r
+from moe_lab.config.schema import Config
+from moe_lab.methods import get_method
+from moe_lab.methods.c2r import digest_of
+from moe_lab.methods.finetune_freeze import training as module
+from moe_lab.methods.finetune_freeze.training import finetune
 from moe_lab.models.source import TINY
-from moe_lab.routing import record
+from moe_lab.routing import record, routed
+from moe_lab.routing.policies import PartnersOnly, partners_of
+from moe_lab.runs.prepare import prepare
 from moe_lab.tasks.toy.questions import instructions
 from tests.support.command import Ended, run_command
 from tests.support.ended import answers, block_of
+from tests.support.models import small_model
+from tests.support.opened_methods import facts_of
+from tests.support.routed_designs import Seen
+from tests.support.tiers import first_fast
+from tests.support.trainings import assert_same, training_of
 
 FEW = ["model=tiny", "task=toy_choice", "limit=6", "method.dataset_size=12"]
 
@@ -35,7 +50,7 @@ def test_it_counts_a_profile_and_constrains(tmp_path, capsys):
     assert block["c2r"]["partners"] == 3 and 0 < block["c2r"]["changed_fraction"] < 1
     assert answers(tmp_path, "*", block["run_id"]) != answers(tmp_path, "*", block["baseline"]["run_id"])
     assert block["c2r"]["profile"] == "toy"
-    assert block["c2r"]["profile_sha256"] == c2r.digest_of(pairs_of_conversations_read_alone(12))
+    assert block["c2r"]["profile_sha256"] == digest_of(pairs_of_conversations_read_alone(12))
 
     # under the constraint no expert goes with more than 3 others that chose it, or that it chose
     folder = next(tmp_path.glob(f"runs/*-{block['run_id'][:8]}"))
@@ -49,10 +64,8 @@ def test_it_counts_a_profile_and_constrains(tmp_path, capsys):
     free = block_of(command(capsys, tmp_path, "method.partners=15"))
     assert free["c2r"]["changed_fraction"] == 0
     assert answers(tmp_path, "*", free["run_id"]) == answers(tmp_path, "*", free["baseline"]["run_id"])
-    assert (
-        block_of(command(capsys, tmp_path))["run_id"]
-        == block_of(command(capsys, tmp_path, "method.partners=8"))["run_id"]
-    )
+    default, eight = (block_of(command(capsys, tmp_path, *own)) for own in ([], ["method.partners=8"]))
+    assert default["run_id"] == eight["run_id"]
 
 
 def pairs_of_conversations_read_alone(count: int) -> torch.Tensor:
@@ -94,11 +107,137 @@ def test_a_profile_of_a_run_is_taken_by_its_content(tmp_path, capsys):
     assert block_of(ended)["c2r"]["test_profile"] is False and "test-profile" not in ended.out
 
 
-def test_a_profile_of_another_model_is_refused(tmp_path, capsys, loads):
-    save_file({"pairs": torch.zeros(2, 3, 3, dtype=torch.long)}, tmp_path / "small.safetensors")
-    ended = command(capsys, tmp_path, f"method.profile={tmp_path / 'small.safetensors'}")
-    assert ended.code == 2 and "of this model" in " ".join(ended.err.split())
-    save_file({"selections": torch.zeros(2, 3)}, tmp_path / "none.safetensors")
-    ended = command(capsys, tmp_path, f"method.profile={tmp_path / 'none.safetensors'}")
-    assert ended.code == 2 and "no pairs" in ended.err
-    assert loads == []
+FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek")
+SHORT = ["task=toy_choice", "limit=3"]
+TRAINED = ["method.max_steps=4", "method.learning_rate=0.01", "method.validation_size=2"]
+
+
+def pairs_of(model, seed=0):
+    facts, generator = facts_of(model), torch.Generator().manual_seed(seed)
+    return torch.randint(0, 99, (facts.moe_layers, facts.experts, facts.experts), generator=generator)
+
+
+def allowed_of(model, seed=0):
+    """As few partners as leave the model its number of experts per token."""
+    return partners_of(pairs_of(model, seed), max(1, facts_of(model).top_k - 1))
+
+
+@pytest.mark.parametrize("family", first_fast(FAMILIES, 2))
+def test_during_training_each_token_takes_partners_of_its_first_expert(family, tmp_path):
+    """All passes, those over held-out conversations included."""
+    model = deepcopy(small_model(family))
+    allowed = allowed_of(model)
+    training = replace(training_of(tmp_path, count=4, held_out=2), allowed_LEE=allowed)
+    seen, trainer = Seen(), module.FreezeTrainer
+
+    def watched(**given):
+        stack.enter_context(routed(model, seen))
+        return trainer(**given)
+
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(module, "FreezeTrainer", watched)
+        _, told = finetune(training, model)
+    assert told["validation"]["losses"] and seen.routings
+    for router, routing in zip(seen.routers, seen.routings, strict=True):
+        scores = router.scores(routing.logits_TE)
+        first = routing.index_TK.gather(-1, scores.gather(-1, routing.index_TK).argmax(-1, keepdim=True))
+        assert allowed[router.layer][first[:, 0]].gather(-1, routing.index_TK).all(), router.name
+
+
+@pytest.mark.parametrize("family", first_fast(FAMILIES, 2))
+def test_gradients_are_those_of_finite_differences(family):
+    """Of the routers' and the experts' weights, along the gradient, in float64."""
+    model = deepcopy(small_model(family)).double().eval()
+    model.set_experts_implementation("eager")
+    policy = PartnersOnly(allowed_of(model, seed=1))
+    ids = torch.randint(1, 200, (2, 9), generator=torch.Generator().manual_seed(2))
+
+    def loss():
+        with routed(model, policy):
+            logits = model(ids, use_cache=False).logits[:, :-1]
+            return torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:])
+
+    loss().backward()
+    assert policy.decisions[0], "the constraint changes decisions"
+    own = {name: each for name, each in model.named_parameters() if each.grad is not None}
+    chosen = [name for name in own if "gate.weight" in name or "router.weight" in name or "down_proj" in name]
+    step = 1e-4  # larger ones change choices; routers compute their softmax in float32
+    for name in chosen:
+        gradient = own[name].grad
+        direction = gradient / gradient.norm()
+        with torch.no_grad():
+            own[name] += step * direction
+            up = loss().item()
+            own[name] -= 2 * step * direction
+            down = loss().item()
+            own[name] += step * direction
+        expected = (up - down) / (2 * step)
+        assert gradient.norm().item() == pytest.approx(expected, rel=2e-2, abs=1e-4), name
+
+
+def config(tmp_path, **keys):
+    method = get_method("finetune-freeze").Config(max_steps=2, dataset_size=8, **keys)
+    place = {"output_dir": str(tmp_path), "device": "cpu", "offline": True}
+    return Config(method=method, limit=2, baseline=False, **place)
+
+
+def test_activation_checkpointing_repeats_the_constrained_choice(tmp_path):
+    allowed, trained = partners_of(pairs_of(small_model("olmoe")), 2), []
+    for checkpointing in (False, True):
+        model = deepcopy(small_model("olmoe"))
+        settings = {"partners": 2, "activation_checkpointing": checkpointing}
+        finetune(replace(training_of(tmp_path / str(checkpointing), **settings), allowed_LEE=allowed), model)
+        trained.append(model)
+    assert_same(*trained)
+
+
+def test_the_profile_is_part_of_the_id(tmp_path):
+    ids = {prepare(config(tmp_path, partners=4)).run_id, prepare(config(tmp_path)).run_id}
+    for value in (1, 2):
+        pairs = torch.arange(8 * 16 * 16).reshape(8, 16, 16) * value % 97
+        files = [str(tmp_path / f"{value}{copy}.safetensors") for copy in ("", "-again")]
+        for file in files:
+            save_file({"pairs": pairs}, file)
+        same = {prepare(config(tmp_path, partners=4, profile=file)).run_id for file in files}
+        assert len(same) == 1, "its content, not its path"
+        ids |= same
+    assert len(ids) == 4
+
+
+@pytest.mark.slow
+def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fine_tuning(tmp_path, capsys):
+    keys = [*SHORT, *TRAINED, "method.partners=3", "method.dataset_size=12", "metrics=expert"]
+    ended = run_command(capsys, "method=finetune-freeze", f"output_dir={tmp_path}", *keys)
+    block = block_of(ended)
+    folder = tmp_path / "models" / block["finetune_freeze"]["model"]
+    record = json.loads((folder / "training.json").read_text())
+    assert block["c2r"]["partners"] == block["finetune_freeze"]["partners"] == 3
+    assert block["c2r"]["profile_sha256"] == record["profile_sha256"] and not block["c2r"]["test_profile"]
+    assert 0 < block["c2r"]["changed_fraction"] < 1
+    stored = load_file(folder / "counts.safetensors")["pairs"]
+    untrained = run_command(capsys, "method=c2r", "method.dataset_size=12", f"output_dir={tmp_path}", *SHORT)
+    assert block_of(untrained)["c2r"]["profile_sha256"] == digest_of(stored), "of the untrained model"
+    assert block["compared"]["full_fine_tuning"]["paired"], "the same without a constraint"
+    run = next(tmp_path.glob(f"runs/*-{block['run_id'][:8]}"))
+    metrics = json.loads((run / "expert_metrics.json").read_text())
+    assert metrics["capacity"] is None and metrics["collaboration"]["all"]["value"] > 0
+
+    # the evaluation is that of method=c2r on the trained model with the stored profile
+    other = tmp_path / "other"
+    again = [f"model.path={folder}/model", "method.partners=3", f"method.profile={folder}/counts.safetensors"]
+    assert run_command(capsys, "method=c2r", *again, f"output_dir={other}", *SHORT).code == 0
+    assert answers(other, "c2r") == answers(tmp_path, "finetune-freeze", block["run_id"])
+    free = tmp_path / "free"
+    keys = [f"model.path={folder / 'model'}", f"output_dir={free}", *SHORT]
+    assert run_command(capsys, "method=base", *keys).code == 0
+    assert answers(free, "base") != answers(other, "c2r")
+
+
+def test_a_constraint_and_what_it_changed_are_reported_where_there_is_one():
+    method = get_method("finetune-freeze")
+    free, bound = (method(method.Config(name="finetune-freeze", partners=count)) for count in (None, 3))
+    counted = {"constrained_decisions": 1, "routing_decisions": 4}
+    blocks = [own.report(None, counted, {}) for own in (free, bound)]
+    assert "c2r" not in blocks[0] and blocks[1]["c2r"] == {"partners": 3, "changed_fraction": 0.25}
+    [line] = method.footnotes(blocks[1])
+    assert method.footnotes(blocks[0]) == [] and line.startswith("changed (finetune-freeze): decisions")

@@ -1,10 +1,12 @@
-"""Profiles of studies, and the methods that take them: calibration, RoE, and those whose settings a grid finds.
+"""RoE's settings; profiles of studies, and the methods that take them: calibration, RoE, those whose settings a grid finds.
 
-Broken by: a file that is taken though it is no profile, a value lost on the way to disk, settings of another method, a
-key that a profile overrides in silence, a run whose id depends on the path of its profile or not on a scale, examples
-that were tuned on and are tested, a scale that changes greedy answers, a model without routers that is refused.
+Broken by: settings that mean something else for a model, a file that is taken though it is no profile, a value lost on
+the way to disk, settings of another method, a key that a profile overrides in silence, a run whose id depends on the
+path of its profile or not on a scale, examples that were tuned on and are tested, a scale that changes greedy answers, a
+model without routers that is refused.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,14 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from moe_lab.engine.hf import Request
+from moe_lab.engine.lm import Request
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.methods.method import StudyStart
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 from moe_lab.methods.profile import Profile, read_profile
-from tests.support.opened_methods import opened
+from moe_lab.methods.roe import RoE
+from tests.support.opened_methods import context, loaded, opened
 from tests.support.runs import facts
 
 PROFILE = Profile(
@@ -84,8 +88,7 @@ def file(tmp_path):
 
 
 def roe(**keys):
-    method = get_method("roe")
-    return method(method.Config(**keys))
+    return RoE(RoE.Config(**keys))
 
 
 def test_reading_gives_what_was_written(file):
@@ -121,25 +124,14 @@ def test_a_profile_is_part_of_the_identity_wherever_it_lies(file, tmp_path):
         (PROFILE.text() + "more: 1\n", "more"),
         (replace(PROFILE, documents=[]).text(), "no `documents` to leave out"),
         (PROFILE.text().replace("trials: 50", "trials: many"), "trials"),
+        (replace(PROFILE, temperature=[0.1] * 5).text(), "5 entries; give one for each of 4"),
+        (replace(PROFILE, temperature=[0.0, -0.1, 0.0, 0.4]).text(), "at least 0"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, message):
     (tmp_path / "x.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        roe(temperature=str(tmp_path / "x.yaml"))
-
-
-def test_a_missing_file_says_what_can_be_given(tmp_path):
-    with pytest.raises(ConfigError, match="Give a number, a list, or the best.yaml of a study"):
-        roe(temperature="warm")
-
-
-def test_impossible_temperatures_and_other_models_are_refused(file):
-    with pytest.raises(ConfigError, match="4 entries; give one for each of 5"):
-        roe(temperature=str(file)).temperatures(5)
-    file.write_text(replace(PROFILE, temperature=[0.0, -0.1, 0.0, 0.4]).text())
-    with pytest.raises(ConfigError, match="at least 0"):
-        roe(temperature=str(file)).temperatures(4)
+        roe(temperature=str(tmp_path / "x.yaml")).temperatures(4)
 
 
 class Powered(PolicyMethod):
@@ -196,9 +188,6 @@ def test_a_profile_of_another_method_is_refused(settings, has, tmp_path):
     (tmp_path / "best.yaml").write_text(replace(TUNED, settings=settings).text())
     with pytest.raises(ConfigError, match=has):
         powered(profile=str(tmp_path / "best.yaml"))
-    told = r"method\.profile=nowhere\.yaml is no profile of a study: No such file"
-    with pytest.raises(ConfigError, match=told):
-        powered(profile="nowhere.yaml")
 
 
 def test_it_is_compared_with_calibration_where_its_study_measured_it(tmp_path, path):
@@ -206,3 +195,76 @@ def test_it_is_compared_with_calibration_where_its_study_measured_it(tmp_path, p
     (tmp_path / "best.yaml").write_text(replace(TUNED, calibrated_scale=1.1).text())
     config, overrides = powered(profile=path).comparisons(greedy=False)["calibration"]
     assert config.logit_scale == path and overrides == ["method=calibration", f"method.logit_scale={path}"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, [0, 0.1, 0.1, 0.1, 0]),
+        ({"temperature": 0.5, "skip_layers": 2}, [0, 0, 0.5, 0, 0]),
+        ({"temperature": 1, "skip_layers": 0}, [1] * 5),
+        ({"temperature": [0.3, 0, 0.1, 0, 0.2]}, [0.3, 0, 0.1, 0, 0.2]),
+        ({"temperature": [0, 0.4, 0.1, 0, 0], "skip_layers": 1}, [0, 0.4, 0.1, 0, 0]),
+    ],
+)
+def test_temperature_per_layer(keys, expected):
+    assert roe(**keys).temperatures(5) == expected
+
+
+def test_report():
+    def reported(**counters):
+        return roe(n=4).report(facts(moe_layers=5), counters, {})["roe"]
+
+    assert reported(changed_decisions=3, noisy_decisions=12) == {
+        "n": 4, "temperatures": [0, 0.1, 0.1, 0.1, 0], "cache": "clean", "prefill": "noisy",
+        "weights": "clean", "changed_fraction": 0.25,
+    }  # fmt: skip
+    assert reported()["changed_fraction"] is None
+    assert reported(noisy_decisions=12)["changed_fraction"] == 0, "the log of a run leaves out counts of 0"
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_study_opens_with_its_own_ensemble(olmoe, tokenizer, reuse):
+    """The trials of a study start in a fork layer of their own, and with given prefixes nothing may be reused."""
+    method = roe(n=6, temperature=[0, 0, 0.2, 0])
+    first = roe(n=3).ensemble([0.0, 0.0, 0.0, 0.0], 1, seed=4)
+    study = StudyStart(first=first, reuse=reuse)
+    with method.open(loaded(olmoe, tokenizer), context(study=study)) as lm:
+        assert lm.ensemble is first and not lm.progress
+        read = [_tokens_read(lm) for _ in range(2)]
+    assert (read[1] < read[0]) is reuse
+
+
+def _tokens_read(lm) -> int:
+    before = lm.cost["tokens_in"]
+    lm.generate_until([Request(("one two three four five", {"until": [], "max_gen_toks": 2}))])
+    return lm.cost["tokens_in"] - before
+
+
+def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
+    with opened(roe(n=6, temperature=[0, 0, 0.2, 0]), olmoe, tokenizer, seed=4) as lm:
+        assert lm.ensemble.n == 6 and lm.ensemble.first_noisy == 2
+        assert lm.ensemble.routing.seed == 4 and lm.ensemble.routing.temperatures == [0, 0, 0.2, 0]
+    with opened(roe(cache="none", prefill="clean"), olmoe, tokenizer, seed=4) as lm:
+        assert (lm.ensemble.cache, lm.ensemble.prefill) == ("none", "clean")
+    with opened(roe(n=1), olmoe, tokenizer, seed=4) as lm:
+        assert lm.ensemble.n == 1 and lm.ensemble.routing is None
+    with opened(roe(noise="antithetic"), olmoe, tokenizer, seed=4) as lm:
+        assert lm.ensemble.routing.antithetic
+
+
+def test_the_footnotes_say_how_much_noise_there_was():
+    def said(*temperatures):
+        [line] = RoE.footnotes({"roe": {"n": 4, "temperatures": list(temperatures)}})
+        return line
+
+    assert said(0.0, 0.1, 0.0) == "roe: 4 routing samples, temperature 0.1 in 1 of 3 MoE layers."
+    assert said(0.05, 0.5) == "roe: 4 routing samples, temperature 0.05 to 0.5 in all 2 MoE layers."
+    assert said(0.0, 0.0).startswith("roe: temperature 0 in every MoE layer, so that")
+
+
+@pytest.mark.parametrize(("family", "refused"), [("olmoe", False), ("gpt_oss", False), ("deepseek_v3", True)])
+def test_weights_from_noisy_logits_need_a_router_that_chooses_by_logits(family, refused):
+    method = roe(n=2, weights="perturbed")
+    with pytest.raises(ConfigError, match=r"method\.weights=perturbed") if refused else nullcontext():
+        method.check(facts(family, moe_layers=5))

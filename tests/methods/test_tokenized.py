@@ -1,24 +1,120 @@
-"""Tokenized conversations. Broken by: a loss on the questions' tokens, an answer without its end, a truncation that is not
-counted, conversations that runs of a grid encode again, or get from another tokenizer, data set or length.
+"""Training data, and conversations that are tokenized.
+
+Broken by: a file that is read in another order or half, a wrong place in a message, a damaged file that ends in a
+traceback, a generated data set that trains on a question of its task or has the wrong split; a loss on the questions'
+tokens, an answer without its end, a truncation that is not counted, conversations that runs of a grid encode again, or
+get from another tokenizer, data set or length.
 """
 
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods import tokenized as prepared
-from moe_lab.methods.data_files import Data, read_data
+from moe_lab.methods.data_files import TOY_SIZES, Data, data_files, read_data, read_rows
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Pad, Row, Rows, encode, encode_all
 from moe_lab.models.tokenizer import PLAIN_TEMPLATE, load_tokenizer, with_template
 from moe_lab.tasks.loading import task_cache
 from moe_lab.tasks.toy.questions import instructions
+from moe_lab.tasks.toy.word_problems import differences
 from tests.support.models import make_tokenizer
+
+KNOWN = {"chats": "owner/chats"}
+
+
+def files(dataset: str, **keys) -> list[Path]:
+    found, source = data_files(Config(**keys), dataset, KNOWN)
+    assert source is None
+    return found
+
+
+@pytest.mark.parametrize("suffix, place", [(".jsonl", "line 4689"), (".parquet", "row 2345")])
+def test_rows_of_every_format_come_in_order_with_their_place(suffix, place, tmp_path):
+    """Parquet in several batches, JSON with empty lines between the rows."""
+    rows, file = [{"text": f"ä\n{number}"} for number in range(2345)], tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        file.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    found = list(read_rows(file))
+    assert [row for row, _ in found] == rows
+    assert found[-1][1] == f"{file}, {place}"
+
+
+def test_a_folder_is_all_its_files_in_order(tmp_path):
+    for name in ("b.jsonl", "a.parquet", "below/c.jsonl", "notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert files(str(tmp_path)) == [tmp_path / name for name in ("a.parquet", "b.jsonl", "below/c.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        *(
+            (f"broken{suffix}", content, "cannot be read")
+            for suffix in (".jsonl", ".parquet")
+            for content in (None, b"\xff\xfe\x00nonsense")
+        ),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text":\n', ", line 3 is not JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(name, content, told, tmp_path):
+    if content:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(TaskError, match=f"{name}.*{told}"):
+        list(read_rows(tmp_path / name))
+
+
+def test_a_name_is_a_file_or_a_data_set(tmp_path):
+    own = tmp_path / "own.jsonl"
+    with pytest.raises(TaskError, match="there is no file .*own.jsonl"):
+        files(str(own))
+    own.touch()
+    assert files(str(own)) == [own]
+    for name in ("pile", "a/b/c"):
+        told = f"={name} is unknown. Use toy, chats, owner/name .* of .jsonl or .parq"
+        with pytest.raises(TaskError, match=told):
+            files(name)
+
+
+@pytest.mark.parametrize("dataset, folder", [("chats", "chats"), ("some/texts", "texts")])
+def test_data_dir_stands_for_the_hub_where_it_has_the_file(dataset, folder, tmp_path):
+    with pytest.raises(TaskError, match="data set .* is not available offline"):
+        files(dataset, data_dir=str(tmp_path))
+    path = tmp_path / folder / "train.jsonl"
+    path.parent.mkdir()
+    path.touch()
+    assert files(dataset, data_dir=str(tmp_path)) == [path]
+
+
+def test_generated_data_are_trained_on_and_held_out_by_their_splits():
+    tested = {
+        "toy": {row["messages"][0]["content"] for row in instructions("validation", 20)},
+        "toy_subtract": {
+            row["question"] for split in ("test", "validation") for row in differences(split, 10_000)
+        },
+    }
+    for name, questions in tested.items():
+        data = read_data(Config(), name, held_out=20)
+        assert len(data.train) == TOY_SIZES[name] and len(data.validation) == 20
+        assert {one[0]["content"] for one in data.validation} <= questions
+        assert not {one[0]["content"] for one in data.train} & questions
+    assert read(Config(), "toy", 20) == [row["messages"] for row in instructions("train", 20)]
+
+
+def test_the_first_conversations_are_the_same_for_any_number():
+    few, many = (read_data(Config(), "toy_subtract", size=size).train for size in (30, 60))
+    assert few == many[:30]
 
 
 def read(config, dataset, size=None) -> list:
@@ -133,11 +229,6 @@ def test_files_of_messages_and_of_turns_are_the_same(tmp_path):
     config = Config(data_dir=str(tmp_path))
     assert read(config, "lima") == [TURNS, TURNS]
     assert read(config, "lima", 1) == read(config, f"{tmp_path}/own.jsonl")
-
-
-def test_the_toy_conversations_are_of_the_train_split():
-    found = read(Config(), "toy", 20)
-    assert found == [row["messages"] for row in instructions("train", 20)]
 
 
 def test_the_digest_is_of_both_parts():

@@ -1,7 +1,9 @@
-"""Counts of whole batches against loops over single tokens, each request read alone by the model itself.
+"""Counts of whole batches against loops over single tokens, and the values, differences and intervals of expert metrics.
 
 Broken by: padding that counts, a shared beginning that counts once for several documents, a prompt that counts once per
-answer choice, a branch of a tree that is taken for another, a generated token that is not seen.
+answer choice, a branch of a tree that is taken for another, a generated token that is not seen; an entropy in other
+units, an expert that counts its pairs with itself, an interval that does not cover the truth, a ratio of totals that is
+not that of a slow loop, a difference of two runs that is not over the same documents.
 """
 
 import math
@@ -12,17 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t
 
 from moe_lab.engine.forward.forward import observed
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count
+from moe_lab.metrics.intervals import LEFT_OUT, differences, measured, ratio
 from moe_lab.metrics.registry import collaboration, load_balance
+from moe_lab.metrics.stored import read_arrays, without_arrays, write_arrays
 from moe_lab.results.logs import request_key
+from moe_lab.results.measured import Value
 from moe_lab.routing import record
 from tests.support.models import kv_cache_model, small_model
-from tests.support.tiers import by_family
+from tests.support.tiers import by_family, first_fast
 
 FAMILIES = ["olmoe", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "gemma4_text", "llama4_text"]
 SHARED = "These are the first words of many. "
@@ -159,3 +165,150 @@ def test_a_model_that_does_not_run_as_rows_is_refused(tokenizer):
     lm = EngineLM(small_model("jamba"), tokenizer, progress=False)
     with pytest.raises(ConfigError, match="metrics=expert"), observed(lm, Routes()):
         pass
+
+
+def test_long_documents_count_by_their_tokens():
+    sums, tokens = [3.0, -1.0, 2.0, 8.0], [1, 5, 4, 10]
+    found = ratio(np.array(sums), np.array(tokens))
+    value = sum(sums) / sum(tokens)
+    squares = sum((one - value * count) ** 2 for one, count in zip(sums, tokens, strict=True))
+    half = t.ppf(0.975, 3) * (4 * squares / 3) ** 0.5 / sum(tokens)
+    assert found.value == pytest.approx(value)
+    assert found.interval == pytest.approx([value - half, value + half])
+
+
+def test_what_does_not_exist_is_null():
+    assert ratio(np.zeros(0), np.zeros(0)) == Value(None)
+    assert ratio(np.array([2.0]), np.array([4])) == Value(0.5)
+
+
+E = 8
+
+
+def test_a_layer_with_fewer_experts_is_a_mean_over_its_own():
+    pairs = np.zeros((2, 4, 4))
+    pairs[:, :3, :3] = 1
+    assert collaboration(pairs, [3, 4]) == pytest.approx([1.0, 0.75])
+
+
+def test_nothing_counted_is_nothing_measured_and_one_document_has_no_interval():
+    assert measured(np.zeros((3, 1, E)), [E], load_balance, [3.0]) is None
+    found = measured(np.ones((1, 1, E)), [E], load_balance, [3.0])
+    assert found is not None
+    assert found["value"] == pytest.approx(3.0) and found["ci95"] is None
+
+
+def test_the_jackknife_is_that_of_its_definition():
+    """Against a loop over documents, on several layers of which one has fewer experts."""
+    random = np.random.default_rng(3)
+    counts = random.integers(0, 5, size=(7, 2, E))
+    counts[:, 1, 6:] = 0
+    counts[2] = 0  # a document without tokens says nothing
+    found = measured(counts, [E, 6], load_balance, [math.log2(E), math.log2(6)])
+    assert found is not None
+    told = np.delete(counts, 2, axis=0)
+    without = np.array([load_balance(np.delete(told, g, axis=0).sum(axis=0), [E, 6]) for g in range(6)])
+    whole = load_balance(told.sum(axis=0), [E, 6])
+    for layer in range(2):
+        pseudo = 6 * whole[layer] - 5 * without[:, layer]
+        half = 2.570582 * pseudo.std(ddof=1) / 6**0.5  # Student's, 5 degrees of freedom
+        one = found["layers"][layer]
+        assert one["counted"] == pytest.approx(whole[layer])
+        assert one["value"] == pytest.approx(min(pseudo.mean(), one["maximum"]))
+        assert one["ci95"] == pytest.approx([pseudo.mean() - half, min(pseudo.mean() + half, one["maximum"])])
+    assert found["counted"] == pytest.approx(whole.mean())
+
+
+def documents(random: np.random.Generator, count: int) -> np.ndarray:
+    """Pairs [count, 1, E, E] of documents with 20 tokens each, that take 3 of 8 experts by their own preferences."""
+    kinds = random.dirichlet(np.full(E, 4.0), size=count)
+    noisy = np.log(kinds)[:, None] + random.gumbel(size=(count, 20, E))
+    chosen = np.argsort(-noisy, axis=-1)[..., :3]
+    taken = np.zeros((count, 20, E), dtype=np.int64)
+    np.put_along_axis(taken, chosen, 1, axis=-1)
+    return np.einsum("nte,ntf->nef", taken, taken)[:, None]
+
+
+@pytest.mark.parametrize("n", first_fast([100, 500]))
+@pytest.mark.parametrize("metric", [load_balance, collaboration])
+def test_intervals_cover_the_value_of_all_documents(n, metric):
+    """In 400 samples of documents: with 95% coverage, fewer than 364 (91%) or more than 396 have odds below 1 in 1,000.
+
+    An interval that ignored documents' differences, or the bias of entropies of counts, would cover far less.
+    """
+    random = np.random.default_rng(1)
+    everything = documents(random, 20_000)
+    pick = (lambda pairs: np.diagonal(pairs, axis1=-2, axis2=-1)) if metric is load_balance else (lambda x: x)
+    truth = float(metric(pick(everything.sum(axis=0)), [E]).mean())
+    covered = 0
+    for _ in range(400):
+        counts = pick(everything[random.integers(len(everything), size=n)])
+        found = measured(counts, [E], metric, [math.log2(E)])
+        assert found is not None and found["ci95"][0] <= found["value"] <= found["ci95"][1]
+        covered += found["ci95"][0] <= truth <= found["ci95"][1]
+    assert 364 <= covered <= 396
+
+
+EXPERTS = 6
+
+
+def left_out(counts: np.ndarray) -> dict[str, np.ndarray]:
+    found = measured(counts, [EXPERTS], load_balance, [np.log2(EXPERTS)])
+    assert found is not None
+    return {f"load_balance/all/{LEFT_OUT}": found[LEFT_OUT]}
+
+
+def test_arrays_leave_the_mapping_and_come_back(tmp_path):
+    one, other = np.arange(3.0), np.ones((2, 4))
+    plain, arrays = without_arrays({"a": {"b": one, "c": 1}, "d": other, "e": None, "f": [{}]})
+    assert plain == {"a": {"c": 1}, "e": None, "f": [{}]}
+    write_arrays(tmp_path, arrays)
+    again = read_arrays(tmp_path)
+    assert again.keys() == {"a/b", "d"}
+    assert (again["a/b"] == one).all() and (again["d"] == other).all()
+
+
+def test_the_jackknife_of_a_difference_is_a_loop_over_documents():
+    random = np.random.default_rng(0)
+    mine, theirs = random.integers(0, 5, size=(2, 7, 1, EXPERTS))
+    mine[2] = theirs[2] = 0  # a document without tokens in both says nothing
+    mine[4] = 0
+    kept = [g for g in range(7) if g != 2]
+
+    def value(documents: list[int]) -> float:
+        one, other = (load_balance(counts[documents].sum(0), [EXPERTS])[0] for counts in (mine, theirs))
+        return float(one - other)
+
+    pseudo = np.array([6 * value(kept) - 5 * value([g for g in kept if g != out]) for out in kept])
+    half = 2.570582 * pseudo.std(ddof=1) / 6**0.5  # Student's, 5 degrees of freedom
+    found = differences(left_out(mine), left_out(theirs))["load_balance/all"]
+    assert found["difference"] == pytest.approx(pseudo.mean())
+    assert found["ci95"] == pytest.approx([pseudo.mean() - half, pseudo.mean() + half])
+
+
+@pytest.mark.parametrize("R", (1, 3))
+def test_the_difference_of_two_losses(R):
+    random = np.random.default_rng(1)
+    mine, theirs = random.integers(2, size=(2, 1 + R, 200)).astype(float)
+    path = "capacity/least/tasks/t/acc,none"
+    found = differences({f"{path}/scores": mine}, {f"{path}/scores": theirs})[path]
+    losses = [scores[0] - scores[1:].mean(axis=0) for scores in (mine, theirs)]
+    by_document = losses[0] - losses[1]
+    assert found["difference"] == pytest.approx(by_document.mean())
+    mean, half = by_document.mean(), 1.96 * by_document.std() / 200**0.5
+    assert found["ci95"] == pytest.approx([mean - half, mean + half], abs=0.1 * half)
+
+
+def test_equal_runs_do_not_differ():
+    arrays = left_out(np.random.default_rng(2).integers(0, 5, size=(9, 1, EXPERTS)))
+    assert differences(arrays, arrays) == {"load_balance/all": {"difference": 0.0, "ci95": [0.0, 0.0]}}
+    same = {"x/scores": np.ones((2, 100))}
+    found = differences(same, same)["x"]
+    assert found["difference"] == 0.0
+    assert found["ci95"][0] < 0 < found["ci95"][1], "Tango's interval has a width"
+
+
+def test_other_documents_have_no_difference():
+    mine, theirs = (left_out(np.ones((count, 1, EXPERTS), dtype=int)) for count in (4, 5))
+    assert differences(mine, theirs) == {}
+    assert differences(mine, {}) == {}

@@ -1,22 +1,43 @@
-"""Masked and random routing against models that were edited by hand.
+"""Masked and random routing against models that were edited by hand, and expert metrics while a model is trained.
 
 Broken by: a masked expert that keeps a share of the softmax, one fewer expert per token, noise that depends on what was
-read together, weights that are not the token's own.
+read together, weights that are not the token's own; padding that is counted or seen, a label compared with the token
+after it, a policy that is told of other tokens than those that are read; a training that goes otherwise because it is
+measured, a measurement that is lost or doubled by a resume, correlations of too few points.
 """
 
 import copy
+import json
+import math
+import statistics
+from copy import deepcopy
+from itertools import product
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from moe_lab.engine import pass_size
 from moe_lab.engine.forward.batch import prefix_names
 from moe_lab.engine.forward.forward import Observer, observed
 from moe_lab.engine.lm import EngineLM
+from moe_lab.metrics.counts import Routes
 from moe_lab.metrics.interventions import Masked, RandomRouting, random_experts
+from moe_lab.metrics.teacher_forcing import (
+    NO_LABEL,
+    count_rows,
+    labelled_selections,
+    labelled_tokens,
+    right_tokens,
+)
+from moe_lab.metrics.training_metrics import ExpertMetrics, correlations, measure, read_measurements, summary
+from moe_lab.reports.figures.curves import training_rows
 from moe_lab.routing import record, routed
 from tests.support.ensembles import answered
-from tests.support.interventions import by_hand, without_experts
+from tests.support.interventions import by_hand, some_rows, without_experts
 from tests.support.models import make_model, small_model
 from tests.support.tiers import by_family
 
@@ -105,3 +126,207 @@ def test_random_experts_are_distinct_and_uniform():
     assert ((counts - 5000).abs() < 305).all()
     other = random_experts(0, names_T, torch.arange(20000), 2, E=8, K=2)
     assert (other != index_TK).any(dim=-1).float().mean() > 0.9
+
+
+FAMILIES = ["olmoe", "mixtral", "gpt_oss", "deepseek_v3", "qwen2_moe", "jamba"]
+
+
+def predicted_rows(model: Any) -> list[dict[str, list[int]]]:
+    """The same, with labels of which the plain model predicts every second one."""
+    rows = some_rows()
+    for row in rows:
+        with torch.no_grad():
+            best = model(torch.tensor([row["input_ids"]])).logits[0].argmax(dim=-1).tolist()
+        for place in range(1, len(row["labels"])):
+            if row["labels"][place] != NO_LABEL and place % 2:
+                row["labels"][place] = best[place - 1]
+    return rows
+
+
+def one_by_one(model: Any, rows: list[dict[str, list[int]]], policy: Any) -> list[int]:
+    found = []
+    for row in rows:
+        ids = row["input_ids"]
+        with torch.no_grad(), routed(model, policy(ids)):
+            best = model(torch.tensor([ids])).logits[0].argmax(dim=-1).tolist()
+        found.append(sum(best[t - 1] == row["labels"][t] for t in range(1, len(ids))))
+    return found
+
+
+@pytest.mark.parametrize("family", by_family(FAMILIES))
+def test_batches_are_rows_read_alone(family, monkeypatch):
+    monkeypatch.setattr(pass_size, "CPU_TOKENS", 1 if family == "deepseek_v3" else 40)
+    model = small_model(family)
+    rows = predicted_rows(model)
+    plain = right_tokens(model, rows, Observer())
+    assert plain.tolist() == one_by_one(model, rows, lambda ids: lambda router, routing: None)
+    assert 0 < plain.sum() < labelled_tokens(rows).sum()
+    drawn = right_tokens(model, rows, RandomRouting(3))
+    assert drawn.tolist() == one_by_one(model, rows, lambda ids: by_hand(ids, seed=3))
+    assert drawn.tolist() != plain.tolist()
+    with routed(model, Observer()) as routers:
+        masked = Masked([1] * len(routers))
+    assert right_tokens(model, rows, masked).tolist() == one_by_one(model, rows, lambda ids: masked)
+
+
+@pytest.mark.parametrize("family", by_family(FAMILIES))
+def test_experts_are_counted_as_of_rows_read_alone(family, monkeypatch):
+    """Pairs at all tokens, and selections at the labelled ones."""
+    monkeypatch.setattr(pass_size, "CPU_TOKENS", 40)
+    model, rows, routes = small_model(family), some_rows(), Routes()
+    right_tokens(model, rows, routes)
+    counts, (selections_LE, labelled) = count_rows(routes, rows), labelled_selections(routes, rows)
+    pairs_LEE = counts.pairs_GPLEE[:, 0].sum(axis=0)
+    pairs, selections = np.zeros_like(pairs_LEE), np.zeros_like(selections_LE)
+    for row in rows:
+        with record(model) as alone, torch.no_grad():
+            model(torch.tensor([row["input_ids"]]))
+        for layer, index_TK in enumerate(alone.indices):
+            for experts, label in zip(index_TK.tolist(), row["labels"], strict=True):
+                selections[layer, experts] += label != NO_LABEL
+                for i, j in product(experts, experts):
+                    pairs[layer, i, j] += 1
+    assert (pairs_LEE == pairs).all() and (selections_LE == selections).all()
+    assert counts.tokens_P == [sum(len(row["input_ids"]) for row in rows), 0]
+    assert list(routes.experts.values()) == [logits_TE.shape[-1] for logits_TE in alone.logits]
+    assert labelled == sum(label != NO_LABEL for row in rows for label in row["labels"])
+
+
+def test_the_model_is_left_as_it_was():
+    model = small_model("olmoe").train()
+    model.model.layers[1].eval()
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    right_tokens(model, some_rows(), RandomRouting(0))
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    model.eval()
+
+
+def test_the_four_metrics_are_what_they_say():
+    model = small_model("olmoe")
+    rows = predicted_rows(model)
+    found = measure(model, rows)
+    answers = sum(label != NO_LABEL for row in rows for label in row["labels"][1:])
+    plain = right_tokens(model, rows, Observer())
+    assert found["answer_tokens"] == answers
+    assert found["accuracy"]["value"] == pytest.approx(plain.sum() / answers)
+    for which, masked in found["capacity"].items():
+        assert which in ("least", "most")
+        lost = plain.sum() - right_tokens(model, rows, Masked(masked["masked"])).sum()
+        assert masked["value"] == pytest.approx(lost / answers)
+    lost = plain.sum() - right_tokens(model, rows, RandomRouting(0)).sum()
+    assert found["specialization"]["value"] == pytest.approx(lost / answers)
+    low, high = found["specialization"]["ci95"]
+    assert low < found["specialization"]["value"] < high
+    mean = np.mean([layer["value"] for layer in found["load_balance"]["layers"]])
+    assert found["load_balance"]["value"] == pytest.approx(mean)
+
+
+def test_a_data_set_is_read_by_its_length_alone():
+    """One of torch need not end when it is iterated: what stands behind its last row is not read."""
+    rows = some_rows(3)
+
+    class Endless:
+        def __len__(self) -> int:
+            return len(rows)
+
+        def __getitem__(self, number: int) -> dict[str, list[int]]:
+            return rows[number] if number < len(rows) else {"input_ids": [1, 2], "labels": [1, 2]}
+
+    one, other = measure(small_model("olmoe"), Endless()), measure(small_model("olmoe"), rows)  # type: ignore[arg-type]
+    assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
+
+STEPS_PER_EPOCH = 3
+
+
+def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer:
+    """A plain Trainer of transformers with dropout on, on rows of one length."""
+    ids = torch.randint(1, 60, (2 * STEPS_PER_EPOCH, 8), generator=torch.Generator().manual_seed(1)).tolist()
+    arguments = TrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        num_train_epochs=2,
+        per_device_train_batch_size=2,
+        learning_rate=5e-3,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    model.config.attention_dropout = 0.3
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.3
+    return Trainer(model=model, args=arguments, train_dataset=rows, callbacks=list(callbacks))
+
+
+def measured_in(folder: Path) -> ExpertMetrics:
+    return ExpertMetrics(some_rows(), folder)
+
+
+def without_seconds(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def same_weights(one: Any, other: Any) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
+    plain, measured = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
+    trainer_of(plain, tmp_path / "plain").train()
+    state = torch.get_rng_state()
+    trainer_of(measured, tmp_path / "measured", measured_in(tmp_path)).train()
+    assert same_weights(plain, measured)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not same_weights(plain, small_model("olmoe"))
+    lines = read_measurements(tmp_path)
+    assert [(line["step"], line["epoch"]) for line in lines] == [(0, 0.0), (3, 1.0), (6, 2.0)]
+    for line, model in ((lines[0], small_model("olmoe")), (lines[-1], measured)):
+        expected = without_seconds([json.loads(json.dumps(measure(model, some_rows())))])[0]
+        assert {key: line[key] for key in expected} == expected
+    assert lines[0]["load_balance"]["value"] != lines[-1]["load_balance"]["value"]
+    columns = [
+        "step",
+        "epoch",
+        "load_balance",
+        "collaboration",
+        "capacity",
+        "capacity_most",
+        "specialization",
+    ]
+    assert [list(row)[: len(columns)] for row in training_rows(lines)] == [columns] * 3
+    told = summary(tmp_path)
+    assert told is not None and told["measurements"] == 3
+    assert told["last"]["load_balance"] == lines[-1]["load_balance"]["value"]
+
+
+def line(*values: float | None) -> dict[str, Any]:
+    balance, together, capacity, special = ({"value": value} for value in values)
+    found = {"load_balance": balance, "collaboration": together, "specialization": special, "capacity": None}
+    if values[2] is not None:
+        found["capacity"] = {"least": capacity, "most": {"value": -values[2]}}
+    return found
+
+
+def test_correlations_say_how_many_points_they_have():
+    values = [(1.0, 2.0, 3.0, 5.0), (2.0, 4.0, 2.0, 5.0), (4.0, 8.0, 0.0, 5.0), (3.0, 5.0, 1.5, 5.0)]
+    lines = [line(*each) for each in values]
+    found = {tuple(one["of"]): one for one in correlations(lines)}
+    assert len(found) == 10, "Capacity counts twice"
+    one = found["load_balance", "collaboration"]
+    r = statistics.correlation([1, 2, 4, 3], [2, 4, 8, 5])
+    assert one["n"] == 4 and one["pearson"] == pytest.approx(r) and one["spearman"] == pytest.approx(1.0)
+    half = 1.959964 / math.sqrt(1)
+    assert one["ci95"] == pytest.approx([math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)])
+    assert found["load_balance", "capacity"]["pearson"] < -0.9
+    assert found["capacity", "capacity_most"]["pearson"] == pytest.approx(-1)
+    constant = found["load_balance", "specialization"]
+    assert constant["pearson"] is None and "does not change" in constant["note"]
+    few = correlations(lines[:2])
+    assert all(one["pearson"] is None and one["n"] == 2 and "fewer than 3" in one["note"] for one in few)
+    three = correlations([*lines[:2], line(5.0, 1.0, None, 1.0)])
+    assert {tuple(one["of"]): one["n"] for one in three}["load_balance", "capacity"] == 2
+    assert three[0]["pearson"] is not None and three[0]["ci95"] is None

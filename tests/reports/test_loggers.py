@@ -28,7 +28,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports import loggers
 from moe_lab.reports.expert import logged_values
-from moe_lab.reports.loggers import Logger, WandbLogger, layer_frame, open_logger
+from moe_lab.reports.loggers import Logger, WandbLogger, open_logger
 from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import warn_once
 from moe_lab.runs.config import to_config
@@ -489,10 +489,3 @@ def test_expert_metrics_can_be_read_back(method, tmp_path):
     assert ("expert/specialization/toy_choice/acc,none" in scores) == (method == "base")
     for key, value in scores.items():
         assert summary[key] == pytest.approx(value), key
-    table = run.table("expert/layers")
-    frame = layer_frame(StoredMetrics(found))
-    assert table["columns"] == list(frame.columns) and len(table["data"]) == len(frame) == 2 * 2 * 8
-    last = found["collaboration"]["prefill"]["layers"][7]
-    assert table["data"][-1] == pytest.approx(
-        ["collaboration", "prefill", 7, last["value"], *last["ci95"], last["maximum"]]
-    )

@@ -242,12 +242,6 @@ def test_the_oracle_is_the_question_as_its_own_neighbour(olmoe):
     assert (after[[0, 1, 2], [5, 6, 7]] > untouched[[0, 1, 2], [5, 6, 7]]).all()
 
 
-def test_no_neighbour_at_all_leaves_every_pathway(olmoe):
-    nobody = NeighbourLoss(olmoe.tails, [[None]] * 3, torch.zeros(3, 1))
-    changed, losses = ngd(olmoe.pathways(), nobody, C3POConfig(steps=2))
-    assert torch.equal(changed.theta, olmoe.pathways().theta) and losses.isnan().all()
-
-
 def test_a_loss_that_is_nan_is_named(olmoe):
     loss = olmoe.loss()
     loss.share_P[0] = torch.nan

@@ -1,5 +1,8 @@
-"""Kernels by their formulas, up to a factor per question; kernel regression at the ends of alpha and of the bandwidth, and
-at the alpha with the least loss; mode finding on two clusters with known centres. Broken by another result.
+"""Pathways, and the methods that mix them: kernels by their formulas, kernel regression at the ends of alpha and of the
+bandwidth and at the alpha with the least loss, mode finding on two clusters with known centres.
+
+Broken by: probabilities that are no distribution, a change of other layers, tokens or experts than the chosen ones,
+experts that are chosen or weighed by other probabilities.
 """
 
 import dataclasses
@@ -8,6 +11,8 @@ import math
 import pytest
 import torch
 
+from moe_lab.engine.scoring import Budget
+from moe_lab.engine.token_span import TokenSpan
 from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.config import ALPHAS, C3POConfig
 from moe_lab.methods.c3po.descent import NeighbourLoss
@@ -22,7 +27,72 @@ from moe_lab.methods.c3po.kernel_methods import (
 )
 from moe_lab.methods.c3po.pathway import Pathways
 from tests.support import rounding
-from tests.support.c3po import WEIGHT_NK
+from tests.support.brute_prompt_tail import FAMILIES, prompts, whole_logits
+from tests.support.c3po import WEIGHT_NK, setting_of
+from tests.support.models import small_model
+from tests.support.tiers import by_family
+
+N, W, M, E, LAYERS, CORE = 3, 2, 6, 9, [1, 4], 4
+
+
+@pytest.fixture
+def pathway_NWME():
+    torch.manual_seed(0)
+    return torch.randn(N, W, M, E).mul(2).softmax(dim=-1)
+
+
+@pytest.mark.parametrize("core_experts", [None, E, 100])
+def test_all_experts_are_the_core_where_there_are_no_more(pathway_NWME, core_experts):
+    pathways = Pathways(pathway_NWME, LAYERS, core_experts)
+    assert pathways.theta.shape[-1] == E
+    torch.testing.assert_close(pathways.mass_NWL1, torch.ones(N, W, 2, 1))
+
+
+def test_changed_parameters_change_core_experts_alone_and_keep_their_mass(pathway_NWME):
+    pathways = Pathways(pathway_NWME, LAYERS, CORE)
+    with torch.no_grad():
+        pathways.theta += torch.randn(pathways.theta.shape)
+    for i, layer in enumerate(LAYERS):
+        found, clean, core = pathways.probs()[layer], pathway_NWME[:, :, layer], pathways.core[:, :, i]
+        assert (clean.gather(-1, core).amin(-1) >= clean.scatter(-1, core, 0).amax(-1)).all(), "the largest"
+        torch.testing.assert_close(found.sum(-1), torch.ones(N, W))
+        torch.testing.assert_close(found.gather(-1, core).sum(-1), clean.gather(-1, core).sum(-1))
+        outside = torch.ones(N, W, E, dtype=torch.bool).scatter(-1, core, False)
+        assert torch.equal(found[outside], clean[outside])
+        assert (found.gather(-1, core) - clean.gather(-1, core)).abs().min() > 1e-4
+
+
+def test_an_expert_of_probability_0_can_be_in_the_core():
+    pathway_NWME = torch.tensor([[[[0.75, 0.25, 0.0]]]])
+    pathways = Pathways(pathway_NWME, [0], 3)
+    probs_NWE = pathways.probs()[0]
+    torch.testing.assert_close(probs_NWE, pathway_NWME[:, :, 0])
+    (gradient,) = torch.autograd.grad(probs_NWE[0, 0, 0], [pathways.theta])
+    assert gradient.isfinite().all()
+
+
+ANSWER = [17, 4]
+
+
+@pytest.mark.parametrize("span", [TokenSpan(), TokenSpan("first", 2), TokenSpan("last", 3)], ids=str)
+@pytest.mark.parametrize("family", by_family(FAMILIES))
+def test_scores_are_those_of_the_pathway(family, span):
+    setting = setting_of(small_model(family), span)
+    asked = prompts(seed=2, least=span.size)[:3]
+    tails = setting.tails.read(asked, Budget(64), [[ANSWER]] * 3)
+    pathways = setting.pathways()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        pathways.theta += torch.randn_like(pathways.theta)
+    found = setting.tails.score(tails, pathways.remix("topk"))
+    for n, prompt in enumerate(asked):
+        start = span.start(len(prompt))
+        probs = {layer: probs_NWE[n].detach() for layer, probs_NWE in pathways.probs().items()}
+        with torch.no_grad():
+            whole = whole_logits(setting.model, [*prompt, ANSWER[0]], start, probs).log_softmax(-1)
+        expected = whole[len(prompt) - 1, ANSWER[0]] + whole[len(prompt), ANSWER[1]]
+        assert found[n][0][0] == rounding.approx(float(expected))
+
 
 DISTANCES = [0.3, 0.7, 1.2]
 FORMULAS = {
@@ -89,6 +159,10 @@ def test_core_experts_take_the_means_proportions_and_others_keep_theirs(setting)
     changed, _ = kernel_regression(pathways, setting.loss(), 0.0)
     mean_NWLE = setting.loss().mean_pathway(pathways)
     found, clean = changed.probs_NWLE(), pathways.clean_NWLE
+    core_NWLC = pathways.to_core(mean_NWLE)[:2]
+    torch.testing.assert_close(
+        core_NWLC.sum(-1, keepdim=True), pathways.mass_NWL1[:2], msg="scaled to the core"
+    )
     core_ratio = found[:2].gather(-1, pathways.core[:2]) / mean_NWLE[:2].gather(-1, pathways.core[:2])
     torch.testing.assert_close(core_ratio, core_ratio[..., :1].expand_as(core_ratio))
     outside = torch.ones_like(clean, dtype=torch.bool).scatter(-1, pathways.core, False)
@@ -177,15 +251,6 @@ def test_one_shift_is_equations_7_and_8(olmoe, two_clusters):
         total_WLE = sum(w * others[i] for w, i in zip(weights, nearest, strict=True))
         expected_WLE = 0.3 * own_WLE + 0.7 * total_WLE / sum(weights)
         torch.testing.assert_close(changed.probs_NWLE()[n], expected_WLE, atol=1e-6, rtol=1e-4)
-
-
-def test_only_core_experts_change(olmoe, two_clusters):
-    pathways = olmoe.pathways()
-    changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, SHIFTS)
-    outside = torch.ones_like(pathways.clean_NWLE, dtype=torch.bool).scatter(-1, pathways.core, False)
-    assert torch.equal(changed.probs_NWLE()[outside], pathways.clean_NWLE[outside])
-    moved = changed.core_probs() - pathways.core_probs()
-    assert moved.abs().amax(dim=-1).min() > 1e-3
 
 
 def test_excluded_references_and_those_outside_the_ball_do_not_count(olmoe, two_clusters):

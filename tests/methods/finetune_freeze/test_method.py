@@ -1,8 +1,9 @@
-"""`method=finetune-freeze` from the command line.
+"""`method=finetune-freeze` from the command line, its schedules, rates and groups of parameters.
 
 Broken by: a model that is trained again for another task or taken for that of another recipe, trained weights that the
 next run of a grid is given, answers other than those of plain transformers, a comparison with something else than the
-untrained model, a request that is refused only after weights were loaded.
+untrained model; a schedule that switches elsewhere than at half, a learning rate that does not follow it; a family whose
+routers, experts or shared experts are not found, or another parameter taken for one.
 """
 
 import json
@@ -11,20 +12,33 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
 
 from moe_lab.cli.main import main
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze import method as module
 from moe_lab.methods.finetune_freeze import training
-from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.config import (
+    SCHEDULES,
+    FinetuneConfig,
+    Phase,
+    boundaries,
+    label,
+    phase_at,
+    phases_of,
+)
+from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups
+from moe_lab.methods.finetune_freeze.trainer import rate
 from moe_lab.models.source import TINY
 from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
 from tests.support.ended import answers, block_of
-from tests.support.models import make_model, make_tokenizer
+from tests.support.families import ZOO
+from tests.support.models import make_model, make_tokenizer, small_config
 from tests.support.ranks import fork_ranks
+from tests.support.tiers import by_family
+from tests.support.trainings import names_by_group
 
 SHORT = ["task=toy_choice", "limit=3", "method.max_steps=4", "method.learning_rate=0.01"]
 SHORT += ["method.validation_size=2", "method.dataset_size=16"]
@@ -174,7 +188,7 @@ def test_the_defaults_are_the_papers():
     table |= {"warmup_ratio": 0.03, "weight_decay": 0.0, "epochs": 3}
     assert {key: recipe[key] for key in table} == table
     toy, pairs = FinetuneConfig(), FinetuneConfig(batch_size=2)
-    assert (toy.pass_size, toy.step_passes) == (4, 1), "the same steps, in one pass"
+    assert (toy.pass_size, toy.step_passes, toy.held_out) == (4, 1, 100), "the same steps, in one pass"
     assert (pairs.pass_size, pairs.step_passes) == (2, 2)
 
 
@@ -198,3 +212,104 @@ def test_two_processes_train_and_evaluate(tmp_path, capsys):
     alone = [*SHORT, "method.batch_size=2", "method.gradient_accumulation=2"]
     block = block_of(command(capsys, tmp_path, *alone))
     assert block["finetune_freeze"]["model"] == trained.name, "the same training"
+
+
+def test_the_papers_nine_schedules_have_their_halves():
+    assert len(SCHEDULES) == 9
+    labels = {label(phases_of(name)) for name in SCHEDULES}
+    assert labels == {f"{first}→{second}" for first in "NRE" for second in "NRE"}
+    assert phases_of("none-router") == (Phase(frozen=(), until=0.5), Phase(frozen=("router",), until=1.0))
+
+
+@pytest.mark.parametrize(
+    "about",
+    [{"router_lr": 1e-4}, {"router_aux_loss_coef": 0.01}, {"partners": 2}, {"schedule": "router"}],
+    ids=str,
+)
+def test_one_key_about_routers_or_experts_needs_a_model_that_has_them(about):
+    assert FinetuneConfig(schedule="none").names_no_router
+    assert not FinetuneConfig(**{"schedule": "none"} | about).names_no_router
+
+
+def test_listed_phases_win_and_are_the_same_as_a_name_for_them():
+    listed = [{"frozen": [], "until": 0.5}, {"frozen": ["router"], "until": 1}]
+    assert phases_of("experts", listed) == phases_of("none-router")
+    three = phases_of("none", [{"frozen": ["router", "experts"], "until": 0.25, "lr": 1e-3}, *listed])
+    assert three[0] == Phase(frozen=("experts", "router"), until=0.25, lr=1e-3)
+    assert label(three) == "ER 25%→N 50%→R 100%"
+    shared = [{"frozen": ["experts", "shared_experts"], "until": 0.5}, {"frozen": ["router"], "until": 1.0}]
+    assert label(phases_of("none", shared)) == "ES→R"
+
+
+def test_the_switch_is_at_half_of_the_steps_rounded_down():
+    phases = phases_of("none-router")
+    assert boundaries(phases, 10) == [5, 10] and boundaries(phases, 7) == [3, 7]
+    assert [phase_at([3, 7], step) for step in range(8)] == [0, 0, 0, 1, 1, 1, 1, 1]
+    thirds = phases_of("none", [{"frozen": [], "until": share} for share in (0.1, 0.7, 1.0)])
+    assert boundaries(thirds, 10) == [1, 7, 10], "0.7 * 10 is below 7 in floating point"
+
+
+def test_the_rate_is_the_linear_one_of_transformers():
+    recipe = FinetuneConfig(epochs=1, warmup_ratio=0.1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_scheduler("linear", optimizer, 4, 40).lr_lambdas[0]
+    assert [rate(recipe, 160, step) for step in range(41)] == pytest.approx(list(map(theirs, range(41))))
+
+
+def test_a_phases_own_rate_holds_in_it_and_the_routers_everywhere():
+    phases = [{"frozen": [], "until": 0.5}, {"frozen": [], "until": 1.0, "lr": 1e-4}]
+    recipe = FinetuneConfig(phases=phases, learning_rate=1e-3, router_lr=1e-5, epochs=1)
+    plain = FinetuneConfig(learning_rate=1e-3, epochs=1)
+    assert rate(recipe, 40, 4) == rate(plain, 40, 4)
+    assert rate(recipe, 40, 6) == pytest.approx(rate(plain, 40, 6) / 10)
+    routers = [rate(recipe, 40, step, router=True) for step in range(10)]
+    assert routers == [rate(plain, 40, step) for step in range(10)]
+
+
+def test_steps_count_smaller_ones_at_the_end_of_an_epoch():
+    assert FinetuneConfig(epochs=3, batch_size=1, gradient_accumulation=4).steps(9) == 9
+    assert FinetuneConfig(epochs=3, max_steps=5).steps(9) == 5
+
+
+TABLE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+SHARED = {
+    line.split(" | ")[1].strip("`")
+    for line in TABLE.splitlines()
+    if line.startswith("| ") and line.split(" | ")[4:5] == ["yes"]
+}
+"""Types of models with shared experts."""
+
+
+@pytest.mark.parametrize("model_type", by_family(ZOO))
+def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_type):
+    model = empty_model(small_config(model_type))
+    groups = parameter_groups(model)
+    every = [id(parameter) for group in groups.values() for parameter in group]
+    assert sorted(every) == sorted(map(id, model.parameters()))
+    assert {parameter.shape[0] for parameter in groups["experts"]} <= {8, 10, 8 * 24}, "one slice per expert"
+    names = names_by_group(model)
+    routers, experts = names["router"], names["experts"]
+    assert not any("shared" in name or "attn" in name for name in routers | experts)
+    parameters = model.named_parameters()
+    wide = {name for name, own in parameters if own.dim() == 3 and ".experts." in name}
+    assert wide <= experts | {name for name in wide if "self_attention" in name}, "JetMoE's attention"
+    assert counts(groups)["router"] < counts(groups)["experts"]
+    shared = {name for name, _ in model.named_parameters() if "shared" in name}
+    assert names["shared_experts"] == shared
+    assert bool(shared) == (model_type in SHARED), "as docs/models.md says"
+
+
+NAMES = {
+    "olmoe": ({"gate.weight"}, {"experts.gate_up_proj", "experts.down_proj"}),
+    "gpt_oss": (
+        {"router.weight", "router.bias"},
+        {f"experts.{half}_proj{end}" for half in ("gate_up", "down") for end in ("", "_bias")},
+    ),
+}
+
+
+@pytest.mark.parametrize("model_type", NAMES)
+def test_the_names_of_olmoe_and_gpt_oss_are_exactly_these(model_type):
+    names = names_by_group(empty_model(small_config(model_type)))
+    for group, wanted in zip(("router", "experts"), NAMES[model_type], strict=True):
+        assert names[group] == {f"model.layers.{layer}.mlp.{name}" for layer in range(4) for name in wanted}

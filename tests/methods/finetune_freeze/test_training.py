@@ -302,7 +302,7 @@ def test_it_is_the_loss_per_answer_token_of_what_is_held_out(tmp_path):
         assert lines[-1]["validation_loss"] == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
 
 
-def test_the_last_conversations_of_a_list_are_held_out_and_toy_has_others(tmp_path):
+def test_the_last_conversations_of_a_list_are_held_out(tmp_path):
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"conversations": [f"ask {i}", "x"]}) + "\n" for i in range(9)))
 
@@ -316,9 +316,3 @@ def test_the_last_conversations_of_a_list_are_held_out_and_toy_has_others(tmp_pa
     assert read(validation_size=2, dataset_size=5) == [list("012"), list("34")]
     with pytest.raises(TaskError, match="holds them all out"):
         read(validation_size=9)
-
-    toy = FinetuneConfig()
-    data = read_data(Config(), toy.dataset, toy.dataset_size, toy.held_out)
-    assert (len(data.train), len(data.validation)) == (1000, 100)
-    asked = [{one[0]["content"] for one in part} for part in (data.train, data.validation)]
-    assert not asked[0] & asked[1]

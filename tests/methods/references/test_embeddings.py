@@ -168,8 +168,9 @@ def by_hand(query, references, most_similar, k=None, epsilon=None):
 
 
 @pytest.mark.parametrize("most_similar", [0.6, 0.95, 1.0])
-@pytest.mark.parametrize("kind", [{"k": 4}, {"epsilon": 0.5}])
+@pytest.mark.parametrize("kind", [{"k": 4}, {"k": 50}, {"epsilon": 0.5}, {"epsilon": 1e-3}], ids=str)
 def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
+    """Also with fewer references than k, and with balls that are empty."""
     monkeypatch.setattr(embeddings, "CHUNK_BYTES", 4 * 40 * 3)  # three questions at a time
     queries, references = unit(11, seed=1), unit(40)
     given = {"k": 99, "epsilon": None} | kind
@@ -183,33 +184,8 @@ def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
         assert (found.index_QK[q, size:] == -1).all() and found.distance_QK[q, size:].isinf().all()
         assert found.dropped_Q[q] == dropped
         sizes.append(size)
-    assert found.index_QK.shape == (11, max(sizes))
-    assert min(sizes) < max(sizes) or "k" in kind, "balls of different sizes are tried"
-
-
-def test_an_empty_ball_has_no_neighbour():
-    found = neighbours(unit(3, seed=1), unit(20), k=3, epsilon=1e-3)
-    assert found.index_QK.shape == (3, 0)
-    one = unit(1)
-    near = torch.nn.functional.normalize(one + 0.4 * unit(1, seed=5), dim=1)
-    found = neighbours(torch.cat([one, -one]), near, k=3, epsilon=0.2)
-    assert found.index_QK.tolist() == [[0], [-1]]
-
-
-def test_the_radius_is_a_cosine_distance():
-    """cos = 0.8 lies within 0.2, and its distance of unit vectors, which kernels take, is sqrt(0.4) = 0.63."""
-    query_QX, reference_RX = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.8, 0.6], [0.6, 0.8]])
-    found = neighbours(query_QX, reference_RX, k=3, epsilon=0.21)
-    assert found.index_QK.tolist() == [[0]]
-    assert found.distance_QK.tolist() == [[pytest.approx(math.sqrt(0.4))]]
-    assert neighbours(query_QX, reference_RX, k=3, epsilon=0.19).index_QK.tolist() == [[]]
-    assert neighbours(query_QX, reference_RX, k=3, epsilon=0.41).index_QK.tolist() == [[0, 1]]
-
-
-def test_fewer_references_than_k():
-    found = neighbours(unit(2, seed=1), unit(2), k=5, epsilon=None)
-    assert found.index_QK.shape == (2, 5)
-    assert sorted(found.index_QK[0].tolist()) == [-1, -1, -1, 0, 1]
+    assert found.index_QK.shape == (11, kind.get("k", max(sizes)))
+    assert min(sizes) < max(sizes) or kind != {"epsilon": 0.5}, "balls of different sizes are tried"
 
 
 def test_of_equally_near_references_the_first_comes_first():

@@ -1,32 +1,108 @@
-"""Virtual tokens of peft: their scores through lm-eval's own code, and their training.
+"""`method=soft-prompt` and `method=prefix-tuning`: the command, scores through lm-eval's own code, and the training.
 
-Broken by: a prompt that does not begin after the virtual tokens, padding that is read, scores of the base model, a family
-that peft cannot serve and that is not refused, a loss that counts the prompt or padding, a resumed training that ends in
-another adapter, a base model that changes.
+Broken by: an adapter that is trained again for another task or another limit, or taken for that of another recipe,
+seed or set of questions; anything that stays on the model which the next run of a grid is given; a prompt that does not
+begin after the virtual tokens, padding that is read, a family that peft cannot serve and that is not refused, a loss
+that counts the prompt or padding, a resumed training that ends in another adapter.
 """
 
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from moe_lab.cli.main import main
+from moe_lab.config.compose import compose_cell
 from moe_lab.engine.lm import Request
 from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.methods.virtual_tokens import training
 from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, refusal, with_adapter
 from moe_lab.models.source import TINY
+from moe_lab.runs.budget import workload_of
+from moe_lab.runs.config import to_config
+from moe_lab.runs.prepare import prepare
 from tests.support import rounding
-from tests.support.command import exit_code
+from tests.support.command import exit_code, run_command
+from tests.support.ended import answers, block_of, samples_of
 from tests.support.families import ZOO
 from tests.support.models import make_tokenizer, small_config, small_model
+from tests.support.runs import arc, choices, write_jsonl
 from tests.support.tiers import by_family
 
-KINDS = ("soft-prompt", "prefix-tuning")
+METHODS = ("soft-prompt", "prefix-tuning")
+SHORT = ["task=toy_choice", "limit=3", "method.reference_size=16", "method.epochs=2"]
+
+
+def command(capsys, method, folder, *keys):
+    return run_command(capsys, f"method={method}", f"output_dir={folder}", *keys)
+
+
+def models(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "models").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_an_adapter_is_trained_stored_in_pefts_format_and_scores(method, tmp_path, capsys):
+    """The answers are those of the stored adapter under peft."""
+    ended = command(capsys, method, tmp_path, *SHORT)
+    block = block_of(ended)[method.replace("-", "_")]
+    assert block["virtual_tokens"] == 20
+    assert block["training"]["questions"] == 16 and block["training"]["steps"] == 4
+    folder = tmp_path / "models" / block["adapter"]
+    assert not (folder / "status.json").exists()
+    assert json.loads((folder / "training.json").read_text())["method"]["epochs"] == 2
+    assert len((folder / "log.jsonl").read_text().splitlines()) == 4
+    assert not (folder / "checkpoints").exists()
+    assert answers(tmp_path, method) != answers(tmp_path, "base")
+
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    wrapped = PeftModel.from_pretrained(model, folder / "adapter").eval()
+    for sample in samples_of(tmp_path, method):
+        for asked, response in zip(sample["arguments"].values(), sample["resps"], strict=True):
+            prompt = tokenizer(asked["arg_0"]).input_ids
+            ids = tokenizer(asked["arg_0"] + asked["arg_1"]).input_ids
+            answer = torch.tensor(ids[len(prompt) :])
+            with torch.no_grad():
+                logits = wrapped(input_ids=torch.tensor([ids[:-1]])).logits[0, -len(answer) :]
+            score = logits.log_softmax(-1).gather(1, answer[:, None]).sum().item()
+            assert float(response[0][0]) == pytest.approx(score, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_planned_tokens_are_those_that_are_read(method, tmp_path, capsys):
+    """Questions whose prompts begin alike, with answers of one token and of several."""
+    keys = [f"method={method}", f"output_dir={tmp_path}", *SHORT, "task=toy_rules", "task.answer=text"]
+    run = prepare(to_config(compose_cell(keys, [])))
+    block = block_of(command(capsys, method, tmp_path, *keys[1:]))
+    assert block["cost"]["tokens_in"] == run.method.forward_tokens(workload_of(run), run.config, run.facts)
+
+
+@pytest.mark.slow
+def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch):
+    write_jsonl(tmp_path / "data" / "arc_challenge" / "test.jsonl", choices(6))
+    keys = [f"data_dir={arc(tmp_path / 'data')}", "method.reference=arc_easy:train", "method.epochs=1"]
+    keys += ["limit=2", "baseline=false"]
+    block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys))
+    [first] = models(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "fit", None)
+        for more in (["task=arc_challenge"], ["task=arc_easy", "limit=1"]):
+            block_of(command(capsys, "soft-prompt", tmp_path, *more, *keys))
+    assert models(tmp_path) == [first]
+    for more in ("seed=1", "method.learning_rate=0.02", "method.virtual_tokens=4", "method.reference_size=9"):
+        block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys, more))
+    assert len(models(tmp_path)) == 5
+
+
 PAIRS = [
     (prompt, answer)
     for prompt in ("How many? Ten. Then", "a", "x" * 30, "x" * 28 + "yz")
@@ -58,7 +134,7 @@ def one_by_one(wrapped) -> torch.Tensor:
     return torch.tensor(found)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", METHODS)
 @pytest.mark.parametrize("family", by_family(ZOO))
 def test_every_family_scores_as_peft_does_or_is_refused(family, kind):
     refused = refusal(small_config(family), kind)
@@ -89,7 +165,7 @@ def by_hand(model, virtual: torch.Tensor, kind: str, prompt: list[int], answer: 
     return log_likelihood(logits, answer)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", METHODS)
 def test_the_base_is_restored(kind):
     model = small_model("mixtral")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -116,14 +192,14 @@ def test_another_seed_is_another_adapter():
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
-SHORT = [
+SIX_QUESTIONS = [
     *("task=toy_choice", "limit=1", "baseline=false", "method.reference_size=6"),
     *("method.batch_size=2", "method.epochs=2"),
 ]
 
 
 def train(folder, kind: str, *keys: str) -> int:
-    return main([f"method={kind}", *SHORT, *keys, f"output_dir={folder}"])
+    return main([f"method={kind}", *SIX_QUESTIONS, *keys, f"output_dir={folder}"])
 
 
 def log_of(folder) -> list[dict]:
@@ -132,7 +208,7 @@ def log_of(folder) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", METHODS)
 def test_the_loss_is_that_of_the_answers_tokens_alone(kind, tmp_path, monkeypatch):
     """All questions in one batch: the first step's loss is the mean over all answer tokens, computed by hand."""
     rows = []
@@ -170,7 +246,7 @@ def _killed_at_step_4(kind: str, folder) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", METHODS)
 def test_a_killed_training_continues_to_the_same_adapter(kind, tmp_path, capsys):
     assert train(tmp_path / "whole", kind) == 0
     assert exit_code(_killed_at_step_4, kind, tmp_path / "cut") == -signal.SIGKILL

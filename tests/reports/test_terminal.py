@@ -13,16 +13,7 @@ import yaml
 
 from moe_lab.methods import get_method
 from moe_lab.metrics.stored import StoredMetrics
-from moe_lab.reports.columns import (
-    Column,
-    count,
-    fixed,
-    names,
-    numbers,
-    print_table,
-    seconds,
-    texts,
-)
+from moe_lab.reports.columns import Column, count, fixed, names, numbers, print_table, seconds, texts
 from moe_lab.reports.expert import ExpertLine, expert_columns, expert_lines
 from moe_lab.reports.scores import (
     CommandTable,

@@ -18,11 +18,10 @@ from moe_lab.reports.figures.studies import read_study, studies_of
 from moe_lab.reports.figures.training import draw_designs, draw_training_curves
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment
-from tests.support.finetuned_cells import KEYS, bars, cell, cells
-from tests.support.pretrained_cells import design_cells, experiment, trained_results
 from tests.support.runs import write_jsonl
 from tests.support.stored_results import cell_table
 from tests.support.stored_studies import PROFILE, pixels, rows_of, write_study
+from tests.support.trained_cells import KEYS, bars, cell, cells, design_cells, experiment, trained_results
 
 
 def test_each_column_is_a_panel_with_the_average_last(tmp_path):

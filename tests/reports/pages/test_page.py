@@ -16,17 +16,8 @@ from moe_lab.reports.columns import Column
 from moe_lab.reports.columns import texts as text_column
 from moe_lab.reports.figures.comparisons import draw_control
 from moe_lab.reports.pages.answers import answer_data
-from moe_lab.reports.pages.page import (
-    TEMPLATES,
-    environment,
-    latex_of,
-    write_page,
-)
-from moe_lab.reports.pages.runs_page import (
-    RunRouting,
-    profiles_of,
-    routing_of,
-)
+from moe_lab.reports.pages.page import TEMPLATES, environment, latex_of, write_page
+from moe_lab.reports.pages.runs_page import RunRouting, profiles_of, routing_of
 from tests.support.pages import HOSTILE, contrast, foreign_urls, texts, tree
 from tests.support.stored_results import cell_of, cell_table
 from tests.support.stored_runs import pair_of_runs

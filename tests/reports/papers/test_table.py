@@ -32,8 +32,8 @@ from moe_lab.results.scores import Score, scores_of
 from moe_lab.results.significance import holm
 from moe_lab.results.statistics import interval, interval_of_mean_of_tasks, tango
 from moe_lab.results.stored_files import typed
-from tests.support.pretrained_cells import trained_results
 from tests.support.stored_results import cell_table, results_of
+from tests.support.trained_cells import trained_results
 from tests.support.views import csv_text, family_of, markdown, table, write_record
 
 PAPER = [

@@ -1,6 +1,8 @@
 """Every family at the seam: what changes nothing changes no bit, hooks fire in every MoE layer, nothing is left behind.
+Weights-first experts are those of transformers' plain loop, for every number of tokens and every family's experts.
 
-A router family is one row of `FAMILIES`. Broken by: a second place that has to know it.
+A router family is one row of `FAMILIES`. Broken by: a second place that has to know it; a gate, bias, layout or norm of
+some family that is overlooked, a token's rows put back in another order.
 """
 
 import copy
@@ -15,6 +17,8 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
 import moe_lab.models.experts  # noqa: F401 - registers weights_first
 from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.errors import ConfigError
+from moe_lab.models import experts as weights_first
+from moe_lab.models.experts import MAX_TOKENS_PER_EXPERT, weights_first_experts_forward
 from moe_lab.models.source import set_experts_per_token
 from moe_lab.routing import GumbelTopK, Routing, find_routers, gumbel, record, routed
 from moe_lab.routing import families as table
@@ -299,3 +303,54 @@ def test_one_row_makes_a_family_known(monkeypatch):
         noise.expect(noisy_tokens(IDS.numel()))
         with routed(model, noise):
             assert not torch.equal(model(IDS).logits, plain)
+
+
+OWN_FORWARD = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
+"""Families whose experts know no implementation but their own."""
+
+
+def experts_of(model):
+    return next((module for module in model.modules() if hasattr(module, "is_transposed")), None)
+
+
+def inputs(experts, tokens, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    weights = next(experts.parameters())
+    hidden = experts.down_proj.shape[-1 if experts.is_transposed else -2]
+    assert weights.dtype == dtype
+    index_TK = torch.stack(
+        [torch.randperm(experts.num_experts, generator=generator)[:2] for _ in range(tokens)]
+    )
+    hidden_TH = torch.randn(tokens, hidden, generator=generator).to(dtype)
+    return hidden_TH, index_TK, torch.rand(tokens, 2, generator=generator).to(dtype)
+
+
+def eager(model, experts, given):
+    before = model.config._experts_implementation
+    model.set_experts_implementation("eager")
+    with torch.inference_mode():
+        found = experts(*given)
+    model.set_experts_implementation(before)
+    return found
+
+
+@pytest.mark.parametrize("family", by_family(sorted(ZOO)))
+def test_equals_the_plain_loop(family):
+    model = small_model(family)
+    experts = experts_of(model)
+    assert (experts is None) == (family in OWN_FORWARD)
+    for tokens in (1, 2, 5, 8 * MAX_TOKENS_PER_EXPERT // 2, 8 * MAX_TOKENS_PER_EXPERT) if experts else ():
+        given = inputs(experts, tokens)
+        with torch.inference_mode():
+            found = weights_first_experts_forward(experts, *given)
+        torch.testing.assert_close(found, eager(model, experts, given), rtol=1e-5, atol=1e-6)
+
+
+def test_bfloat16_is_left_to_grouped_mm(monkeypatch):
+    model = make_model("olmoe").to(torch.bfloat16)
+    experts = experts_of(model)
+    asked = []
+    monkeypatch.setattr(weights_first, "grouped_mm_experts_forward", lambda *given: asked.append(given))
+    with torch.inference_mode():
+        weights_first_experts_forward(experts, *inputs(experts, 3, torch.bfloat16))
+    assert len(asked) == 1

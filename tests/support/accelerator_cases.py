@@ -28,8 +28,7 @@ from moe_lab.models.facts import resolve_device
 from moe_lab.routing import GumbelTopK, find_routers, noise, routed
 from moe_lab.routing.families import family_of_type
 from moe_lab.routing.policies import PartnersOnly, Steered, partners_of
-from tests.support.decoding import ENSEMBLES, ensembles, generated
-from tests.support.ensembles import answers_of, prompts_for
+from tests.support.ensembles import ENSEMBLES, answers_of, ensembles, generated, prompts_for
 from tests.support.models import make_model, small_model
 
 if GPU := torch.cuda.is_available():

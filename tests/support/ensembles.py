@@ -1,9 +1,14 @@
-"""Prompts, questions and ensembles of the engine's tests, and what the engine answers to them."""
+"""Prompts, questions and ensembles of the engine's tests, and what the engine answers to them.
+
+`generated` has sequences that end at different steps, by every kind of ensemble whose steps can stay in place.
+"""
+
+import random
 
 import torch
 
 from moe_lab.engine.engine import KVEngine
-from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.ensemble import Contrast, Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.hf import Request
@@ -11,7 +16,9 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
 from moe_lab.engine.scoring import Budget, ScoringRequest
+from moe_lab.methods.scmoe import of_rank
 from moe_lab.routing import GumbelTopK, document_key, find_routers
+from moe_lab.routing.policies import OtherExperts
 from tests.support import rounding
 from tests.support.models import make_tokenizer
 
@@ -127,3 +134,38 @@ def assert_scores(found, expected, tokens=1):
         values = [value for value, _ in expected[i]]
         assert [value for value, _ in found[i]] == rounding.approx(values, tokens)
         assert [greedy for _, greedy in found[i]] == [greedy for _, greedy in expected[i]]
+
+
+ENDS = (12, 12, 3, 5, 12, 4, 6, 3, 12)
+"""New tokens of each sequence of a batch. Some end early and stay as they are, until half of them have ended and the batch
+is made smaller."""
+ENSEMBLES = ("base", "roe", "roe, standard cache", "scmoe")
+
+
+def ensembles(model):
+    temperatures = [0.0] + [0.7] * (len(find_routers(model)) - 1)
+    roe = {"n": 4, "routing": GumbelTopK(temperatures, 0), "first_noisy": 1}
+    weak = OtherExperts(of_rank(3), repeatable=True)
+    return {
+        "base": Ensemble(),
+        "roe": Ensemble(**roe),
+        "roe, standard cache": Ensemble(**roe | {"routing": GumbelTopK(temperatures, 1)}, cache="standard"),
+        "scmoe": Ensemble(2, weak, contrast=Contrast(0.5, 0.1)),
+    }
+
+
+def generated(model, ensemble):
+    """(tokens, scores of each step, tokens put through the model, counts of decisions)."""
+    forward, scores = EnsembleForward(model, ensemble), []
+    states = [
+        GenerationState(i, p, document_key(p)) for i, p in enumerate(prompts_for(random.Random(2), len(ENDS)))
+    ]
+
+    def choose(scores_AV, states):
+        scores.append(scores_AV.clone())
+        return scores_AV.argmax(dim=-1).tolist()
+
+    decoding = Decoding(choose, lambda state: len(state.generated) == ENDS[state.index], max(ENDS))
+    KVEngine(forward, Budget(4000)).generate(states, decoding, lambda state: None)
+    decisions = ensemble.routing and ensemble.routing.decisions
+    return [state.generated for state in states], scores, forward.tokens_in, decisions

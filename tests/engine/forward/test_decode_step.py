@@ -26,7 +26,7 @@ from moe_lab.engine.suffix import ReroutedForward
 from moe_lab.methods.scmoe import of_rank
 from moe_lab.routing import GumbelTopK, routed
 from moe_lab.routing.policies import OtherExperts
-from tests.support.decoding import ENSEMBLES, ensembles, generated
+from tests.support.ensembles import ENSEMBLES, ensembles, generated
 from tests.support.models import make_model, small_model
 from tests.support.rounding import assert_close
 from tests.support.tiers import first_fast

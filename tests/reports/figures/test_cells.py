@@ -21,10 +21,9 @@ from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine
 from moe_lab.results.scores import NO_SCORE
 from moe_lab.results.statistics import over_seeds
-from tests.support.finetuned_cells import bars
-from tests.support.pretrained_cells import design_cells, experiment
 from tests.support.stored_results import cell_of, cell_table, expert_results, overhead_cell, results_of
 from tests.support.stored_studies import PROFILE, rows_of, write_study
+from tests.support.trained_cells import bars, design_cells, experiment
 from tests.support.views import family_of
 
 

@@ -10,12 +10,7 @@ from pandas import DataFrame
 from moe_lab.reports.figures.comparisons import draw_accuracy, draw_control
 from moe_lab.reports.figures.cost import draw_equivalent, draw_overhead
 from moe_lab.reports.figures.primitives import bars, curve, legend_below, panels, points
-from moe_lab.reports.figures.style import (
-    LEAST_SPAN,
-    STYLE,
-    fit,
-    widen_x,
-)
+from moe_lab.reports.figures.style import LEAST_SPAN, STYLE, fit, widen_x
 from tests.support.stored_results import cell_of, cell_table, overhead_cell
 
 

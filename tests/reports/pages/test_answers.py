@@ -175,10 +175,7 @@ def test_only_lines_of_the_same_document_and_filter_are_paired(tmp_path):
     own = stored_run(tmp_path, "a" * 64, answers, baseline="b" * 64)
     found, problems = examples_of([own], ["roe"])
     assert not problems
-    assert {(one["document"], one["base"], one["own"]) for one in found} == {
-        (2, "z", "d"),
-        (0, "x", "b"),
-    }
+    assert {(one["document"], one["base"], one["own"]) for one in found} == {(2, "z", "d"), (0, "x", "b")}
 
 
 def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):

@@ -21,8 +21,8 @@ from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, Scale
 from moe_lab.reports.papers.metrics import LOSS, expert_score, training_score
 from moe_lab.results.model import RunResult
-from tests.support.pretrained_cells import design_cells, experiment, trained_results
 from tests.support.stored_results import EXPERT_METRICS, expert_results, results_of
+from tests.support.trained_cells import design_cells, experiment, trained_results
 from tests.support.views import csv_text, markdown
 
 

@@ -34,11 +34,7 @@ from tests.support.routed_by_hand import (
     base_answers,
     both_answers,
     check_answers,
-<<<<<<< HEAD:tests/methods/test_policy.py
-=======
-    dropping,
     open_experts,
->>>>>>> ae5da40ed224f40f6991166f18fef2e82e368541:tests/methods/test_routing_methods.py
     routed_pass,
     weights_of,
 )

@@ -1,7 +1,6 @@
 """RoE on a model of one's own."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from moe_lab.api.language_model import LanguageModel, loaded_model
@@ -61,7 +60,7 @@ class RoE(LanguageModel):
     ):
         keys = {
             "n": n,
-            "temperature": _plain(temperature),
+            "temperature": temperature,
             "skip_layers": skip_layers,
             "cache": cache,
             "prefill": prefill,
@@ -87,10 +86,3 @@ class RoE(LanguageModel):
         super()._set_seed(seed)
         if self.lm.ensemble.n > 1:
             self.lm.set_ensemble(self._ensemble(seed))  # a new one: the old one's decisions are counted
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists and paths as texts, as the command has them."""
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, Path) else value

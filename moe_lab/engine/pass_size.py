@@ -3,8 +3,6 @@
 from collections import Counter
 from typing import Any
 
-import torch
-
 from moe_lab.engine.footprint import footprint_of
 from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.forward.layers import decoder_layers, runs_on_kv_cache
@@ -89,12 +87,3 @@ def planned_memory(model: Any, slots: float, rows: float) -> int:
     """
     of_pass = PLANNED_TOKENS * footprint_of(model).token / PASS_SHARE
     return weight_bytes(model) + int(max(of_pass, sequence_bytes(model, slots, rows) / CACHE_SHARE))
-
-
-def in_step(model: Any, size: int) -> int:
-    """The least value of all processes that share the model's weights (FSDP): their passes must be the same."""
-    if (getattr(model, "fsdp_size", None) or 1) == 1:
-        return size
-    least = torch.tensor(size)
-    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
-    return int(least)

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from moe_lab.engine.forward.batch import TokenTree, collate, in_runs, prefix_names
 from moe_lab.engine.forward.forward import Observer
-from moe_lab.engine.pass_size import in_step, pass_budget
+from moe_lab.engine.pass_size import pass_budget
 from moe_lab.metrics.counts import Counts, Read, Routes, count
 from moe_lab.routing import routed
 
@@ -39,7 +39,11 @@ def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Obs
         with torch.no_grad(), routed(model, policy):
             budget = pass_budget(model)
             # each token has a row of logits
-            most = in_step(model, int(budget.tokens / budget.size(1, 1)))
+            most = int(budget.tokens / budget.size(1, 1))
+            if (getattr(model, "fsdp_size", None) or 1) > 1:  # all processes make the same passes
+                least = torch.tensor(most)
+                torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+                most = int(least)
             for numbers in in_runs(
                 _longest_first(rows), lambda own, _: len(rows[own[0]]["input_ids"]) * (len(own) + 1) <= most
             ):

@@ -63,7 +63,7 @@ WRONG = {
     "seed=-1": lambda m, t: roe(m, t, seed=-1),
     "temperature=-1": lambda m, t: roe(m, t, temperature=-1),
     "temperature=nowhere.yaml": lambda m, t: roe(m, t, temperature=Path("nowhere.yaml")),
-    "5 entries": lambda m, t: roe(m, t, temperature=(0.1,) * 5),
+    "5 entries": lambda m, t: roe(m, t, temperature=[0.1] * 5),
     r"temperature\[1\]=a": lambda m, t: roe(m, t, temperature=[0.1, "a", 0.1, 0.1]),
     "temperature.*tensor": lambda m, t: roe(m, t, temperature=torch.ones(4)),
     "skip_layers=2": lambda m, t: roe(m, t, skip_layers=2),

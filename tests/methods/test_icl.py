@@ -11,16 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.methods.icl_lm import FILE, DemonstrationLM
-from moe_lab.models.source import TINY
 from tests.support import rounding
 from tests.support.command import run_command
 from tests.support.ended import block_of
 from tests.support.models import make_model, make_tokenizer
-from tests.support.runs import arc, write_jsonl
+from tests.support.runs import arc
 
 QUESTION = "Q: seven?\nAnswer:"
 TEXTS = ["Q: one?\nAnswer:", "Q: two?\nAnswer:", "Q: three?\nAnswer:", "Q: seven!\nAnswer:"]
@@ -131,23 +129,3 @@ def test_test_labels_reach_no_prompt(tmp_path, capsys):
         assert command(capsys, tmp_path / f"out-{letters}", *keys).code == 0
         asked.append(prompts(tmp_path / f"out-{letters}"))
     assert asked[0] == asked[1]
-
-
-def test_a_prompt_for_every_choice_is_refused(tmp_path, capsys, loads):
-    row = {"sentence": "The cup is _ blue.", "option1": "red", "option2": "green", "answer": "1"}
-    write_jsonl(tmp_path / "winogrande" / "validation.jsonl", [row])
-    ended = command(capsys, tmp_path, "task=winogrande", "task.answer=text", f"data_dir={tmp_path}")
-    assert ended.code == 2
-    assert "task.answer=letters" in ended.err
-    assert loads == []
-
-
-def test_chats_are_refused(tmp_path, capsys, loads):
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    tokenizer.save_pretrained(tmp_path / "chat")
-    keys = ["task=toy_choice", f"model.tokenizer={tmp_path / 'chat'}", "apply_chat_template=true"]
-    ended = command(capsys, tmp_path, *keys)
-    assert ended.code == 2
-    assert "apply_chat_template" in ended.err and "method=icl" in ended.err
-    assert loads == []

@@ -18,7 +18,9 @@ from tests.support.designs import design
 from tests.support.models import small_model
 from tests.support.pretrainings import SMALL
 from tests.support.routed_by_hand import FACTS
+from tests.support.runs import write_jsonl
 
+WINOGRANDE = {"sentence": "The cup is _ blue.", "option1": "red", "option2": "green", "answer": "1"}
 WHOLE = {"frozen": [], "until": 1.0}
 HALF = {"frozen": [], "until": 0.5}
 SETTINGS = {
@@ -159,6 +161,8 @@ COMMANDS = {
     "icl method.reference=toy_math": "multiple-choice",
     "icl method.embeddings=nosuch.safetensors": "no such file",
     "icl task=toy_math task.answer=text": "multiple-choice",
+    "icl task=winogrande task.answer=text data_dir={tmp}": "one prompt per question of winogrande: task.answer=letters",
+    "icl apply_chat_template=true": "method=icl puts demonstrations before a plain prompt, not into a chat: leave apply_chat",
     "prefix-tuning method.virtual_tokens=0": "at least 1",
     "prefix-tuning method.virtual_tokens=2000 max_length=100": "leaves no room",
     "prefix-tuning method.learning_rate=0": "above 0",
@@ -204,6 +208,7 @@ def refused(tmp_path, capsys, loads, small_index):
     """A function of a method and keys: what the command says on stderr, in at most three lines, leaving nothing behind."""
     (tmp_path / "empty.jsonl").write_text("\n \n")
     (tmp_path / "short.jsonl").write_text('{"text": "Too short."}')
+    write_jsonl(tmp_path / "winogrande" / "validation.jsonl", [WINOGRANDE])
     save_file({"pairs": torch.zeros(2, 3, 3, dtype=torch.long)}, tmp_path / "small.safetensors")
     save_file({"selections": torch.zeros(2, 3)}, tmp_path / "none.safetensors")
 

@@ -44,26 +44,18 @@ def top_k(**keys: Any) -> TopK:
     return TopK(TopK.Config(**keys))
 
 
-def test_the_identity_and_the_report_have_the_number():
-    assert top_k().identity(FACTS) == top_k(k=4).identity(FACTS) != top_k(k=3).identity(FACTS)
-    assert top_k().identity(replace(FACTS, experts=3))["k"] == 3, "twice, as far as there are so many"
-    counters = {"chosen_experts": 12, "routing_decisions": 4}
-    assert top_k(k=3).report(FACTS, counters, {}) == {
-        "untuned": True,
-        "top_k": {"k": 3, "experts_per_token": 3.0},
-    }
-
-
-def test_no_more_experts_than_open_groups_have():
-    with pytest.raises(ConfigError, match="1 to 4 experts of the 8"):  # two of four groups are open
-        top_k(k=5).check(facts_of(small_model("deepseek_v3")))
-
-
 def top_p(**keys: Any) -> TopP:
     return TopP(TopP.Config(**keys))
 
 
-# By hand -------------------------------------------------------------------------------------------------------------
+def test_the_identity_and_the_report_have_the_number():
+    assert top_k().identity(FACTS) == top_k(k=4).identity(FACTS) != top_k(k=3).identity(FACTS)
+    assert top_p().identity(FACTS) == top_p(k_max=6).identity(FACTS) != top_p(k_max=5).identity(FACTS)
+    assert top_p().report(FACTS, {}, {})["top_p"]["experts_per_token"] is None
+    assert top_k().identity(replace(FACTS, experts=3))["k"] == 3, "twice, as far as there are so many"
+    counters = {"chosen_experts": 12, "routing_decisions": 4}
+    block = {"k": 3, "experts_per_token": 3.0}
+    assert top_k(k=3).report(FACTS, counters, {}) == {"untuned": True, "top_k": block}
 
 
 def order_of(router: Any, logits: Any) -> tuple[list[int], Any]:
@@ -149,8 +141,7 @@ def test_the_mean_number_of_experts_is_that_of_the_tokens_that_were_read(batch_s
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", [top_k(k=2), top_p(p=1.0, k_max=2)], ids=["top-k", "top-p"])
 def test_the_models_own_number_is_the_base_model_bit_for_bit(method, family, tokenizer):
-    model = small_model(family)
-    expected = base_answers(model, tokenizer)
+    model, expected = small_model(family), base_answers(small_model(family), tokenizer)
     with opened(method, model, tokenizer) as lm:
         assert both_answers(lm) == expected
         lm.set_ensemble(lm.ensemble)  # as a study does
@@ -159,12 +150,9 @@ def test_the_models_own_number_is_the_base_model_bit_for_bit(method, family, tok
         assert lm.cost["routing_decisions"] == len(find_routers(model)) * lm.cost["tokens_in"]
 
 
-def test_the_identity_has_the_number_of_experts():
-    assert top_p().identity(FACTS) == top_p(k_max=6).identity(FACTS) != top_p(k_max=5).identity(FACTS)
-    assert top_p().report(FACTS, {}, {})["top_p"]["experts_per_token"] is None
-
-
-def test_models_with_a_fixed_number_are_refused():
+def test_a_number_that_a_model_cannot_have_is_refused():
+    with pytest.raises(ConfigError, match="1 to 4 experts of the 8"):  # two of four groups are open
+        top_k(k=5).check(facts_of(small_model("deepseek_v3")))
     with pytest.raises(ConfigError, match="cannot have another number"):
         top_p().check(facts_of(small_model("phimoe")))
 

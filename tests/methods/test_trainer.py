@@ -41,8 +41,7 @@ class Line(nn.Module):
 
 class Watched(MoeTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss = model(**inputs).loss
-        return loss
+        return model(**inputs).loss
 
 
 def train(folder, factors=None, slopes=None, accumulation: int = 1):
@@ -148,20 +147,11 @@ def test_what_a_training_leaves_in_reference_cycles_is_removed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line",
-    [
-        "method=finetune-freeze method.dataset_size=8 method.validation_size=1 method.max_steps=3",
-        "method=pretrain method.steps=2 method.layers=1 method.validation_rows=2",
-    ],
-)
-def test_a_training_that_diverges_ends_in_one_message(capsys, tmp_path, line):
+def test_a_training_that_diverges_ends_in_one_message(capsys, tmp_path):
     """A learning rate of 1e30 is a valid number."""
-    ended = run_command(
-        capsys,
-        *(*line.split(), "method.learning_rate=1e30", "model=tiny", "task=toy_choice", "limit=2"),
-        *("device=cpu", f"output_dir={tmp_path}"),
-    )
+    keys = "method=pretrain method.steps=2 method.layers=1 method.validation_rows=2 method.learning_rate=1e30"
+    keys += f" model=tiny task=toy_choice limit=2 device=cpu output_dir={tmp_path}"
+    ended = run_command(capsys, *keys.split())
     assert ended.code == 1, ended.err
     assert "Traceback" not in ended.err and ended.err.count("Error: ") == 1
     assert not list(tmp_path.glob("models/*/training.json"))

@@ -69,10 +69,9 @@ def test_an_adapter_is_trained_stored_in_pefts_format_and_scores(method, tmp_pat
         for asked, response in zip(sample["arguments"].values(), sample["resps"], strict=True):
             prompt = tokenizer(asked["arg_0"]).input_ids
             ids = tokenizer(asked["arg_0"] + asked["arg_1"]).input_ids
-            answer = torch.tensor(ids[len(prompt) :])
             with torch.no_grad():
-                logits = wrapped(input_ids=torch.tensor([ids[:-1]])).logits[0, -len(answer) :]
-            score = logits.log_softmax(-1).gather(1, answer[:, None]).sum().item()
+                logits = wrapped(input_ids=torch.tensor([ids[:-1]])).logits[0]
+            score = log_likelihood(logits, ids[len(prompt) :])
             assert float(response[0][0]) == pytest.approx(score, abs=1e-4)
 
 
@@ -213,11 +212,12 @@ def test_the_loss_is_that_of_the_answers_tokens_alone(kind, tmp_path, monkeypatc
     """All questions in one batch: the first step's loss is the mean over all answer tokens, computed by hand."""
     rows = []
     whole = MoeTrainer.__init__
-    monkeypatch.setattr(
-        MoeTrainer,
-        "__init__",
-        lambda self, **options: rows.extend(options["train_dataset"].rows) or whole(self, **options),
-    )
+
+    def noted(self, **options):
+        rows.extend(options["train_dataset"].rows)
+        whole(self, **options)
+
+    monkeypatch.setattr(MoeTrainer, "__init__", noted)
     assert train(tmp_path, kind, "method.batch_size=6") == 0
     exact = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float64)
     exact.set_experts_implementation("eager")

@@ -288,15 +288,7 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
         expected = without_seconds([json.loads(json.dumps(measure(model, some_rows())))])[0]
         assert {key: line[key] for key in expected} == expected
     assert lines[0]["load_balance"]["value"] != lines[-1]["load_balance"]["value"]
-    columns = [
-        "step",
-        "epoch",
-        "load_balance",
-        "collaboration",
-        "capacity",
-        "capacity_most",
-        "specialization",
-    ]
+    columns = "step epoch load_balance collaboration capacity capacity_most specialization".split()
     assert [list(row)[: len(columns)] for row in training_rows(lines)] == [columns] * 3
     told = summary(tmp_path)
     assert told is not None and told["measurements"] == 3

@@ -20,8 +20,8 @@ import torch
 
 from moe_lab.cli.main import main
 from moe_lab.config.schema import ModelConfig
-from moe_lab.methods.c3po import descent
 from moe_lab.methods.c3po import engine as pathway_engine
+from moe_lab.methods.c3po.descent import NeighbourLoss
 from moe_lab.methods.c3po.engine import PathwayEngine
 from moe_lab.methods.references import store as reference_files
 from moe_lab.methods.references.embeddings import text_key
@@ -185,25 +185,10 @@ def after(calls: int, run: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
-def in_small_batches() -> None:
+def killed_at(argv: list[str], owner: Any, name: str, calls: int) -> None:
+    """The command, with SIGKILL in place of a call after so many calls."""
     pathway_engine.AT_ONCE = AT_ONCE
-
-
-def killed_after_the_answers_to_references(argv: list[str]) -> None:
-    reference_files.pathways = after(0, reference_files.pathways)
-    main(argv)
-
-
-def killed_in_a_step_of_the_second_batch(argv: list[str]) -> None:
-    in_small_batches()
-    step = descent.NeighbourLoss.gradient
-    descent.NeighbourLoss.gradient = after(STEPS + 2, step)
-    main(argv)
-
-
-def killed_among_the_answers_of_the_second_batch(argv: list[str]) -> None:
-    in_small_batches()
-    ResponseLog.answer = after(5, ResponseLog.answer)
+    setattr(owner, name, after(calls, getattr(owner, name)))
     main(argv)
 
 
@@ -215,11 +200,8 @@ def stored(output: Path) -> int:
 def numbers(path: str) -> tuple[dict[str, Any], list[list[float]]]:
     folder = Path(path).parent
     [samples] = folder.glob("samples_*.jsonl")
-    scores = [
-        [float(choice[0][0]) for choice in json.loads(line)["resps"]]
-        for line in samples.read_text().splitlines()
-    ]
-    return json.loads(Path(path).read_text()), scores
+    responses = [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
+    return json.loads(Path(path).read_text()), [[float(one[0][0]) for one in each] for each in responses]
 
 
 @pytest.mark.slow
@@ -229,12 +211,12 @@ def test_a_killed_run_ends_with_the_numbers_of_one_that_was_not(tmp_path, capsys
         return ["method=c3po", "task=toy_choice", *few, f"output_dir={tmp_path / folder}"]
 
     broken = argv("broken")
-    assert exit_code(killed_after_the_answers_to_references, broken) == -signal.SIGKILL
+    assert exit_code(killed_at, broken, reference_files, "pathways", 0) == -signal.SIGKILL
     assert not list((tmp_path / "broken").glob("references/*/references.json*"))
-    assert exit_code(killed_in_a_step_of_the_second_batch, broken) == -signal.SIGKILL
+    assert exit_code(killed_at, broken, NeighbourLoss, "gradient", STEPS + 2) == -signal.SIGKILL
     [pathways] = (tmp_path / "broken").glob("references/*/pathways.safetensors")
     first = stored(tmp_path / "broken")
-    assert exit_code(killed_among_the_answers_of_the_second_batch, broken) == -signal.SIGKILL
+    assert exit_code(killed_at, broken, ResponseLog, "answer", 5) == -signal.SIGKILL
     second = stored(tmp_path / "broken")
     assert 0 < first < second < 4 * QUESTIONS
     built = pathways.stat().st_mtime_ns

@@ -133,6 +133,8 @@ def test_subtractions_are_learned_and_were_not_known(tmp_path, capsys):
 def test_a_failed_comparison_is_named_with_what_leaves_it_out(tmp_path, capsys):
     ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts", "method.learning_rate=1e30")
     assert ended.code == 1 and "is compared with, failed: The " in ended.err
+    assert "Traceback" not in ended.err and ended.err.count("Error: ") == 1
+    assert not list(tmp_path.glob("models/*/training.json"))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 import torch
-from transformers import OlmoeForCausalLM, TrainerCallback, trainer_callback
+from transformers import OlmoeForCausalLM, trainer_callback
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ResultsError, TaskError, TrainingError
@@ -35,7 +35,7 @@ PHASES = [
 """Everything has momentum before it is frozen: 2 of 6 steps each."""
 
 
-class Watch(TrainerCallback):
+class Watch:
     """Copies all tensors before the first step and after each, and what the optimizer holds."""
 
     def __init__(self):
@@ -54,15 +54,10 @@ class Watch(TrainerCallback):
 
 @pytest.fixture
 def watch(monkeypatch) -> Watch:
-    watch, log = Watch(), shared.Log
-    monkeypatch.setattr(shared, "Log", lambda folder: _both(log(folder), watch))
-    return watch
-
-
-def _both(log, watch):
+    watch = Watch()
     for event in ("on_train_begin", "on_pre_optimizer_step", "on_step_end"):
-        setattr(log, event, getattr(watch, event))
-    return log
+        monkeypatch.setattr(trainer_module.Freezing, event, getattr(watch, event))
+    return watch
 
 
 def same_bytes(before: torch.Tensor, after: torch.Tensor) -> bool:
@@ -95,13 +90,8 @@ def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family
 def test_shared_experts_train_unless_they_are_frozen_with_the_experts(family, freeze, tmp_path, watch):
     model = deepcopy(small_model(family))
     groups = names_by_group(model)
-    train(
-        model,
-        tmp_path,
-        count=4,
-        epochs=1,
-        phases=[{"frozen": ["experts", *["shared_experts"] * freeze], "until": 1.0}],
-    )
+    phases = [{"frozen": ["experts", *["shared_experts"] * freeze], "until": 1.0}]
+    train(model, tmp_path, count=4, epochs=1, phases=phases)
     first, last = watch.states[0], watch.states[-1]
     kept = {name for name in set().union(*groups.values()) if same_bytes(first[name], last[name])}
     assert groups["shared_experts"]
@@ -126,13 +116,8 @@ def test_the_reported_memory_is_what_the_optimizer_holds(tmp_path, monkeypatch):
     measured = []
 
     def measure(self, args, state, control, optimizer=None, model=None, **kwargs):
-        moments = [
-            value.numel() * value.element_size()
-            for own in optimizer.state.values()
-            for key, value in own.items()
-            if key != "step"
-        ]
-        measured.append(sum(moments))
+        moments = (own[key] for own in optimizer.state.values() for key in own.keys() - {"step"})
+        measured.append(sum(value.nbytes for value in moments))
 
     monkeypatch.setattr(trainer_module.Freezing, "on_step_end", measure, raising=False)
     told = train(deepcopy(small_model("olmoe")), tmp_path, phases=PHASES)["phases"]

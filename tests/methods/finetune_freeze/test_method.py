@@ -101,9 +101,8 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     plan = command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "mode=plan", "limit=9")
     assert plan.code == 0 and "To train" not in plan.out, plan.out
     monkeypatch.setattr(training, "finetune", None)
-    again = block_of(
-        command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "task=toy_math", "limit=3")
-    )
+    ended = command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "task=toy_math", "limit=3")
+    again = block_of(ended)
     assert again["finetune_freeze"]["model"] == own["model"], "trained once whatever is evaluated"
     same = "method.phases=[{frozen:[],until:0.5},{frozen:[router],until:1.0}]"
     assert block_of(command(capsys, tmp_path, *SHORT, same))["run_id"] == block["run_id"]

@@ -94,11 +94,9 @@ def test_a_recipe_has_what_determines_the_weights_and_no_more():
     others |= {"backbone": "deepseek", "router": "word", "sequence_length": 16, "weight_decay": 0.0}
     for key, value in others.items():
         assert design(**{key: value}).recipe() != one, key
-    for needed, read in (
-        ({"router": "expert"}, {"capacity_factor": 2.0}),
-        ({"device_loss": 0.1}, {"devices": 2}),
-    ):
-        assert design(**needed, **read).recipe() != design(**needed).recipe()
+    expert, devices = {"router": "expert"}, {"device_loss": 0.1}
+    assert design(**expert, capacity_factor=2.0).recipe() != design(**expert).recipe()
+    assert design(**devices, devices=2).recipe() != design(**devices).recipe()
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,9 @@ SETTINGS = {
         *(
             ({"phases": phases}, r"method\.phases")
             for phases in (
-                [], "router", [HALF], [HALF, HALF, WHOLE],
+                [], "router", [HALF, HALF, WHOLE],
                 [{"frozen": [], "until": 0.0}, WHOLE],
                 [HALF, {"frozen": [], "until": 1.5}],
-                [{"frozen": ["gate"], "until": 1.0}],
                 [{"frozen": "router", "until": 1.0}],
                 [WHOLE | {"lr": -1}],
                 [WHOLE | {"rate": 1}],

@@ -259,7 +259,6 @@ def conversation(question: str) -> list[dict[str, str]]:
 
 
 DATA = Data(train=[conversation("Where does Ann live?")] * 8, validation=[], source={"data_set": "one"})
-FACTS = SimpleNamespace(max_length=2048)
 
 
 @pytest.fixture
@@ -275,7 +274,9 @@ def made(monkeypatch, tmp_path):
 
     def prepare(data: Data = DATA, model: ModelConfig | None = None, **settings):
         config = Config(model=model or ModelConfig(), offline=True)
-        return prepared.prepare(config, FinetuneConfig(**settings), data, FACTS), calls
+        return prepared.prepare(
+            config, FinetuneConfig(**settings), data, SimpleNamespace(max_length=2048)
+        ), calls
 
     with task_cache():
         yield prepare

@@ -189,14 +189,10 @@ def test_another_seed_is_another_adapter():
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
-SIX_QUESTIONS = [
-    *("task=toy_choice", "limit=1", "baseline=false", "method.reference_size=6"),
-    *("method.batch_size=2", "method.epochs=2"),
-]
-
-
 def train(folder, kind: str, *keys: str) -> int:
-    return main([f"method={kind}", *SIX_QUESTIONS, *keys, f"output_dir={folder}"])
+    """The command with six questions: three steps in each of two epochs."""
+    few = "task=toy_choice limit=1 baseline=false method.reference_size=6 method.batch_size=2 method.epochs=2"
+    return main([f"method={kind}", *few.split(), *keys, f"output_dir={folder}"])
 
 
 def log_of(folder) -> list[dict]:

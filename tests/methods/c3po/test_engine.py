@@ -36,11 +36,6 @@ from tests.support.ended import block_of, samples_of
 KEYS = ["method=c3po", "task=toy_math", "limit=6", "method.reference_size=16", "method.k=2", "method.steps=2"]
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("outputs")
-
-
 def answers(capsys, folder, *keys):
     """(the moe_lab block, what was generated)"""
     block = block_of(run_command(capsys, f"output_dir={folder}", *keys))

@@ -179,12 +179,9 @@ def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
     assert min(sizes) < max(sizes) or kind != {"epsilon": 0.5}, "balls of different sizes are tried"
 
 
-def test_of_equally_near_references_the_first_comes_first():
+def test_of_equally_near_references_the_first_comes_first_and_no_question_has_one():
     references = unit(1).expand(6, -1)
     found = neighbours(unit(2, seed=1), references, k=4, epsilon=None)
     assert found.index_QK.tolist() == [[0, 1, 2, 3]] * 2
-
-
-def test_no_question():
     assert neighbours(unit(0), unit(5), k=2, epsilon=None).index_QK.shape == (0, 2)
     assert neighbours(unit(0), unit(5), k=2, epsilon=1.0).index_QK.shape == (0, 0)

@@ -109,7 +109,6 @@ def test_a_profile_of_a_run_is_taken_by_its_content(tmp_path, capsys):
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek")
 SHORT = ["task=toy_choice", "limit=3"]
-TRAINED = ["method.max_steps=4", "method.learning_rate=0.01", "method.validation_size=2"]
 
 
 def pairs_of(model, seed=0):
@@ -206,8 +205,11 @@ def test_the_profile_is_part_of_the_id(tmp_path):
 
 @pytest.mark.slow
 def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fine_tuning(tmp_path, capsys):
-    keys = [*SHORT, *TRAINED, "method.partners=3", "method.dataset_size=12", "metrics=expert"]
-    ended = run_command(capsys, "method=finetune-freeze", f"output_dir={tmp_path}", *keys)
+    keys = (
+        "method.partners=3 method.dataset_size=12 method.validation_size=2 method.max_steps=4 metrics=expert"
+    )
+    trained = ["method=finetune-freeze", *SHORT, *keys.split(), "method.learning_rate=0.01"]
+    ended = run_command(capsys, *trained, f"output_dir={tmp_path}")
     block = block_of(ended)
     folder = tmp_path / "models" / block["finetune_freeze"]["model"]
     record = json.loads((folder / "training.json").read_text())

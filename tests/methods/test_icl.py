@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.lm import EngineLM
 from moe_lab.methods.icl_lm import FILE, DemonstrationLM
 from tests.support import rounding
 from tests.support.command import run_command
 from tests.support.ended import block_of
 from tests.support.models import make_model, make_tokenizer
+from tests.support.opened_methods import answered, context
 from tests.support.runs import arc
 
 QUESTION = "Q: seven?\nAnswer:"
@@ -41,21 +42,15 @@ def loaded() -> SimpleNamespace:
 
 
 def language_model(loaded, folder: Path | None = None, max_length: int | None = None, k: int = 2):
-    config = SimpleNamespace(
-        batch_size="auto",
-        max_batch_size=None,
-        max_length=max_length,
-        model=SimpleNamespace(add_bos_token=None),
-    )
+    config = context().config
+    config.max_length = max_length
     asked = {QUESTION: ("\n\n", {" A", " B", " much longer"}), "": ("\n\n", {" A"})}
     settings = SimpleNamespace(k=k, most_similar=0.999)
     return DemonstrationLM(loaded, config, settings, references(), asked, folder)
 
 
 def answers(lm: EngineLM, *pairs: tuple[str, str]) -> list[float]:
-    found: dict[int, tuple[float, bool]] = {}
-    lm.answer("loglikelihood", [Request(pair) for pair in pairs], found.__setitem__)
-    return [found[i][0] for i in range(len(pairs))]
+    return [score for score, _ in answered(lm, "loglikelihood", pairs)]
 
 
 def test_questions_are_scored_behind_their_nearest_references(loaded, tmp_path):

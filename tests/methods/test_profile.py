@@ -21,7 +21,7 @@ from moe_lab.methods.method import StudyStart
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.methods.roe import RoE
-from tests.support.opened_methods import context, loaded, opened
+from tests.support.opened_methods import answered, context, loaded, opened
 from tests.support.runs import facts
 
 PROFILE = Profile(
@@ -48,15 +48,13 @@ def calibration(**keys):
 
 
 def answers(model, tokenizer, kind, requests, **keys):
-    found = {}
     with opened(calibration(**keys), model, tokenizer) as lm:
         lm.progress = False
-        lm.answer(kind, requests, found.__setitem__)
-    return [found[index] for index in range(len(requests))]
+        return answered(lm, kind, requests)
 
 
 def test_greedy_answers_are_those_of_the_base_model(olmoe, tokenizer):
-    requests = [Request(("2 + 2 =", {"max_gen_toks": 6, "do_sample": False, "until": []}))]
+    requests = [("2 + 2 =", {"max_gen_toks": 6, "do_sample": False, "until": []})]
     texts = [answers(olmoe, tokenizer, "generate_until", requests, logit_scale=scale) for scale in (1.0, 0.5)]
     assert texts[0] == texts[1]
 
@@ -64,7 +62,7 @@ def test_greedy_answers_are_those_of_the_base_model(olmoe, tokenizer):
 def test_a_dense_model_is_calibrated_too(tokenizer):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).eval()
-    pair = [Request(("2 + 2 =", " 4"))]
+    pair = [("2 + 2 =", " 4")]
     one, other = (answers(model, tokenizer, "loglikelihood", pair, logit_scale=scale) for scale in (1.0, 2.0))
     assert one[0][0] != pytest.approx(other[0][0], abs=1e-4)
 

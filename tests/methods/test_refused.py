@@ -15,12 +15,12 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from tests.support.command import run_command
 from tests.support.designs import design
+from tests.support.documents import WINOGRANDE
 from tests.support.models import small_model
 from tests.support.pretrainings import SMALL
 from tests.support.routed_by_hand import FACTS
 from tests.support.runs import write_jsonl
 
-WINOGRANDE = {"sentence": "The cup is _ blue.", "option1": "red", "option2": "green", "answer": "1"}
 WHOLE = {"frozen": [], "until": 1.0}
 HALF = {"frozen": [], "until": 0.5}
 SETTINGS = {
@@ -79,10 +79,9 @@ SETTINGS = {
         *(
             ({"phases": phases}, r"method\.phases")
             for phases in (
-                [], "router", [HALF], [HALF, HALF, WHOLE],
+                [], "router", [HALF, HALF, WHOLE],
                 [{"frozen": [], "until": 0.0}, WHOLE],
                 [HALF, {"frozen": [], "until": 1.5}],
-                [{"frozen": ["gate"], "until": 1.0}],
                 [{"frozen": "router", "until": 1.0}],
                 [WHOLE | {"lr": -1}],
                 [WHOLE | {"rate": 1}],
@@ -142,7 +141,6 @@ def test_impossible_settings(name, keys, told):
 
 
 COMMANDS = {
-    "top-k method.k=17": "method.k=17",
     "steer task=toy_safety method.positive=/nowhere/rows.jsonl": "method.positive=/nowhere/rows.jsonl",
     "steer task=toy_safety method.negative=nothing:wrong": "method.negative=nothing:wrong",
     "steer task=toy_safety method.positive=nothing": "method.positive=nothing is unknown",

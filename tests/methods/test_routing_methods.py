@@ -9,7 +9,6 @@ first trial is taken for the base model, a function that no worker can import.
 
 import importlib
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -92,30 +91,23 @@ def log_probs(model64: Any, ids: list[int], p: float, k_max: int) -> tuple[Any, 
     return routed_pass(model64, ids, route).log_softmax(-1), total
 
 
-def check(method: Any, family: str, tokenizer: Any, p: float, k_max: int) -> None:
-    model = small_model(family)
-    double = in_float64(model)
-    with opened(method, model, tokenizer) as lm:
-        check_answers(lm, lambda ids: log_probs(double, ids, p, k_max)[0], model.config.eos_token_id)
-
-
 @pytest.mark.parametrize(
-    ("family", "p", "k_max"),
+    ("method", "family", "p", "k_max"),
     [
-        *((family, 0.5, 3) for family in FAMILIES),
-        ("deepseek_v3", 1.0, 3),
-        pytest.param("olmoe", 0.7, None, marks=pytest.mark.slow),
+        *(("top-p", family, 0.5, 3) for family in FAMILIES),
+        ("top-p", "deepseek_v3", 1.0, 3),
+        pytest.param("top-p", "olmoe", 0.7, None, marks=pytest.mark.slow),
         # with recurrent layers
-        *(pytest.param("qwen3_next", p, 3, marks=pytest.mark.slow) for p in (0.5, 1.0)),
+        *(pytest.param("top-p", "qwen3_next", p, 3, marks=pytest.mark.slow) for p in (0.5, 1.0)),
+        *(("top-k", family, 1.0, 1) for family in FAMILIES),
+        ("top-k", "olmoe", 1.0, 4),
     ],
 )
-def test_tokens_take_the_fewest_experts_that_reach_p(family, p, k_max, tokenizer):
-    check(top_p(p=p, k_max=k_max), family, tokenizer, p, k_max or 8)
-
-
-@pytest.mark.parametrize(("family", "k"), [*product(FAMILIES, [1]), (FAMILIES[0], 4)])
-def test_tokens_take_k_experts(family, k, tokenizer):
-    check(top_k(k=k), family, tokenizer, 1.0, k)
+def test_tokens_take_the_fewest_experts_that_reach_p_or_k_of_them(method, family, p, k_max, tokenizer):
+    model = small_model(family)
+    double, own = in_float64(model), top_k(k=k_max) if method == "top-k" else top_p(p=p, k_max=k_max)
+    with opened(own, model, tokenizer) as lm:
+        check_answers(lm, lambda ids: log_probs(double, ids, p, k_max or 8)[0], model.config.eos_token_id)
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])

@@ -237,28 +237,21 @@ def test_the_digest_is_of_both_parts():
 
 
 @pytest.mark.parametrize(
-    "line, told",
+    "line",
     [
-        ('{"text": "a"}', "no conversation"),
-        ("[1]", "no conversation"),
-        ("{", "is not JSON"),
-        ('{"messages": [{"role": "bot", "content": "a"}]}', "no conversation"),
-        ('{"messages": [{"role": "user", "content": null}]}', "no conversation"),
-        ('{"messages": ["a"]}', "no conversation"),
-        ('{"conversations": [1, 2]}', "no conversation"),
+        *('{"text": "a"}', "[1]", '{"messages": ["a"]}', '{"conversations": [1, 2]}'),
+        '{"messages": [{"role": "bot", "content": "a"}]}',
+        '{"messages": [{"role": "user", "content": null}]}',
     ],
 )
-def test_what_is_no_conversation_is_named_with_its_line(line, told, tmp_path):
+def test_what_is_no_conversation_is_named_with_its_line(line, tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text(json.dumps({"messages": TURNS}) + "\n" + line + "\n")
-    with pytest.raises(TaskError, match=f"own.jsonl, line 2.*{told}"):
+    with pytest.raises(TaskError, match="own.jsonl, line 2.*no conversation"):
         read(Config(), str(file))
-
-
-def test_an_empty_file_is_refused(tmp_path):
-    (tmp_path / "own.jsonl").write_text("\n")
+    file.write_text("\n")
     with pytest.raises(TaskError, match="has 0 conversations"):
-        read(Config(), str(tmp_path / "own.jsonl"))
+        read(Config(), str(file))
 
 
 def conversation(question: str) -> list[dict[str, str]]:
@@ -266,7 +259,6 @@ def conversation(question: str) -> list[dict[str, str]]:
 
 
 DATA = Data(train=[conversation("Where does Ann live?")] * 8, validation=[], source={"data_set": "one"})
-FACTS = SimpleNamespace(max_length=2048)
 
 
 @pytest.fixture
@@ -282,7 +274,9 @@ def made(monkeypatch, tmp_path):
 
     def prepare(data: Data = DATA, model: ModelConfig | None = None, **settings):
         config = Config(model=model or ModelConfig(), offline=True)
-        return prepared.prepare(config, FinetuneConfig(**settings), data, FACTS), calls
+        return prepared.prepare(
+            config, FinetuneConfig(**settings), data, SimpleNamespace(max_length=2048)
+        ), calls
 
     with task_cache():
         yield prepare

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from moe_lab.cli.main import main
 from moe_lab.config.compose import compose_cell
-from moe_lab.engine.lm import Request
 from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.methods.virtual_tokens import training
 from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, refusal, with_adapter
@@ -30,6 +29,7 @@ from moe_lab.runs.prepare import prepare
 from tests.support import rounding
 from tests.support.command import exit_code, run_command
 from tests.support.ended import answers, block_of, samples_of
+from tests.support.ensembles import answered
 from tests.support.families import ZOO
 from tests.support.models import make_tokenizer, small_config, small_model
 from tests.support.runs import arc, choices, write_jsonl
@@ -111,10 +111,8 @@ PAIRS = [
 
 
 def scores(wrapped) -> torch.Tensor:
-    found = {}
     lm = VirtualTokensLM(wrapped, make_tokenizer(), batch_size=5)
-    lm.answer("loglikelihood", [Request(pair) for pair in PAIRS], found.__setitem__)
-    return torch.tensor([found[i][0] for i in range(len(PAIRS))])
+    return torch.tensor([score for score, _ in answered(lm, "loglikelihood", PAIRS)])
 
 
 def log_likelihood(logits: torch.Tensor, answer: list[int]) -> float:
@@ -191,14 +189,10 @@ def test_another_seed_is_another_adapter():
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
-SIX_QUESTIONS = [
-    *("task=toy_choice", "limit=1", "baseline=false", "method.reference_size=6"),
-    *("method.batch_size=2", "method.epochs=2"),
-]
-
-
 def train(folder, kind: str, *keys: str) -> int:
-    return main([f"method={kind}", *SIX_QUESTIONS, *keys, f"output_dir={folder}"])
+    """The command with six questions: three steps in each of two epochs."""
+    few = "task=toy_choice limit=1 baseline=false method.reference_size=6 method.batch_size=2 method.epochs=2"
+    return main([f"method={kind}", *few.split(), *keys, f"output_dir={folder}"])
 
 
 def log_of(folder) -> list[dict]:
@@ -253,11 +247,8 @@ def test_a_killed_training_continues_to_the_same_adapter(kind, tmp_path, capsys)
     capsys.readouterr()
     assert train(tmp_path / "cut", kind) == 0
     assert "training, continuing at step 4 of 6\n" in capsys.readouterr().err
-    adapters = [
-        load_file(next((tmp_path / name).glob("models/*/adapter/adapter_model.safetensors")))
-        for name in ("whole", "cut")
-    ]
-    assert torch.equal(*(adapter["prompt_embeddings"] for adapter in adapters))
+    whole, cut = tmp_path.glob("*/models/*/adapter/adapter_model.safetensors")
+    assert torch.equal(*(load_file(file)["prompt_embeddings"] for file in (whole, cut)))
     whole, cut = (log_of(tmp_path / name) for name in ("whole", "cut"))
     assert [line["loss"] for line in whole] == [line["loss"] for line in cut]
     assert [line["step"] for line in cut] == list(range(1, 7))

@@ -40,6 +40,7 @@ from tests.support.ensembles import answered
 from tests.support.interventions import by_hand, some_rows, without_experts
 from tests.support.models import make_model, small_model
 from tests.support.tiers import by_family
+from tests.support.trainings import assert_same
 
 SHARED = "These are the first words of many. "
 PAIRS = [
@@ -238,12 +239,9 @@ def test_a_data_set_is_read_by_its_length_alone():
     assert {**one, "seconds": 0} == {**other, "seconds": 0}
 
 
-STEPS_PER_EPOCH = 3
-
-
 def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer:
-    """A plain Trainer of transformers with dropout on, on rows of one length."""
-    ids = torch.randint(1, 60, (2 * STEPS_PER_EPOCH, 8), generator=torch.Generator().manual_seed(1)).tolist()
+    """A plain Trainer of transformers with dropout on, on rows of one length: three steps in each of two epochs."""
+    ids = torch.randint(1, 60, (6, 8), generator=torch.Generator().manual_seed(1)).tolist()
     arguments = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         num_train_epochs=2,
@@ -260,39 +258,25 @@ def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer
     return Trainer(model=model, args=arguments, train_dataset=rows, callbacks=list(callbacks))
 
 
-def measured_in(folder: Path) -> ExpertMetrics:
-    return ExpertMetrics(some_rows(), folder)
-
-
-def without_seconds(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
-def same_weights(one: Any, other: Any) -> bool:
-    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
 @pytest.mark.slow
 def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
     plain, measured = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
     trainer_of(plain, tmp_path / "plain").train()
     state = torch.get_rng_state()
-    trainer_of(measured, tmp_path / "measured", measured_in(tmp_path)).train()
-    assert same_weights(plain, measured)
+    trainer_of(measured, tmp_path / "measured", ExpertMetrics(some_rows(), tmp_path)).train()
+    assert_same(plain, measured)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not same_weights(plain, small_model("olmoe"))
+    assert not torch.equal(plain.lm_head.weight, small_model("olmoe").lm_head.weight)
     lines = read_measurements(tmp_path)
     assert [(line["step"], line["epoch"]) for line in lines] == [(0, 0.0), (3, 1.0), (6, 2.0)]
     for line, model in ((lines[0], small_model("olmoe")), (lines[-1], measured)):
-        expected = without_seconds([json.loads(json.dumps(measure(model, some_rows())))])[0]
-        assert {key: line[key] for key in expected} == expected
+        expected = json.loads(json.dumps(measure(model, some_rows())))
+        assert line | {"seconds": 0} == line | expected | {"seconds": 0}
     assert lines[0]["load_balance"]["value"] != lines[-1]["load_balance"]["value"]
     columns = "step epoch load_balance collaboration capacity capacity_most specialization".split()
     assert [list(row)[: len(columns)] for row in training_rows(lines)] == [columns] * 3
     told = summary(tmp_path)
-    assert told is not None and told["measurements"] == 3
-    assert told["last"]["load_balance"] == lines[-1]["load_balance"]["value"]
+    assert (told["measurements"], told["last"]["load_balance"]) == (3, lines[-1]["load_balance"]["value"])
 
 
 def line(*values: float | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Small random models with the tails of a few prompts, as the optimizers take them."""
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -33,3 +34,9 @@ def setting(request) -> Setting:
 @pytest.fixture
 def olmoe() -> Setting:
     return setting_of(small_model("olmoe"))
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory) -> Path:
+    """One output folder for all tests of a module, so that a reference set is built once."""
+    return tmp_path_factory.mktemp("outputs")

@@ -36,11 +36,6 @@ from tests.support.ended import block_of, samples_of
 KEYS = ["method=c3po", "task=toy_math", "limit=6", "method.reference_size=16", "method.k=2", "method.steps=2"]
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("outputs")
-
-
 def answers(capsys, folder, *keys):
     """(the moe_lab block, what was generated)"""
     block = block_of(run_command(capsys, f"output_dir={folder}", *keys))
@@ -104,12 +99,6 @@ def test_the_oracle_alone_is_given_the_right_answers(outputs, capsys, monkeypatc
 TRACED = ["method=c3po", "task=toy_choice", "limit=10", "method.reference_size=60", "method.k=2"]
 
 
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory) -> Path:
-    """The output folder of traced runs, with one reference set and the base model's run."""
-    return tmp_path_factory.mktemp("traces")
-
-
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     """Pictures of traces are tested with the figures; drawing them takes half of a traced run here."""
@@ -135,16 +124,15 @@ def traced(capsys, folder, *keys):
     ],
     ids=str,
 )
-def test_every_answer_has_its_line(keys, states, traces, capsys):
-    block, lines, samples = traced(capsys, traces, "method.trace=true", *keys)
+def test_every_answer_has_its_line(keys, states, outputs, capsys):
+    block, lines, samples = traced(capsys, outputs / "traces", "method.trace=true", *keys)
     by_prompt = {line["prompt"]: line for line in lines}
     assert len(lines) == len(samples) == 10
     changed = 0
     for sample in samples:
         line = by_prompt[text_key(sample["arguments"]["gen_args_0"]["arg_0"])]
-        answered = {
-            sample["arguments"][f"gen_args_{i}"]["arg_1"]: float(sample["resps"][i][0][0]) for i in range(4)
-        }
+        asked = [sample["arguments"][f"gen_args_{i}"]["arg_1"] for i in range(4)]
+        answered = {choice: float(sample["resps"][i][0][0]) for i, choice in enumerate(asked)}
         assert dict(zip(line["continuations"], line["scores"][-1], strict=True)) == pytest.approx(answered)
         assert len(line["scores"]) == len(line["losses"]) == states
         before, after = torch.tensor(line["before"]), torch.tensor(line["after"])
@@ -158,11 +146,11 @@ def test_every_answer_has_its_line(keys, states, traces, capsys):
 
 
 @pytest.mark.slow
-def test_a_trace_changes_no_answer_and_begins_with_the_untouched_model(traces, capsys):
-    _, lines, samples = traced(capsys, traces, "method.trace=true", "method.steps=3")
-    _, untraced, plain = traced(capsys, traces, "method.steps=3")
+def test_a_trace_changes_no_answer_and_begins_with_the_untouched_model(outputs, capsys):
+    _, lines, samples = traced(capsys, outputs / "traces", "method.trace=true", "method.steps=3")
+    _, untraced, plain = traced(capsys, outputs / "traces", "method.steps=3")
     assert untraced == [] and [one["resps"] for one in samples] == [one["resps"] for one in plain]
-    for sample in samples_of(traces, "base"):
+    for sample in samples_of(outputs / "traces", "base"):
         key = text_key(sample["arguments"]["gen_args_0"]["arg_0"])
         line = next(line for line in lines if line["prompt"] == key)
         own = [float(resps[0][0]) for resps in sample["resps"]]

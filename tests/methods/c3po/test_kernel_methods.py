@@ -138,20 +138,13 @@ def test_opposite_directions_weigh_nothing_under_the_linear_kernel():
     assert kernel("linear", torch.tensor([[1.5, 1.9]])).tolist() == [[0, 0]]
 
 
-def pathway_of(setting, token):
-    return token.pathway_WME[:, setting.layers]
-
-
 def test_alpha_0_with_all_experts_is_the_weighted_mean_of_the_neighbours(setting):
     """Equation 4 as it stands."""
     changed, _ = kernel_regression(setting.pathways(core=None), setting.loss(), 0.0)
     for n in range(2):
-        parts = [
-            weight * pathway_of(setting, token)
-            for weight, token in zip(WEIGHT_NK[n], setting.neighbours[n], strict=True)
-            if token is not None
-        ]
-        torch.testing.assert_close(changed.probs_NWLE()[n], sum(parts) / WEIGHT_NK[n].sum())
+        weighted = zip(WEIGHT_NK[n], setting.neighbours[n], strict=True)
+        total = sum(weight * tail.pathway_WME[:, setting.layers] for weight, tail in weighted if tail)
+        torch.testing.assert_close(changed.probs_NWLE()[n], total / WEIGHT_NK[n].sum())
 
 
 def test_core_experts_take_the_means_proportions_and_others_keep_theirs(setting):
@@ -160,9 +153,7 @@ def test_core_experts_take_the_means_proportions_and_others_keep_theirs(setting)
     mean_NWLE = setting.loss().mean_pathway(pathways)
     found, clean = changed.probs_NWLE(), pathways.clean_NWLE
     core_NWLC = pathways.to_core(mean_NWLE)[:2]
-    torch.testing.assert_close(
-        core_NWLC.sum(-1, keepdim=True), pathways.mass_NWL1[:2], msg="scaled to the core"
-    )
+    torch.testing.assert_close(core_NWLC.sum(-1, keepdim=True), pathways.mass_NWL1[:2])
     core_ratio = found[:2].gather(-1, pathways.core[:2]) / mean_NWLE[:2].gather(-1, pathways.core[:2])
     torch.testing.assert_close(core_ratio, core_ratio[..., :1].expand_as(core_ratio))
     outside = torch.ones_like(clean, dtype=torch.bool).scatter(-1, pathways.core, False)

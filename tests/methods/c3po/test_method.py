@@ -49,12 +49,6 @@ def near(responses, others, bound=1e-4):
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory) -> Path:
-    """One output folder for all, so that the reference set is built once."""
-    return tmp_path_factory.mktemp("outputs")
-
-
-@pytest.fixture(scope="module")
 def base(outputs) -> list:
     """What the base model answers to the first six questions."""
     keys = ["method=base", "task=toy_choice", "limit=6", f"output_dir={outputs}"]

@@ -180,9 +180,10 @@ def test_the_command_by_accelerate_with_fsdp(tmp_path, capsys):
     """One process reports; the folder is a model like any other; another number of processes does not continue it."""
     config = resource_folder("conf") / "accelerate" / "fsdp.yaml"
     launch = f"-m accelerate.commands.accelerate_cli launch --config_file {config} -m moe_lab"
-    keys = "method=finetune-freeze method.schedule=none-router method.max_steps=2".split()
+    keys = (
+        "method=finetune-freeze method.schedule=none-router method.max_steps=2 method.dataset_size=16".split()
+    )
     keys += "method.validation_size=0 method.save_steps=1 method.compare_with_full=false".split()
-    keys += ["method.dataset_size=16"]
     keys += f"task=toy_choice limit=4 device=cpu output_dir={tmp_path}".split()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, *launch.split(), *keys]

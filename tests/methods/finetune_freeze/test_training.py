@@ -106,10 +106,8 @@ def test_routers_that_do_not_decide_for_single_tokens_are_frozen_too(router, tmp
     for half, (frozen, free) in enumerate((("gate.weight", "down_proj"), ("down_proj", "gate.weight"))):
         first, last = watch.states[half], watch.states[half + 1]
         for name in first:
-            if frozen in name:
-                assert same_bytes(first[name], last[name]), name
-            elif free in name:
-                assert not same_bytes(first[name], last[name]), name
+            if frozen in name or free in name:
+                assert same_bytes(first[name], last[name]) == (frozen in name), name
 
 
 def test_the_reported_memory_is_what_the_optimizer_holds(tmp_path, monkeypatch):
@@ -126,16 +124,6 @@ def test_the_reported_memory_is_what_the_optimizer_holds(tmp_path, monkeypatch):
     for phase in told:
         assert phase["gradient_bytes"] + phase["optimizer_bytes"] + phase["saved_bytes"] == whole
     assert told[2]["saved_bytes"] > told[1]["saved_bytes"] > told[0]["saved_bytes"] == 0
-
-
-def test_accumulated_batches_are_one_large_batch(tmp_path):
-    """Of rows that differ in length: a token counts the same, whatever pass it is in."""
-    whole, parts = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
-    settings = {"count": 8, "epochs": 1, "learning_rate": 1e-3}
-    train(whole, tmp_path / "whole", batch_size=4, gradient_accumulation=1, **settings)
-    train(parts, tmp_path / "parts", batch_size=1, gradient_accumulation=4, **settings)
-    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
 def auxiliary_loss(router_logits: list[torch.Tensor], top_k: int) -> torch.Tensor:
@@ -271,15 +259,11 @@ def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(unbroken, tmp_path, 
 HELD_OUT = {"count": 6, "held_out": 5, "epochs": 4, "learning_rate": 1e-3}
 
 
-def logged(folder) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if "validation_loss" in line]
-
-
 def test_it_is_the_loss_per_answer_token_of_what_is_held_out(tmp_path):
     model = deepcopy(small_model("olmoe"))
     told = train(model, tmp_path, **HELD_OUT)
-    lines = logged(tmp_path)
+    log = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    lines = [line for line in log if "validation_loss" in line]
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
     assert told["validation"]["losses"] == [{"step": x["step"], "loss": x["validation_loss"]} for x in lines]
     batch = Pad(0)([{"input_ids": row.ids, "labels": row.labels} for row in rows(11)[6:]])

@@ -38,19 +38,13 @@ SHAPES = [(1, 2, 1), (5, 7, 3), (7, 5, 2), (6, 4, 4), (64, 8, 2)]
 """Tokens, experts, experts per token: all different where an axis could be taken for another."""
 
 
-def given(tokens: int, experts: int, k: int) -> tuple[Tensor, Tensor]:
-    """float64 logits, and experts that are not those of the highest logits."""
-    generator = torch.Generator().manual_seed(tokens)
-    logits_TE = torch.randn(tokens, experts, generator=generator, dtype=torch.float64)
-    index_TK = torch.stack([torch.randperm(experts, generator=generator)[:k] for _ in range(tokens)])
-    return logits_TE, index_TK
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ("balance_loss", "z_loss"))
 def test_losses_are_their_formulas(name, shape):
-    """Logits of half precision are summed in float32."""
-    logits_TE, index_TK = given(*shape)
+    """Logits of half precision are summed in float32. The experts are not those of the highest logits."""
+    (tokens, experts, k), generator = shape, torch.Generator().manual_seed(shape[0])
+    logits_TE = torch.randn(tokens, experts, generator=generator, dtype=torch.float64)
+    index_TK = torch.stack([torch.randperm(experts, generator=generator)[:k] for _ in range(tokens)])
     for dtype in (torch.float32, torch.bfloat16):
         given_TE = logits_TE.to(dtype)
         found = z_loss(given_TE) if name == "z_loss" else balance_loss(given_TE, index_TK)

@@ -24,6 +24,7 @@ from moe_lab.methods.trained import last_checkpoint
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import unit_tables
 from tests.support.pretrainings import by_loops, training_of
+from tests.support.trainings import assert_same
 
 STILL = {"learning_rate": 1e-20}
 """Weights stay: every step's loss is that of the first weights."""
@@ -90,13 +91,9 @@ def parts_of(model, ids: Tensor, design) -> dict[str, Tensor]:
         for position, token in enumerate(ids[row, 1:].tolist())
     ]
     found = {"loss": sum(losses) / len(losses)}
+    routed = [(logits, logits.topk(design.experts_per_token).indices) for logits in outputs.router_logits]
     for name in ("balance_loss", "z_loss", "device_loss"):
-        found[name] = torch.stack(
-            [
-                by_loops(name, logits, logits.topk(design.experts_per_token).indices, design.devices)
-                for logits in outputs.router_logits
-            ]
-        )
+        found[name] = torch.stack([by_loops(name, *each, design.devices) for each in routed])
     return found
 
 
@@ -161,10 +158,9 @@ def test_the_log_has_cross_entropy_alone_and_each_regularizer_by_layer(name, tmp
     model = train(training).model.train()
     first, second = lines(training, "loss")
     for line, numbers in ((first, (0, 1)), (second, (2, 3))):
+        read = [ids for step in numbers for ids in passes(training, step)]
         with torch.no_grad():
-            parts = [
-                parts_of(model, ids, training.design) for step in numbers for ids in passes(training, step)
-            ]
+            parts = [parts_of(model, ids, training.design) for ids in read]
         assert line["loss"] == pytest.approx(sum(part["loss"].item() for part in parts) / 4, abs=1e-5)
         for key in ("balance_loss", "z_loss", "device_loss"):
             expected = torch.stack([part[key] for part in parts]).mean(0)
@@ -257,11 +253,9 @@ def test_held_out_losses_are_those_of_single_rows_without_noise(tmp_path):
 @pytest.mark.slow
 def test_evaluating_more_often_changes_no_weight(tmp_path):
     settings = {"routing_noise": 1.0, "steps": 3}
-    often, once = (
-        train(training_of(tmp_path / str(every), save_steps=every, **settings)).model for every in (1, 9)
+    assert_same(
+        *(train(training_of(tmp_path / str(every), save_steps=every, **settings)).model for every in (1, 9))
     )
-    for (name, one), other in zip(often.state_dict().items(), once.state_dict().values(), strict=True):
-        assert torch.equal(one, other), name
 
 
 @pytest.mark.parametrize("what", ("z_loss", "losses_of"))
@@ -278,9 +272,8 @@ def test_a_loss_that_is_no_number_stops_with_the_last_checkpoint(what, tmp_path,
     monkeypatch.setattr(trainer_module, what, poisoned)
     training = training_of(tmp_path, save_steps=1)
     name = "loss" if what == "z_loss" else "validation loss"
-    with pytest.raises(
-        TrainingError, match=f"The {name} of training step 3 is nan. The last checkpoint is kept."
-    ):
+    told = f"The {name} of training step 3 is nan. The last checkpoint is kept."
+    with pytest.raises(TrainingError, match=told):
         train(training)
     assert last_checkpoint(tmp_path / "checkpoints").name == "checkpoint-2"
     assert "NaN" not in (tmp_path / "log.jsonl").read_text()

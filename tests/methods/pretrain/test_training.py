@@ -109,12 +109,9 @@ def test_two_processes_train_as_one_does(kind, two, tmp_path):
     assert_same(*ranks)
     for name, value in one.model.state_dict().items():
         torch.testing.assert_close(ranks[0][name], value, atol=1e-5, rtol=0, msg=name)
-    logs = [
-        [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-        for folder in (tmp_path, two / kind)
-    ]
-    assert [line.keys() for line in logs[0]] == [line.keys() for line in logs[1]]
-    for mine, other in zip(*logs, strict=True):
+    logs = ((folder / "log.jsonl").read_text().splitlines() for folder in (tmp_path, two / kind))
+    for mine, other in zip(*(map(json.loads, lines) for lines in logs), strict=True):
+        assert mine.keys() == other.keys()
         for key, value in mine.items():
             assert other[key] == pytest.approx(value, abs=2e-5), key
 
@@ -186,12 +183,9 @@ def test_the_record_counts_what_was_trained(tmp_path):
     assert session["tokens_per_second"] == pytest.approx(144 / session["seconds"])
     assert 2**20 < session["peak_memory_bytes"] < 2**36
     attention, norms = 4 * 32 * 32, 4 * 32  # of the layer, of queries and keys
-    layer = attention + norms + 6 * 32
-    expert = 3 * 32 * 16
-    assert told["parameters"] == {
-        "total": 2 * (layer + 6 * expert) + 32,
-        "active": 2 * (layer + 2 * expert) + 32,
-    }
+    layer, expert = attention + norms + 6 * 32, 3 * 32 * 16
+    total, active = (2 * (layer + count * expert) + 32 for count in (6, 2))
+    assert told["parameters"] == {"total": total, "active": active}
     assert parameters_of(model) == told["parameters"]
     assert model.config.use_cache and model.generation_config.eos_token_id == 256
     [line, _] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -231,13 +225,9 @@ def test_its_parts_are_those_of_passes_over_each_row_alone(most, positions, monk
     with model.lm_head.register_forward_hook(lambda head, args, logits: computed.append(logits.shape[1])):
         told = leak(model, held_out)
     assert sum(computed) == 3 * len(positions) and not model.training
-    losses = torch.tensor(
-        [
-            [slowly(model, (held_out[r], held_out[(r + 1) % 3]), position) for position in positions]
-            for r in range(3)
-        ]
-    )
-    whole, replaced, short = losses.mean((0, 1)).tolist()
+    pairs = [(held_out[r], held_out[(r + 1) % 3]) for r in range(3)]
+    losses = torch.tensor([slowly(model, pair, position) for pair in pairs for position in positions])
+    whole, replaced, short = losses.mean(0).tolist()
     assert (told["rows"], told["positions"]) == (3, len(positions))
     assert told["loss_with_later_tokens"] == pytest.approx(whole, abs=1e-5)
     assert told["loss_with_another_rows"] == pytest.approx(replaced, abs=1e-5)

@@ -6,7 +6,6 @@ on how questions are divided.
 """
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,27 +100,19 @@ def test_a_model_that_is_not_there_offline_is_named():
         embed(TEXTS, "no-such-model", None)
 
 
-@pytest.fixture(scope="module")
-def encoder_folder(tmp_path_factory, tokenizer) -> Path:
+def test_a_sentence_transformers_folder(tmp_path, tokenizer):
     """A small random BERT as sentence-transformers saves it: mean over the tokens."""
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    folder = tmp_path_factory.mktemp("bert")
+    package = pytest.importorskip("sentence_transformers")
+    plain, saved = tmp_path / "plain", tmp_path / "saved"
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.BertConfig(vocab_size=300, num_hidden_layers=2, **sizes)
-    transformers.BertModel(config).save_pretrained(folder / "plain")
-    tokenizer.save_pretrained(folder / "plain")
-    sentence_transformers.SentenceTransformer(str(folder / "plain")).save(str(folder / "saved"))
-    return folder / "saved"
-
-
-def test_a_sentence_transformers_folder(encoder_folder):
-    from sentence_transformers import SentenceTransformer
-
-    found = embed(TEXTS, str(encoder_folder), None)
-    expected = SentenceTransformer(str(encoder_folder)).encode(TEXTS, normalize_embeddings=True)
-    assert torch.allclose(found, torch.tensor(expected), atol=1e-5)
-    assert embed([], str(encoder_folder), None).shape[0] == 0
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
+    transformers.BertModel(transformers.BertConfig(vocab_size=300, **sizes)).save_pretrained(plain)
+    tokenizer.save_pretrained(plain)
+    encoder = package.SentenceTransformer(str(plain))
+    encoder.save(str(saved))
+    expected = encoder.encode(TEXTS, normalize_embeddings=True)
+    assert torch.allclose(embed(TEXTS, str(saved), None), torch.tensor(expected), atol=1e-5)
+    assert embed([], str(saved), None).shape[0] == 0
 
 
 @pytest.mark.slow
@@ -188,12 +179,9 @@ def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
     assert min(sizes) < max(sizes) or kind != {"epsilon": 0.5}, "balls of different sizes are tried"
 
 
-def test_of_equally_near_references_the_first_comes_first():
+def test_of_equally_near_references_the_first_comes_first_and_no_question_has_one():
     references = unit(1).expand(6, -1)
     found = neighbours(unit(2, seed=1), references, k=4, epsilon=None)
     assert found.index_QK.tolist() == [[0, 1, 2, 3]] * 2
-
-
-def test_no_question():
     assert neighbours(unit(0), unit(5), k=2, epsilon=None).index_QK.shape == (0, 2)
     assert neighbours(unit(0), unit(5), k=2, epsilon=1.0).index_QK.shape == (0, 0)

@@ -61,13 +61,9 @@ class C3PO(LanguageModel):
         seed = checked_settings(seed=seed)["seed"]
         for key in _OF_TASKS:
             if key in keys:
-                raise ConfigError(
-                    f"C3PO(..., {key}=) is a key of runs over tasks. `references` has the references."
-                )
+                raise ConfigError(f"C3PO(..., {key}=) is a key of runs over tasks: use `references`.")
         if settings.optimizer == "oracle":
-            raise ConfigError(
-                "optimizer=oracle reads the right answers of a task: method=c3po of the command has it."
-            )
+            raise ConfigError("optimizer=oracle reads a task's right answers: use the command's method=c3po.")
         if not isinstance(references, str | Path):
             remedy = 'give pairs of prompt and answer, e.g. [("2 + 2 =", " 4")], no answer empty'
             references = checked("references", references, References, remedy)

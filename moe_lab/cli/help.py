@@ -29,7 +29,7 @@ MODES = {
     "report": """writes the table and page of stored results again
   The same overrides with mode=report show what of the command is stored, and name the runs that are missing.""",
     "compare": """differences between stored results of the same documents, of lm-eval or moe_lab
-  mode=compare a=<file or folder> b=<file or folder>[,<another>] prints differences, paired tests (corrected for their
+  mode=compare a=<file or folder> b=<file or folder>[,<more>] prints differences, paired tests (corrected for their
   number) and the changed answers (docs/results.md).""",
     "prefetch": """fetches what a command needs, for a machine without network
   The same overrides with mode=prefetch fetch weights, tokenizers and data sets; offline=true then runs them.""",

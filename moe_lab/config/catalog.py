@@ -26,9 +26,7 @@ def resource_folder(name: str) -> Path:
     for folder in (PACKAGE / name, PACKAGE.parent / name):
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(
-        f"{name}/ is neither in {PACKAGE} nor next to it: the installation is incomplete."
-    )
+    raise FileNotFoundError(f"{name}/ is neither in {PACKAGE} nor next to it. Install moe-lab again.")
 
 
 def plugin_folders() -> list[Path]:

@@ -34,9 +34,7 @@ LAUNCHER = ("launcher=", "launcher.", "+launcher.", "++launcher.")
 OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
 
 _STORED = "nothing, answers are stored as they come, and the same command continues"
-_QUANTIZED = (
-    "dtype=bfloat16, or a checkpoint that is stored quantized: experts are fused tensors (docs/hardware.md)"
-)
+_QUANTIZED = "dtype=bfloat16, or a quantized checkpoint: experts are fused tensors (docs/hardware.md)"
 INSTEAD = {
     "cache_requests": _STORED,
     "fewshot": "num_fewshot=<number of examples>",

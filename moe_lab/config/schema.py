@@ -57,9 +57,7 @@ class ModelConfig:
                 "of replies that reason. The length of answers is gen_kwargs=max_gen_toks=<n>."
             )
         if self.recipe is not None and self.path is not None:
-            raise ConfigError(
-                "model.path and model.recipe both say what the model is. Leave one of them out."
-            )
+            raise ConfigError("model.path and model.recipe both say what the model is. Leave one out.")
         if self.attn_implementation not in (None, "eager", "sdpa"):
             raise ConfigError(
                 f"model.attn_implementation={self.attn_implementation}: routing samples and answer choices need masks, "
@@ -242,14 +240,10 @@ class Config:
                 f"seeds={self.seeds} asks for another number of runs. Leave seeds out (seeds=null)."
             )
         if {self.a is not None, self.b is not None} != {self.mode == "compare"}:
-            raise ConfigError(
-                "mode=compare, a=<file or folder> and b=<file or folder>[,<another>] go together."
-            )
+            raise ConfigError("mode=compare, a=<file or folder> and b=<file or folder>[,<more>] go together.")
         limit = 1 if self.limit is None else self.limit
         if not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
-            raise ConfigError(
-                f"limit={self.limit}: use a number of documents, or a fraction between 0 and 1."
-            )
+            raise ConfigError(f"limit={self.limit}: use a number of documents, or a fraction below 1.")
         if self.samples is not None and self.limit is not None:
             raise ConfigError("limit= and samples= both choose documents. Give one of them.")
         if self.samples is not None and (not self.samples or min(self.samples) < 0):
@@ -260,15 +254,11 @@ class Config:
                 "has (mps, xpu, npu)."
             )
         if self.model.device_map is not None and self.device != "auto":
-            raise ConfigError(
-                f"device={self.device} and model.device_map both say where the model goes. Leave one of them out."
-            )
+            raise ConfigError(f"Give device={self.device} or model.device_map, not both.")
         if isinstance(self.batch_size, int):
             at_least("batch_size", self.batch_size, 1)
         elif not re.fullmatch(r"auto(:\d+)?", self.batch_size):
-            raise ConfigError(
-                f"batch_size={self.batch_size} is no batch size. Use a positive integer or auto."
-            )
+            raise ConfigError(f"batch_size={self.batch_size}: use a positive integer or auto.")
 
     @property
     def think_end_token(self) -> str | None:

@@ -121,9 +121,7 @@ class Budget:
         if self.weights:
             each = ", ".join(f"{name} {_gigabytes(size)}" for name, size in sorted(self.weights.items()))
             total = _gigabytes(sum(self.weights.values()))
-            found.append(
-                f"Weights, {total}: {each}. They are needed on disk, and in memory while the model runs."
-            )
+            found.append(f"Weights, {total}: {each}. They need disk space, and memory while the model runs.")
         if self.trained:
             written, most = _gigabytes(sum(self.trained.values())), _gigabytes(self.checkpoint)
             found.append(

@@ -65,9 +65,7 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
         check_launcher(configs)
     idle = [one for one in configs[0].overrides if one.lstrip("+").startswith("tuning.")]
     if idle and not with_experiment and all(config.tuning.name == "none" for config in configs):
-        raise ConfigError(
-            f"{' '.join(idle)} changes nothing: nothing is tuned. Add tuning=tpe, or leave it out."
-        )
+        raise ConfigError(f"{' '.join(idle)} changes nothing without tuning. Add tuning=tpe or leave it out.")
     asked: dict[str, str | None] = {}
     for config in configs:
         run = repr(replace(config, task=replace(config.task, metric=None), overrides=[]))

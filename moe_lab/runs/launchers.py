@@ -40,7 +40,7 @@ def check_launcher(configs: Sequence[Config]) -> None:
                 "rerun=true would compute every run in every worker. Leave launcher= out.": config.rerun,
                 f"device={config.device}: each worker has GPUs of its own. Leave it out, or launcher=. "
                 "CUDA_VISIBLE_DEVICES says which GPUs workers share.": config.device.startswith("cuda:"),
-                "torchrun starts the processes of one run, launcher= those of a grid. Leave one of them out.": (
+                "torchrun starts the processes of one run, launcher= those of a grid. Leave one out.": (
                     num_processes() > 1
                 ),
             }

@@ -76,9 +76,7 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
     lm-eval's whole index takes seconds to read. Only groups, tags and tasks with an unusual YAML need it.
     """
     if include_path is not None and not os.path.isdir(include_path):
-        raise TaskError(
-            f"task.include_path={include_path} is no folder. Name the folder that holds the task YAMLs."
-        )
+        raise TaskError(f"task.include_path={include_path} is no folder. Name the folder of the task YAMLs.")
     for file in (Path(name) for name in names if name.endswith(".yaml")):
         raise TaskError(
             f"task.name={file} is a file. Give its folder, and the name that is in it after `task:`:\n"

@@ -1,4 +1,6 @@
-"""Breaks if mode=compare reports other numbers than scipy on lm-eval's own logs, or compares what cannot be compared."""
+"""Breaks if mode=compare reports other numbers than scipy on lm-eval's own logs, or compares what cannot be compared, or if
+`moe_lab.compare` has other numbers than the file.
+"""
 
 import json
 from pathlib import Path
@@ -7,21 +9,23 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest
 
-from moe_lab.config.catalog import resource_folder
+import moe_lab
+from moe_lab.errors import ConfigError
 from tests.support.command import run_command
-from tests.support.lm_eval_logs import LATER, samples_of, write_log
+from tests.support.lm_eval_logs import samples_of, write_log
 
-PACKAGE = resource_folder("conf").parent / "moe_lab"
+PACKAGE = Path(moe_lab.__file__).parent
 EMBEDDED = PACKAGE / "models" / "tiny"
 LIMIT = 30
 MINE, THEIRS = samples_of(acc=[0.0, 0.0, 0.0, 1.0]), samples_of(acc=[1.0, 1.0, 0.0, 0.0])
+LONGER = samples_of(acc=[1.0] * 6)
 
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with logs in `mine` and `theirs`, which is the working folder."""
     monkeypatch.chdir(tmp_path)
-    for name, lines in (("mine", MINE), ("theirs", THEIRS), ("same", MINE)):
+    for name, lines in (("mine", MINE), ("theirs", THEIRS), ("same", MINE), ("longer", LONGER)):
         write_log(tmp_path / name, {"t": lines})
     return tmp_path
 
@@ -35,6 +39,18 @@ def test_the_same_command_writes_the_same_file(logs, capsys):
     assert (logs / path).samefile(file)
     [row] = json.loads(file.read_text())["scores"]
     assert row["changed"] == {"to_right": [0, 1], "to_wrong": [3]}
+
+
+def test_the_rows_of_the_function_are_those_of_the_file(logs):
+    found = moe_lab.compare(logs / "mine", str(logs / "theirs"), logs / "same", output_dir=logs)
+    frame, rows = found.frame(), json.loads(found.file.read_text())["scores"]
+    assert list(frame["run"]) == ["b1", "b2"] == [row["run"] for row in rows] and len(found) == 2
+    assert list(frame["p_holm"]) == [row["p_holm"] for row in rows]
+    assert list(frame["to_right"]) == [2, 0] and list(frame["difference"]) == [0.25, 0.0]
+    assert "b1: " in repr(found) and "p (Holm)" in found._repr_html_()
+    write_log(logs / "others", {"u": THEIRS})
+    with pytest.raises(ConfigError, match="no task in common"):
+        moe_lab.compare(logs / "mine", logs / "others", output_dir=logs)
 
 
 def test_paths_with_blanks_and_equal_signs(logs, capsys):
@@ -53,6 +69,8 @@ def test_paths_with_blanks_and_equal_signs(logs, capsys):
         (["a=mine", "b=theirs", "mode=run"], "go together"),
         (["a=mine", "b=mine/"], "the same result twice"),
         (["a=mine", "b=gone"], "b=gone has no results"),
+        (["a=mine", "b=longer"], "2 of 6 only in b.\n"),
+        (["a=mine", "b=longer"], "Evaluate both on the same documents (limit=, samples=, data_dir=)."),
         (["a=mine", "b=theirs", "limit=5"], "limit=5 changes nothing"),
         (["a=mine", "b=theirs", "experiment=roe/figure3"], "experiment=roe/figure3 changes nothing"),
         (["a=mine", "b=theirs", "seed=0,1", "-m"], "takes no grid"),
@@ -63,14 +81,6 @@ def test_wrong_requests(logs, capsys, argv, message):
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err
     assert not (logs / "outputs").exists()
-
-
-def test_other_documents_are_said(logs, capsys):
-    write_log(logs / "longer", {"t": samples_of(acc=[1.0] * 6)}, date=LATER)
-    ended = run_command(capsys, "mode=compare", "a=mine", "b=longer")
-    assert ended.code == 2
-    assert "2 of 6 only in b.\n" in ended.err
-    assert "Evaluate both on the same documents (limit=, samples=, data_dir=)." in ended.err
 
 
 def evaluate(folder: Path, model: Path, tasks: list[str], **more: Any) -> None:

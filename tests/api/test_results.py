@@ -1,4 +1,4 @@
-"""`moe_lab.run`, `report`, `plan` and `compare` are the command: the same files and numbers, as objects, data frames and plots.
+"""`moe_lab.run`, `report` and `plan` are the command: the same files and numbers, as objects, data frames and plots.
 
 Broken by: a base run without a row, two meanings of one column, a p that is not the terminal's, an example that is lost,
 a hash of 64 digits in what is shown.
@@ -17,7 +17,6 @@ from moe_lab.methods import get_method
 from moe_lab.reports import frames
 from moe_lab.results.significance import holm
 from tests.support.command import run_command
-from tests.support.lm_eval_logs import samples_of, write_log
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def seeds(folder, tiny_olmoe_dir):
 
 
 @pytest.mark.slow
-def test_the_frame_has_base_rows_intervals_p_and_cost(grid):
+def test_the_frame_has_base_rows_intervals_p_cost_and_every_setting_on_demand(grid):
     frame = grid.frame()
     assert list(frame["method"]).count("base") == 2 and len(frame) == 6
     base, own = frame[frame["method"] == "base"], frame[frame["method"] == "roe"]
@@ -56,15 +55,11 @@ def test_the_frame_has_base_rows_intervals_p_and_cost(grid):
     assert list(own["p_holm"]) == holm(list(own["p"])) and set(own["family"]) == {4}
     costs = own["cost/tokens_in"] / own["method.n"]
     assert (costs > 0).all() and base["cost/wall_seconds"].notna().all()
-
-
-@pytest.mark.slow
-def test_every_setting_is_a_column_on_demand(grid):
-    some, every = grid.frame(), grid.frame(all_settings=True)
-    assert "limit" not in some and "task.category" not in some
+    every = grid.frame(all_settings=True)
+    assert "limit" not in frame and "task.category" not in frame
     own = every[every["method"] == "roe"]
     assert list(every["limit"]) == [4] * 6 and set(own["method.cache"]) == {"clean"}
-    assert len(every) == len(some)
+    assert len(every) == len(frame)
 
 
 @pytest.mark.slow
@@ -82,7 +77,7 @@ def test_means_over_seeds_follow_their_runs(seeds):
 
 
 @pytest.mark.slow
-def test_every_example_of_every_run_is_a_row(grid):
+def test_every_example_of_every_run_is_a_row(grid, seeds):
     found = grid.examples()
     assert len(found) == 6 * 4 and list(found.groupby("run").size()) == [4] * 6
     [logged] = grid.runs[0].folder.glob("samples_*.jsonl")
@@ -94,11 +89,7 @@ def test_every_example_of_every_run_is_a_row(grid):
         assert row["score"] == line["acc"] == float(row["answer"] == row["target"])
     texts = found[found["task"] == "toy_math"]
     assert texts["answer"].map(type).eq(str).all() and texts["target"].str.contains("####").all()
-
-
-@pytest.mark.slow
-def test_texts_that_are_scored_as_a_whole_have_no_answer(seeds):
-    found = seeds.examples()
+    found = seeds.examples()  # texts that are scored as a whole have no answer
     assert len(found) == 4 * 3 and found["answer"].isna().all() and found["prompt"].str.len().gt(20).all()
 
 
@@ -238,29 +229,5 @@ def test_the_plan_is_that_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
         assert run in command and f"{tokens:,}" in command and run in repr(plan)
     assert plan.notes[0].startswith("To run: 3") and plan.notes[0] in " ".join(command.split())
     assert "To run: 3" in plan._repr_html_() and len(plan) == 3
-
-
-@pytest.mark.slow
-def test_an_experiment_is_planned(tmp_path):
     plan = moe_lab.plan(["experiment=roe/figure3", "scale=tiny", f"output_dir={tmp_path}"])
     assert {"roe", "base"} <= set(plan.frame()["method"]) and not any(tmp_path.iterdir())
-
-
-# compare
-
-MINE, THEIRS = samples_of(acc=[0.0, 0.0, 0.0, 1.0]), samples_of(acc=[1.0, 1.0, 0.0, 0.0])
-
-
-def test_the_rows_are_those_of_the_file(tmp_path):
-    for name, lines in (("mine", MINE), ("theirs", THEIRS), ("same", MINE)):
-        write_log(tmp_path / name, {"t": lines})
-    others = (str(tmp_path / "theirs"), tmp_path / "same")
-    found = moe_lab.compare(tmp_path / "mine", *others, output_dir=tmp_path)
-    frame, rows = found.frame(), json.loads(found.file.read_text())["scores"]
-    assert list(frame["run"]) == ["b1", "b2"] == [row["run"] for row in rows] and len(found) == 2
-    assert list(frame["p_holm"]) == [row["p_holm"] for row in rows]
-    assert list(frame["to_right"]) == [2, 0] and list(frame["difference"]) == [0.25, 0.0]
-    assert "b1: " in repr(found) and "p (Holm)" in found._repr_html_()
-    write_log(tmp_path / "others", {"u": THEIRS})
-    with pytest.raises(ConfigError, match="no task in common"):
-        moe_lab.compare(tmp_path / "mine", tmp_path / "others", output_dir=tmp_path)

@@ -42,10 +42,6 @@ def returning(m, value):
     inside(override(m, lambda router, routing: value), m)
 
 
-def metrics(m, texts, t):
-    return expert_metrics(m, texts, t)
-
-
 def deciding(m, change):
     """A pass under a policy that returns `change` of each decision."""
     inside(override(m, lambda router, routing: change(routing)), m)
@@ -113,15 +109,15 @@ WRONG = {
     "trains no such parameters": lambda m, t: inside(freeze(m, "shared_experts"), m),
     "No router was.*Llama": lambda m, t: inside(freeze(make_model("llama"), "router"), m),
     # expert_metrics
-    "texts='hello'": lambda m, t: metrics(m, "hello", t),
-    r"texts=\[\[1, 2\], \[3, 4\]\]|texts=.*\[": lambda m, t: metrics(m, [[[1, 2], [3, 4]]], t),
-    "999.*below": lambda m, t: metrics(m, [[1, 999]], t),
-    "needs the tokenizer": lambda m, t: metrics(m, ["hello"], None),
-    "2 to 512 token ids": lambda m, t: metrics(m, ["a"], t),
-    "texts=.*2 to 512": lambda m, t: metrics(m, ["a" * 600], t),
-    r"texts=\[\]": lambda m, t: metrics(m, [], t),
-    "model='texts'": lambda m, t: metrics("texts", ["hello"], t),
-    "tokenizer='t'": lambda m, t: metrics(m, ["hello"], "t"),
+    "texts='hello'": lambda m, t: expert_metrics(m, "hello", t),
+    r"texts=\[\[1, 2\], \[3, 4\]\]|texts=.*\[": lambda m, t: expert_metrics(m, [[[1, 2], [3, 4]]], t),
+    "999.*below": lambda m, t: expert_metrics(m, [[1, 999]], t),
+    "needs the tokenizer": lambda m, t: expert_metrics(m, ["hello"], None),
+    "2 to 512 token ids": lambda m, t: expert_metrics(m, ["a"], t),
+    "texts=.*2 to 512": lambda m, t: expert_metrics(m, ["a" * 600], t),
+    r"texts=\[\]": lambda m, t: expert_metrics(m, [], t),
+    "model='texts'": lambda m, t: expert_metrics("texts", ["hello"], t),
+    "tokenizer='t'": lambda m, t: expert_metrics(m, ["hello"], "t"),
     # lm
     "Unknown method 'rou'": lambda m, t: moe_lab.lm(m, t, "rou"),
     "batch_size=0": lambda m, t: moe_lab.lm(m, t, batch_size=0),

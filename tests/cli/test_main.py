@@ -1,6 +1,7 @@
 """The command: help, flags that only print, grids, exit codes.
 
-Broken by: an option that --help forgets, a folder left behind, a run before all are checked, a wrong exit code.
+Broken by: an option that --help forgets, a help of another file's YAML, a key that help does not name, a folder left behind, a
+run before all are checked, a wrong exit code.
 """
 
 import io
@@ -14,7 +15,7 @@ import pytest
 import moe_lab.runs.execute
 import moe_lab.runs.jobs
 from moe_lab import __version__
-from moe_lab.cli.help import GROUPS
+from moe_lab.cli.help import FOOT, GROUPS
 from moe_lab.cli.main import main
 from moe_lab.config.catalog import about, option_files, resource_folder
 from moe_lab.config.schema import Config
@@ -169,15 +170,21 @@ def test_exit_codes_of_one_run(error, code, capsys, runs):
     assert ("without one it starts anew" in ended.err) == (code in (130, 143))
 
 
-def test_sigterm_unwinds_as_an_interruption(capsys, runs, monkeypatch):
-    previous = signal.getsignal(signal.SIGTERM)
-
+def test_sigterm_unwinds_as_an_interruption_and_another_handler_is_left_alone(capsys, runs, monkeypatch):
     def terminated(run, models, **_):
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(moe_lab.runs.execute, "execute", terminated)
+    def handler(*_):
+        """submitit's."""
+
+    previous = signal.getsignal(signal.SIGTERM)
     try:
-        assert run_command(capsys).code == 143
+        with monkeypatch.context() as patch:
+            patch.setattr(moe_lab.runs.execute, "execute", terminated)
+            assert run_command(capsys).code == 143
+        signal.signal(signal.SIGTERM, handler)
+        assert run_command(capsys).code == 0
+        assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -188,26 +195,6 @@ def test_a_job_that_is_queued_again_leaves_the_command(capsys, runs, monkeypatch
     with pytest.raises(SystemExit) as stop:
         run_command(capsys)
     assert stop.value.code == 144
-
-
-def test_a_handler_of_sigterm_is_left_alone(capsys, runs):
-    def handler(*_):
-        """submitit's."""
-
-    previous = signal.signal(signal.SIGTERM, handler)
-    try:
-        assert run_command(capsys).code == 0
-        assert signal.getsignal(signal.SIGTERM) is handler
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def test_plan_knows_that_rerun_computes_again(capsys, runs):
-    runs.done.add("tiny-roe-toy_math-0")
-    both = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
-    assert "done" in both and "missing" in both and "To run: 1, about 1,000 forward tokens." in both
-    assert "To run: 0" in run_command(capsys, "mode=plan").out
-    assert "To run: 1" in run_command(capsys, "mode=plan", "rerun=true").out
 
 
 @pytest.mark.slow
@@ -243,13 +230,18 @@ def test_a_plan_names_all_that_a_command_lacks(capsys, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plan_sums_the_tokens_of_all_seeds(capsys, runs):
+def test_a_plan_sums_the_tokens_of_all_seeds_and_knows_that_rerun_computes_again(capsys, runs):
     ended = run_command(capsys, "mode=plan", "method=roe", "method.n=4", "seeds=3")
     assert "To run: 3, about 3,000 forward tokens." in ended.out
     with_answers = generating(10, prompt=100, new=5)
     rows = [FakeRun(Config(method=get_method("roe").Config(name="roe", n=n))) for n in (2, 8)]
     tokens = [run.method.forward_tokens(with_answers, run.config, run.facts) for run in rows]
     assert tokens == [1090, 1390]
+    runs.done.add("tiny-roe-toy_math-0")
+    both = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
+    assert "done" in both and "missing" in both and "To run: 1, about 1,000 forward tokens." in both
+    assert "To run: 0" in run_command(capsys, "mode=plan").out
+    assert "To run: 1" in run_command(capsys, "mode=plan", "rerun=true").out
 
 
 @pytest.mark.slow
@@ -286,3 +278,91 @@ def test_the_run_of_a_wandb_agent_is_one(several, capsys, monkeypatch, tmp_path)
     monkeypatch.setenv("WANDB_RUN_ID", "abc")
     ended = run_command(capsys, *several, "logger=wandb", "model=tiny", f"output_dir={tmp_path}")
     assert ended.code == 2 and "WANDB_RUN_ID=abc is one run of W&B" in ended.err
+
+
+# Help
+
+
+CONF = resource_folder("conf")
+OPTIONS = [(group, name) for group in GROUPS for name in option_files(group, [CONF])]
+
+
+@pytest.mark.parametrize(("group", "name"), OPTIONS)
+def test_an_options_yaml_is_shown(group, name, capsys):
+    ended = run_command(capsys, "--help", f"{group}={name}")
+    lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    shown = "\n".join(f"  {line}".rstrip() if line else "" for line in lines)
+    assert ended.code == 0 and f"{group}={name}\n\n{shown}\n" in ended.out
+    assert ended.out.splitlines()[-1] == FOOT and "Exit codes" not in ended.out
+
+
+def test_several_options_are_explained_at_once_and_each_once(capsys):
+    out = run_command(capsys, "-m", "method=roe,c2r", "task=boolq", "method=c2r", "seed=1", "--help").out
+    heads = [line for line in out.splitlines() if re.fullmatch(r"\w+=\S+", line)]
+    assert heads == ["method=roe", "method=c2r", "task=boolq"]
+    out = run_command(capsys, "--help", "experiment=roe/figure3").out
+    assert "RoE, Figure 3" in out and re.search(r"scale=tiny +\d+ cells", out)
+
+
+def test_what_names_no_option_is_the_overview(capsys):
+    out = run_command(capsys, "--help", "method.n=3", "limit=5").out
+    assert out == run_command(capsys, "--help").out
+    assert len(out.splitlines()) <= 40 and "--help <word>" in out and "Exit codes" not in out
+    assert "task=lm_eval task.name=triviaqa" in run_command(capsys, "--help", "task=triviaqa").err
+
+
+@pytest.mark.parametrize(
+    ("word", "texts"),
+    [
+        ("roe", ["method=roe\n", "  n: 32"]),
+        ("roe/figure3", ["RoE, Figure 3"]),
+        ("tuning", ["tuning=\n", "  tpe "]),
+        ("limit", ["limit=null\n  Documents per task"]),
+        ("method.n", ["method.n=32\n  routing samples", "(method=roe)"]),
+        ("epochs", ["method.epochs=", "method=finetune-freeze"]),
+        ("compare", ["mode=compare: ", "paired tests"]),
+        ("keys", ["limit=null", "model.path", "tuning.n_trials"]),
+        ("flags", ["--config-dir FOLDER", "Exit codes: 0 done"]),
+    ],
+)
+def test_a_word_is_explained_whatever_it_names(word, texts, capsys):
+    out = run_command(capsys, "--help", word).out
+    assert [text for text in texts if text not in out] == [] and out.splitlines()[-1] == FOOT
+    assert "task.metric" not in run_command(capsys, "--help", "tuning.metric").out, "a key of the group alone"
+
+
+@pytest.mark.parametrize(
+    ("override", "closest"),
+    [
+        ("method=finetune-freze", "finetune-freeze"),
+        ("task=boolqq", "boolq"),
+        ("experiment=roe/figur3", "roe/figure3"),
+        ("mode=compar", "compare"),
+        ("gsm8", "gsm8k"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_closest(override, closest, capsys):
+    ended = run_command(capsys, "--help", "method=base", override)
+    assert ended.code == 2 and ended.out == "" and f"Did you mean {closest!r}?" in ended.err
+
+
+def test_options_and_experiments_of_ones_own_are_explained_and_listed(capsys, tmp_path):
+    """A name that the package has, too, is the package's, as it is for Hydra."""
+    (tmp_path / "method").mkdir()
+    own = "# @package _global_\n# Mine\n\n# two\n# lines\nname: roe # what it is\nlist:\n  # inner\n  - 1\n- 2\nbare: x\n"
+    (tmp_path / "method" / "mine.yaml").write_text(own)
+    (tmp_path / "method" / "roe.yaml").write_text("# Another\nname: roe\n")
+    beside = ("--config-dir", str(tmp_path), "--help")
+    assert "  bare: x" in run_command(capsys, *beside, "method=mine").out
+    assert "  n: 32" in run_command(capsys, *beside, "method=roe").out
+    listed = run_command(capsys, *beside, "method=").out
+    assert "  mine             Mine" in listed and "Another" not in listed
+    (tmp_path / "experiments" / "own").mkdir(parents=True)
+    table = (
+        "# My table\ntitle: Mine\nsource: me\nscales: {tiny: {grid: {method: [base, roe]}}}\n"
+        "rows: [method]\ncolumns: [task]\n"
+    )
+    (tmp_path / "experiments" / "own" / "table.yaml").write_text(table)
+    listed = run_command(capsys, *beside, "experiment=").out
+    assert "  own/table        My table" in listed and "  roe/figure3 " in listed
+    assert "scale=tiny     2 cells" in run_command(capsys, *beside, "experiment=own/table").out

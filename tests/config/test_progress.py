@@ -77,16 +77,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_names_its_run(monkeypatch):
+def test_a_bar_has_the_name_of_its_run_while_the_block_lasts(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with naming("tiny-roe-toy_math-01234567"), Progress(4, "loglikelihood", "request") as it:
         it.update(3)
         it.at(4, "best=1.5")
     shown: Any = sys.stderr
     assert "tiny-roe-toy_math-01234567: loglikelihood: 100%" in shown.getvalue() and "4/4" in shown.getvalue()
-
-
-def test_names_end_with_their_block():
     with naming("a"):
         with naming("b"):
             assert Progress(1, "x", "step", shown=False).title == "b: x"

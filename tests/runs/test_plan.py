@@ -2,11 +2,13 @@
 
 Broken by a running or interrupted run that is planned as "missing" at full cost, by experts that count whole though a token
 takes some of them, by an embedding that counts as a product, by a training that is counted for each of its evaluations, by a
-shared beginning that counts once for each sampled document, by a plan of other settings that is taken for this one.
+shared beginning that counts once for each sampled document, by a plan of other settings that is taken for this one, by a
+tensor that is left on the CPU, by values that the host asks for too often, and by a plan of another peak.
 """
 
 import json
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,8 @@ from moe_lab.engine import pass_size
 from moe_lab.methods import get_method
 from moe_lab.methods.base import Base
 from moe_lab.methods.method import TrainingMethod
+from moe_lab.methods.references.documents import reference_documents
+from moe_lab.methods.references.reference_set import references_of
 from moe_lab.models.memory import weight_bytes
 from moe_lab.results.atomic import write_json
 from moe_lab.results.folder import Artifact
@@ -36,6 +40,7 @@ from tests.support.models import make_model
 from tests.support.requests import generating
 from tests.support.runs import config, small_data
 
+ROOT = Path(__file__).parents[2]
 ROW = Row(
     run="a1b2c3d4",
     config=Config(
@@ -55,14 +60,11 @@ def plan(rows: list[Row]) -> Plan:
     return found
 
 
-def test_a_pipe_gets_one_line_a_row(capsys):
+def test_a_pipe_gets_one_line_a_row_and_a_terminal_80_columns(capsys, monkeypatch):
     plan([ROW, replace(ROW, run="00000000")]).print()
     title, *lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if "a1b2c3d4" in line]
     assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in title and "123,456,789" in line
-
-
-def test_a_terminal_gets_80_columns(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     plan([ROW, ROW]).print()
     lines = capsys.readouterr().out.splitlines()
@@ -171,21 +173,27 @@ def test_a_reference_set_is_counted_until_it_is_there(tmp_path, monkeypatch):
     [(name, tokens)] = run.method.references_left(run.config, run.facts).items()
     per_question = workload_of(run).prompt
     assert 20 * per_question / 2 < tokens < 20 * per_question * 3
-    expected = _references(run)
+    documents = reference_documents(run.config, run.config.method)
+    expected = references_of(run.config, run.config.method, documents, run.facts)
     assert expected.folder == tmp_path / "references" / name
     monkeypatch.setattr(Artifact, "stored", lambda self: {} if self == expected else None)
     assert run.method.references_left(run.config, run.facts) == {}
 
 
-def _references(run: Run) -> Artifact:
-    from moe_lab.methods.references.documents import reference_documents
-    from moe_lab.methods.references.reference_set import references_of
-
-    documents = reference_documents(run.config, run.config.method)
-    return references_of(run.config, run.config.method, documents, run.facts)
-
-
 # Disk, memory and tokens
+
+
+CASES = ("tests/support/accelerator_cases.py", "tests/support/planned_memory_cases.py")
+"""Every method on a stand-in for a GPU, and the bytes that it counts against those of plans."""
+
+
+@pytest.mark.slow
+def test_methods_run_on_a_device_that_is_not_the_cpu_within_their_plans():
+    """In a process of their own: with another device autograd starts threads, after which a process cannot fork."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CASES]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout[-8000:]
+
 
 SHAPE: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2}
 SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 2}

@@ -17,8 +17,8 @@ from moe_lab.runs.jobs import Training
 from tests.support.command import run_command, run_forked
 
 RECIPE = {"dataset_size": 40, "steps": 4, "hidden_size": 16, "layers": 1, "active_size": 16}
-RECIPE |= {"+sequence_length": 32, "+validation_rows": 2}
-KEYS = [f"{'+' * key.startswith('+')}model.recipe.{key.lstrip('+')}={value}" for key, value in RECIPE.items()]
+RECIPE |= {"sequence_length": 32, "validation_rows": 2}
+KEYS = [f"++model.recipe.{key}={value}" for key, value in RECIPE.items()]
 COMMAND = ["method=calibration", "model=toy-repeated", *KEYS, "task=toy_text", "limit=3", "seeds=2"]
 
 
@@ -100,17 +100,12 @@ def test_each_seed_has_a_model_of_its_own(tmp_path, capsys, monkeypatch):
     assert {result["moe_lab"]["run_id"] for result in base.results} == baselines
 
 
-RULES = {"steps": 4, "hidden_size": 16, "layers": 1, "active_size": 16, "sequence_length": 32}
-RULES_KEYS = [f"model.recipe.{key}={value}" for key, value in RULES.items()]
-RULES_KEYS += ["+model.recipe.validation_rows=2"]
-
-
 @pytest.mark.slow
 def test_rules_are_learned_asked_and_re_routed_in_one_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     c3po = ["method=c3po", "method.layers=all", "method.reference=toy_rules:max", "seeds=2"]
     c3po += ["method.reference_size=40", "method.steps=2"]
-    ended = run_command(capsys, *c3po, "model=toy-rules", *RULES_KEYS, "task=toy_rules", "limit=4")
+    ended = run_command(capsys, *c3po, "model=toy-rules", *KEYS, "task=toy_rules", "limit=4")
     assert ended.code == 0, ended.err
     blocks = [result["moe_lab"] for result in ended.results]
     assert len({block["model"]["path"] for block in blocks}) == 2

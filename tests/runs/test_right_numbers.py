@@ -92,7 +92,7 @@ def test_controls_and_expert_metrics_leave_the_p_of_scores_alone(tmp_path, capsy
     command += [f"output_dir={tmp_path}"]
 
     def families(*more: str) -> dict[str, set[tuple[float, int]]]:
-        found = moe_lab.run([*command, *more], quiet=True).frame()
+        found = frame(*command, *more)
         tested = found[found["p_holm"].notna()]
         groups = tested.groupby("question")
         return {name: set(zip(own["p_holm"], own["family"], strict=True)) for name, own in groups}

@@ -77,20 +77,16 @@ from shared import limits as bounds
 WEIGHT = 0.6
 OPTIONS = {'strict': True, "names": ["a", "b"]}
 
-
 def score(doc, results):
     '''The score of one answer.'''
     from late import bonus
 
     return {"acc": worth(doc) + bonus()}
 
-
 def worth(doc: dict) -> float:
     return WEIGHT * helpers.scale(doc) if OPTIONS["strict"] else 0.0
 
-
 gold = made_by(0)
-
 
 @rounded(2)
 def center(values):
@@ -100,9 +96,8 @@ def center(values):
 from chain import link
 FACTOR = 1
 
-
 def scale(doc):
-    return FACTOR * link(len(doc))
+    return FACTOR * link(len(doc["answer"]))
 """,
     "tasks/chain.py": "def link(x):\n    return x + 1\n",
     "tasks/late.py": "def bonus():\n    return 0.0\n",
@@ -111,9 +106,8 @@ def scale(doc):
     "tasks/own/tools.py": """\
 from shared.limits import MOST
 
-
 def documents(split):
-    return split.filter(lambda row: len(row["question"]) < MOST)
+    return split.map(lambda row: {"answer": row["answer"] + "!"}).filter(lambda row: len(row["question"]) < MOST)
 """,
     "tasks/shared/__init__.py": "LEVEL = 1\n",
     "tasks/shared/limits.py": "from .deep import DEPTH\nMOST = 40 + DEPTH\n",
@@ -124,13 +118,11 @@ def rounded(digits):
         return lambda values: round(function(values), digits)
     return decorate
 
-
 def made_by(index):
     return lambda doc: index
 """,
     "tasks/made.py": """\
 from base_task import Base, instance
-
 
 class Made(Base):
     def __init__(self, config=None):
@@ -145,7 +137,6 @@ class Made(Base):
 import datasets
 from lm_eval.api.task import ConfigurableTask
 
-
 class Base(ConfigurableTask):
     KEYS = ("class", "level")
     SCALE = 1
@@ -156,7 +147,6 @@ class Base(ConfigurableTask):
         own |= {"output_type": "generate_until", "doc_to_target": "{{answer}}", "doc_to_text": "{{question}}"}
         own["metric_list"] = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
         super().__init__(config={k: v for k, v in (config or {}).items() if k not in self.KEYS} | own)
-
 
 def instance():
     return Base
@@ -326,62 +316,25 @@ def test_harmless_edits_are_the_same_run(run_id):
     assert run_id(*HARMLESS) == run_id()
 
 
-SMALL = {
-    "tasks/small.yaml": """\
-task: small
-dataset_path: json
-dataset_kwargs: {data_files: {test: FOLDER/test.jsonl}}
-test_split: test
-output_type: generate_until
-process_docs: !function utils.documents
-process_results: !function utils.score
-doc_to_text: "{{question}}"
-doc_to_target: "{{answer}}"
-generation_kwargs: {until: ["\\n"], max_gen_toks: 1}
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-""",
-    "tasks/utils.py": """\
-import os
-import sys
-
-sys.path.insert(0, os.path.dirname(__file__))
-from helpers import worth
-
-
-def marked(row):
-    return {"answer": row["answer"] + "!"}
-
-
-def documents(split):
-    return split.map(marked)
-
-
-def score(doc, results):
-    return {"acc": worth(doc["answer"])}
-""",
-    "tasks/helpers.py": "WEIGHT = 0.6\n\n\ndef worth(text):\n    return WEIGHT * (text == 'x!')\n",
-    "test.jsonl": '{"question": "one", "answer": "x"}\n{"question": "two", "answer": "y"}\n',
-}
-
-
 @pytest.mark.slow
 def test_the_command_shows_the_score_of_the_edited_task(tmp_path, monkeypatch):
     """Stored answers, documents that `datasets` has read, and rows that it has mapped are those before the edit."""
-    # another test may have imported it from another folder
-    monkeypatch.delitem(sys.modules, "helpers", raising=False)
-    write(tmp_path, SMALL)
+    write(tmp_path, FILES)
+    monkeypatch.syspath_prepend(tmp_path / "tasks")
 
     def score(edit: Edit | None = None) -> float:
         if edit is not None:
             replace_text(tmp_path, edit)
-        task = ["task=lm_eval", "task.name=small", f"task.include_path={tmp_path / 'tasks'}"]
+        task = ["task=lm_eval", "task.name=mine", f"task.include_path={tmp_path / 'tasks'}"]
         place = [f"output_dir={tmp_path}", "offline=true", "device=cpu"]
         ended = run_forked(tmp_path, "method=base", *task, *place)
         assert ended.code == 0, ended.err
-        return json.loads(Path(ended.out.split()[-1]).read_text())["results"]["small"]["acc,none"]
+        return json.loads(Path(ended.out.split()[-1]).read_text())["results"]["mine"]["acc,first"]
 
-    assert score() == pytest.approx(0.3)
-    assert score(("tasks/helpers.py", "0.6", "0.4")) == pytest.approx(0.2)
-    assert score(("test.jsonl", '"y"', '"x"')) == pytest.approx(0.4)
-    assert score(("tasks/utils.py", '+ "!"', '+ "?"')) == 0
+    assert score() == pytest.approx(1.8), (
+        "0.6 for each letter of an answer, one of which is mapped to it, and for its end"
+    )
+    assert score(EDITS["an imported constant"]) == pytest.approx(3.6)
+    assert score((DATA, '"y"', '"yyy"')) == pytest.approx(4.8)
+    assert score((TOOLS, '+ "!"', '+ "??"')) == pytest.approx(6.0)
     assert len(list((tmp_path / "runs").iterdir())) == 4

@@ -14,7 +14,8 @@ from moe_lab.errors import TaskError
 from moe_lab.methods import get_method
 from moe_lab.tasks.documents import Holdout, document_hashes, documents_digest, select_documents
 from moe_lab.tasks.loading import load_tasks
-from tests.support.runs import choices, sums, write_jsonl
+from tests.support.documents import HELLASWAG, PROBLEMS
+from tests.support.runs import choices, small_data, sums, worked_sums, write_jsonl
 
 
 class FakeTask(SimpleNamespace):
@@ -31,11 +32,12 @@ def chosen(count: int, **keys: Any) -> list[int]:
     return select_documents(Config(**keys), tasks(gsm8k=count))["gsm8k"]
 
 
-def test_a_smaller_limit_is_contained_in_a_larger_one():
+def test_a_smaller_limit_is_contained_in_a_larger_one_and_chooses_what_earlier_releases_chose():
     small, large = chosen(1319, limit=50), chosen(1319, limit=100)
     assert len(small) == 50 and len(large) == 100 and set(small) < set(large)
     assert small == sorted(small)
     assert small != list(range(50))
+    assert chosen(100, limit=5) == [6, 9, 28, 38, 90]
 
 
 def test_only_task_and_sample_seed_decide():
@@ -45,11 +47,6 @@ def test_only_task_and_sample_seed_decide():
     other = replace(config, seed=7, fewshot_seed=3, num_fewshot=2)
     assert select_documents(other, tasks(gsm8k=500))["gsm8k"] == both["gsm8k"]
     assert select_documents(replace(config, sample_seed=1), tasks(gsm8k=500))["gsm8k"] != both["gsm8k"]
-
-
-def test_golden_choice():
-    """Stored results of earlier releases name these documents."""
-    assert chosen(100, limit=5) == [6, 9, 28, 38, 90]
 
 
 @pytest.mark.parametrize(("limit", "count"), [(0.1, 10), (0.001, 1), (1.0, 1), (100, 100), (1000, 100)])
@@ -104,13 +101,9 @@ def hashes(task) -> set[str]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    write_jsonl(tmp_path / "addsub" / "test.jsonl", sums(12))
-    write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(10))
     write_jsonl(tmp_path / "arc_easy" / "validation.jsonl", choices(9, start=50))
-    write_jsonl(tmp_path / "arc_easy" / "train.jsonl", choices(6, start=100))
-    worked = [{"question": row["question"], "answer": f"#### {row['answer']}"} for row in sums(25)]
-    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", worked[:5])
-    write_jsonl(tmp_path / "gsm8k" / "train.jsonl", worked[5:])
+    small_data(tmp_path)
+    write_jsonl(tmp_path / "gsm8k" / "train.jsonl", worked_sums(20, start=5))
     return tmp_path
 
 
@@ -121,16 +114,19 @@ def test_a_validation_split_that_is_not_evaluated_comes_first(data):
     assert all(int(document["id"][1:]) in range(50, 59) for document in task.task_docs)
 
 
-def test_then_the_train_split_with_examples_from_its_other_rows(data):
+def test_then_the_train_split_if_there_is_one_with_examples_from_its_other_rows(data):
     task = view(config(data, "gsm8k", num_fewshot=5))
     assert task.config.custom_dataset.source == "train"
     tuned = {document["question"] for document in task.task_docs}
     examples = {document["question"] for document in task.sampler.df}
     assert len(tuned) == 4 and len(examples) == 16 and not tuned & examples
+    (data / "gsm8k" / "train.jsonl").unlink()
+    assert view(config(data, "gsm8k", num_fewshot=0)).config.custom_dataset.source == "test"
 
 
 def test_else_a_sample_of_the_evaluated_split_which_the_test_leaves_out(data):
-    one = config(data, "addsub")
+    """Few-shot examples come from the rows that are left, too."""
+    one = config(data, "addsub", num_fewshot=2)
     task = view(one)
     assert task.config.custom_dataset.source == "test"
     full = load_tasks(one)
@@ -139,11 +135,9 @@ def test_else_a_sample_of_the_evaluated_split_which_the_test_leaves_out(data):
     tested = [document_hashes(full["tasks"]["addsub"])[number] for number in left]
     assert len(tested) == 8 and not hashes(task) & set().union(*tested)
     assert sorted(task.config.custom_dataset.numbers + left) == list(range(12))
-
-
-def test_a_train_file_that_is_not_there_is_no_train_split(data):
-    (data / "gsm8k" / "train.jsonl").unlink()
-    assert view(config(data, "gsm8k", num_fewshot=0)).config.custom_dataset.source == "test"
+    tuned = {document["question"] for document in task.task_docs}
+    assert not tuned & {document["question"] for document in task.sampler.df}
+    assert len(task.sampler.df) == 8
 
 
 def test_repeated_documents_are_left_out_of_the_test_too(data):
@@ -157,13 +151,6 @@ def test_repeated_documents_are_left_out_of_the_test_too(data):
     documents = full["tasks"]["addsub"].task_docs
     assert len(left) == 12 - 2 * len(tuned)
     assert not tuned & {documents[number]["question"] for number in left}
-
-
-def test_examples_of_a_task_with_one_split_come_from_its_other_rows(data):
-    task = view(config(data, "addsub", num_fewshot=2))
-    tuned = {document["question"] for document in task.task_docs}
-    assert not tuned & {document["question"] for document in task.sampler.df}
-    assert len(task.sampler.df) == 8
 
 
 def test_a_smaller_split_is_used_whole_and_no_test_left_is_an_error(data):
@@ -202,37 +189,17 @@ def test_a_question_is_the_same_whatever_its_row_is_called(data):
     assert first & same and first & gold and not first & other
 
 
-def sibling_rows() -> dict[str, list[dict]]:
-    """A few rows in the columns of data sets that several tasks read."""
-    endings = ["runs.", "sleeps.", "sings.", "eats."]
-    hellaswag = [
-        {"ind": i, "activity_label": "Dogs", "ctx_a": f"Dog {i}", "ctx_b": "then", "ctx": f"Dog {i} then"}
-        | {"endings": endings, "source_id": "x", "split": "val", "split_type": "", "label": "1"}
-        for i in range(6)
-    ]
-    code = [
-        {"task_id": f"HumanEval/{i}", "prompt": f"def f{i}():\n", "entry_point": f"f{i}"}
-        | {"canonical_solution": "    return 1\n", "test": "def check(f):\n    assert f() == 1\n"}
-        for i in range(6)
-    ]
-    plus = [dict(row, test="def check(f):\n    assert f() + 1 == 2\n") for row in code]
-    plus[0]["prompt"] = "def f0() -> int:\n"  # HumanEval+ has mended a prompt
-    return {"hellaswag": hellaswag, "arc_easy": choices(6), "humaneval": code, "humaneval_plus": plus}
-
-
 @pytest.mark.parametrize(
-    "tuned, tested",
-    [
-        ("humaneval", "humaneval_plus"),
-        ("humaneval_plus", "humaneval"),
-        ("hellaswag_answer_format", "hellaswag"),
-        ("arc_easy", "arc_easy_answer_format"),
-    ],
+    "tuned, tested", [("humaneval", "humaneval_plus"), ("hellaswag_answer_format", "hellaswag")]
 )
 def test_a_profile_keeps_its_documents_out_of_other_tasks_of_the_data(tmp_path, tuned, tested):
-    for folder, rows in sibling_rows().items():
-        split = "validation" if folder == "hellaswag" else "test"
-        write_jsonl(tmp_path / folder / f"{split}.jsonl", rows)
+    code = [PROBLEMS[0] | {"task_id": f"own/{i}", "prompt": f"def f{i}(x):\n"} for i in range(6)]
+    plus = [row | {"test": "def check(f):\n    assert f(1) == 2\n"} for row in code]
+    plus[0]["prompt"] = "def f0(x) -> int:\n"  # HumanEval+ has mended a prompt
+    write_jsonl(tmp_path / "humaneval" / "test.jsonl", code)
+    write_jsonl(tmp_path / "humaneval_plus" / "test.jsonl", plus)
+    pots = [HELLASWAG | {"ctx_a": f"Pot {i} boils."} for i in range(6)]
+    write_jsonl(tmp_path / "hellaswag" / "validation.jsonl", pots)
 
     def one(name: str) -> Config:
         given = config(tmp_path, name)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from lm_eval.tasks import TaskManager
 
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.tasks import factory
@@ -147,11 +146,8 @@ ACCURACY = "metric_list: [{metric: acc}]\n"
 
 
 @pytest.fixture
-def own(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def own(data: Path, tmp_path: Path, small_index: None) -> Callable[..., Any]:
     """Loads the task `mine` from a folder of the user's own with this YAML, without the index of lm-eval's tasks."""
-    monkeypatch.setattr(
-        factory, "_full_index", lambda path: TaskManager(include_path=path, include_defaults=False)
-    )
     write_jsonl(data / "mine" / "test.jsonl", [{"question": f"q{i}"} for i in range(8)])
     (tmp_path / "own").mkdir()
 

@@ -1,10 +1,17 @@
-"""Breaks if a function of a task YAML reads a document or an answer wrongly."""
+"""Breaks if a function of a task YAML reads a document or an answer wrongly, if a lettered question is not the document's or
+gives its answer away, or if another answer than the majority's is evaluated.
+"""
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from lm_eval.api.instance import Instance
 
-from moe_lab.errors import TaskError
+from moe_lab.config.schema import TaskConfig
+from moe_lab.errors import ConfigError, TaskError
+from moe_lab.tasks.answer_forms import TEMPERATURE, lettered, voted
 from moe_lab.tasks.documents import gold_choice
 from moe_lab.tasks.task_functions import (
     answer_number,
@@ -13,8 +20,8 @@ from moe_lab.tasks.task_functions import (
     same_number,
     score_number,
 )
-from tests.support.documents import BIGBENCH, HELLASWAG, KNOWREF, OPENBOOKQA
-from tests.support.runs import choices, load_task, write_jsonl
+from tests.support.documents import BIGBENCH, COPA, HELLASWAG, KNOWREF, OPENBOOKQA, PIQA, SCIQ, WINOGRANDE
+from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 
 # answer_format/
 
@@ -165,18 +172,204 @@ def test_bigbench_keeps_the_rows_with_one_right_choice(tmp_path):
     assert gold_choice(task, document) == 0
 
 
-def test_knowref_asks_for_the_pronoun(tmp_path):
-    write_jsonl(tmp_path / "knowref" / "test.jsonl", [KNOWREF])
-    task = load_task(tmp_path, "knowref", answer="letters", num_fewshot=0)
-    (document,) = task.task_docs
-    assert task.doc_to_text(document) == (
-        "Ann met Eve when [she] left.\nQuestion: Who is meant by the word in brackets?\nA. Ann\nB. Eve\nAnswer:"
-    )
-    assert gold_choice(task, document) == 1
-    plain = load_task(tmp_path, "knowref", num_fewshot=0)
-    assert plain.doc_to_choice(plain.task_docs[0]) == ["Ann", "Eve"]
-
-
 def test_without_files_it_says_which():
     with pytest.raises(TaskError, match=r"data_dir=<folder> with bigbench/test.jsonl"):
         load_task(None, "bigbench_choice", num_fewshot=0)
+
+
+# Letters
+
+
+MMLU = {"question": "1 + 1 = ?", "choices": list("1234"), "answer": 1, "subject": "x"}
+LETTERED = {
+    "winogrande": (
+        "validation",
+        WINOGRANDE,
+        "Question: Sandra thanked Sam because _ had helped.\nA. Sandra\nB. Sam\nAnswer:",
+        1,
+    ),
+    "copa": ("validation", COPA, "It rained therefore\nA. sun.\nB. wet.\nAnswer:", 1),
+    "piqa": ("validation", PIQA, "Question: Boil water.\nA. Freeze it.\nB. Heat it.\nAnswer:", 1),
+    "knowref": (
+        "test",
+        KNOWREF,
+        "Ann met Eve when [she] left.\nQuestion: Who is meant by the word in brackets?\nA. Ann\nB. Eve\nAnswer:",
+        1,
+    ),
+}
+
+
+def load(folder: Path, name: str, **keys):
+    return load_task(folder, name, **{"answer": "letters", **keys})
+
+
+@pytest.mark.parametrize("name", LETTERED)
+def test_the_prompt_is_the_one_written_by_hand(name, tmp_path):
+    split, document, prompt, gold = LETTERED[name]
+    write_jsonl(tmp_path / name / f"{split}.jsonl", [document])
+    task = load(tmp_path, name, num_fewshot=0)
+    own = task.task_docs[0]
+    assert task.doc_to_text(own) == prompt
+    assert task.doc_to_choice(own) == ["A", "B"]
+    assert task.doc_to_target(own) == gold
+    assert [metric["metric"] for metric in task.config.metric_list] == ["acc"]
+    [first, second, *_] = task.construct_requests(own, prompt, doc_id=0)
+    assert (first.args, second.args) == ((prompt, " A"), (prompt, " B"))
+
+
+def test_the_right_letter_is_the_right_choice_in_every_document(tmp_path):
+    rows = choices(50)
+    write_jsonl(tmp_path / "arc_easy" / "test.jsonl", rows)
+    write_jsonl(tmp_path / "arc_easy" / "train.jsonl", rows[:5])
+    letters, text = load(tmp_path, "arc_easy"), load(tmp_path, "arc_easy", answer="text")
+    for document, plain in zip(letters.task_docs, text.task_docs, strict=True):
+        right = text.doc_to_choice(plain)[text.doc_to_target(plain)]
+        letter = letters.doc_to_choice(document)[letters.doc_to_target(document)]
+        assert f"\n{letter}. {right}\n" in letters.doc_to_text(document)
+
+
+def test_examples_are_in_letters_too(tmp_path):
+    rows = choices(6)
+    write_jsonl(tmp_path / "arc_easy" / "test.jsonl", rows[:2])
+    write_jsonl(tmp_path / "arc_easy" / "train.jsonl", rows[2:])
+    task = load(tmp_path, "arc_easy", num_fewshot=2)
+    task.build_all_requests()
+    prompt = task.instances[0].args[0]
+    assert prompt.count("\nAnswer: ") == 2
+    assert prompt.count("\nA. ") == 3
+    assert prompt.endswith("\nAnswer:")
+
+
+def test_a_fixed_place_of_the_right_answer_is_shuffled_the_same_way_each_time(tmp_path):
+    rows = [SCIQ | {"question": f"What is wet {i}?"} for i in range(80)]
+    for split in ("train", "validation", "test"):
+        write_jsonl(tmp_path / "sciq" / f"{split}.jsonl", rows)
+    first, again = load(tmp_path, "sciq"), load(tmp_path, "sciq")
+    golds = [first.doc_to_target(document) for document in first.task_docs]
+    assert golds == [again.doc_to_target(document) for document in again.task_docs]
+    assert all(count >= 8 for count in Counter(golds).values())  # by chance: below 1e-3 for a fair shuffle
+    assert sorted(Counter(golds)) == [0, 1, 2, 3]
+    for document, gold in zip(first.task_docs, golds, strict=True):
+        assert f"\n{'ABCD'[gold]}. water\n" in first.doc_to_text(document)
+
+
+@pytest.mark.parametrize("name", ["mmlu_virology", "toy_math"])
+def test_what_is_in_letters_already_or_generated_stays_as_it_is(name, tmp_path):
+    for split in ("dev", "validation", "test"):
+        write_jsonl(tmp_path / "mmlu_virology" / f"{split}.jsonl", [MMLU])
+    letters, text = (load(tmp_path, name, answer=answer, num_fewshot=0) for answer in ("letters", "text"))
+    asked = [
+        (task.doc_to_text(task.task_docs[0]), task.dump_config()["metric_list"]) for task in (letters, text)
+    ]
+    assert asked[0] == asked[1]
+
+
+def test_a_task_that_scores_texts_is_refused(tmp_path):
+    with pytest.raises(TaskError, match="no multiple-choice task"):
+        load(tmp_path, "toy_text")
+
+
+def test_the_metric_of_letters_is_plain_accuracy():
+    assert TaskConfig(name="arc_easy", metric="acc_norm,none", answer="letters").metric == "acc,none"
+    assert TaskConfig(name="arc_easy", metric="acc_norm,none").metric == "acc_norm,none"
+
+
+def test_choices_that_begin_alike_keep_their_words():
+    own = {
+        "doc_to_text": 0,
+        "doc_to_target": "won.",
+        "doc_to_choice": ["I hear that Mary Ann", "I hear that Mark"],
+    }
+    columns = lettered(own, {})
+    assert columns["letters_prompt"] == "Question: I hear that _ won.\nA. Mary Ann\nB. Mark\nAnswer:"
+
+
+# Self-consistency
+
+TEXTS = [
+    ["#### 4", "#### 5", "so 5", "no number", "it is 4.", "#### 5", "4", "#### 5"],
+    ["#### 7", "#### 6", "6", "7"],
+    ["none", "#### 9", "nothing"],
+]
+"""Sampled answers: a majority, a tie, and one of samples without an answer."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data(tmp_path_factory.mktemp("data"))
+
+
+def load_voted(name: str, data: Path | None = None, votes: int | None = 8, **keys):
+    return load_task(data, name, self_consistency=votes, **keys)
+
+
+def vote_by_loop(answers: list[str]) -> str:
+    """The answer with the most votes; of several, the one that came first."""
+    best, most = "", 0
+    for answer in answers:
+        votes = sum(other == answer for other in answers)
+        if votes > most:
+            best, most = answer, votes
+    return best
+
+
+def evaluated(task, texts: list[str]) -> dict[str, str]:
+    """What each of the task's filters passes on."""
+    instance = Instance("generate_until", {}, ("", {}), 0, resps=list(texts))
+    for ensemble in task._filters:
+        ensemble.apply([instance])
+    return instance.filtered_resps
+
+
+@pytest.mark.parametrize("texts", TEXTS)
+def test_the_vote_is_that_of_a_loop(texts, data):
+    expected = vote_by_loop([answer_number(text) for text in texts])
+    assert evaluated(load_voted("addsub", data), texts) == {"numeric": expected}
+    strict = [text[5:] if text.startswith("####") else "[invalid]" for text in texts]
+    assert evaluated(load_voted("gsm8k", data, num_fewshot=0), texts)["strict-match"] == vote_by_loop(strict)
+    assert evaluated(load_voted("toy_math"), texts) == {"none": vote_by_loop(strict)}
+
+
+def test_samples_are_asked_for_and_right_is_what_their_vote_says(data):
+    settings = load_voted("addsub", data).config
+    assert (settings.repeats, settings.generation_kwargs["do_sample"]) == (8, True)
+    assert settings.generation_kwargs["temperature"] == TEMPERATURE
+    warm = load_voted("addsub", data, gen_kwargs={"temperature": 0.3}).config.generation_kwargs
+    assert (warm["do_sample"], warm["temperature"]) == (True, 0.3)
+    greedy = load_voted("addsub", data, gen_kwargs={"temperature": 0}).config.generation_kwargs
+    assert greedy["do_sample"] is False
+    assert load_voted("addsub", data, votes=None).config.repeats == 1
+    task = load_voted("addsub", data)
+    document = {"answer": "5"}
+    assert task.process_results(document, [evaluated(task, TEXTS[0])["numeric"]]) == {"exact_match": 1.0}
+    alone = load_voted("addsub", data, votes=None)
+    assert alone.process_results(document, [evaluated(alone, TEXTS[0])["numeric"]]) == {"exact_match": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("toy_choice", "toy_choice scores given texts"),
+        ("toy_text", "toy_text scores given texts"),
+        ("humaneval", "humaneval executes programs"),
+        ("toy_safety", "toy_safety is judged"),
+    ],
+)
+def test_tasks_without_an_extracted_answer_are_refused(name, says, tmp_path):
+    write_jsonl(tmp_path / name / "test.jsonl", sums(1))
+    with pytest.raises(TaskError, match=f"task.self_consistency=8.*{says}"):
+        load_voted(name, tmp_path)
+
+
+def test_filters_that_extract_nothing_samples_of_their_own_and_one_sample_are_refused():
+    config = {"task": "my_task", "output_type": "generate_until"}
+    for functions in (["take_first"], ["regex"], ["take_first", "regex"]):
+        filters = [{"name": "none", "filter": [{"function": one} for one in functions]}]
+        with pytest.raises(TaskError, match="my_task extracts none"):
+            voted(config | {"filter_list": filters}, 3)
+    with pytest.raises(TaskError, match="my_task extracts none"):
+        voted(config, 3)
+    with pytest.raises(TaskError, match="my_task has repeats of its own"):
+        voted(config | {"repeats": 64}, 3)
+    with pytest.raises(ConfigError, match="task.self_consistency=1"):
+        TaskConfig(self_consistency=1)

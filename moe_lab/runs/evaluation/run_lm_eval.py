@@ -157,9 +157,7 @@ def ask_again(
     run: Run, models: ModelPool, observer: Observer, requests: Sequence[tuple[str, Request]]
 ) -> None:
     """Answer requests again so that an observer sees their passes. The answers are dropped."""
-    print(
-        f"{run.folder.name}: {len(requests):,} stored answers are read again to be counted", file=sys.stderr
-    )
+    print(f"{run.folder.name}: {len(requests):,} stored answers are read again and counted", file=sys.stderr)
     with opened_again(run, models) as lm, observed(lm, observer):
         for kind in dict.fromkeys(kind for kind, _ in requests):
             own = [request for request_kind, request in requests if request_kind == kind]

@@ -154,13 +154,9 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
 
 def _study(config: Config | None) -> Study:
     if config is None:
-        raise ConfigError(
-            f"method.temperature={PROFILE} needs `profile`, the overrides of a study, at this scale."
-        )
+        raise ConfigError(f"method.temperature={PROFILE} needs `profile` at this scale: a study's overrides.")
     if config.num_studies > 1:
-        raise ConfigError(
-            f"method.temperature={PROFILE} takes the temperatures of one study: leave tuning.seeds out."
-        )
+        raise ConfigError(f"method.temperature={PROFILE} takes one study: leave tuning.seeds out.")
     return prepare_study(config)
 
 

@@ -215,7 +215,7 @@ def resolve_scale(config: Config, facts: ModelFacts, method: Any) -> Search:
     given = config.tuning
     if method.config.logit_scale not in (None, 1):
         raise ConfigError(
-            f"method.logit_scale={method.config.logit_scale}: tuning=scale searches it. Leave one of them out."
+            f"method.logit_scale={method.config.logit_scale}: tuning=scale searches it. Leave one out."
         )
     return Search(
         tuning="scale",
@@ -237,9 +237,7 @@ def resolve_grid(config: Config, facts: ModelFacts, method: PolicyMethod) -> Sea
     for key in ("profile", *grid[0]):
         value = getattr(config.method, key)
         if value != getattr(default, key) and any(point.get(key) != value for point in grid[1:]):
-            raise ConfigError(
-                f"method.{key}={value}: tuning={given.name} searches it. Leave one of them out."
-            )
+            raise ConfigError(f"method.{key}={value}: tuning={given.name} searches it. Leave one out.")
     usual = preset(config.task.category, paper_model(facts))
     return Search(
         tuning=given.name,

@@ -237,11 +237,6 @@ def results_in(output: Path) -> dict[str, dict]:
     return {file.parent.name: json.loads(file.read_text()) for file in output.glob("runs/*/results.json")}
 
 
-def all_answers(output: Path) -> dict[str, dict[str, Any]]:
-    """Run folder -> its answers by request, in any order."""
-    return {log.parent.name: answers_of(log) for log in output.glob("runs/*/responses.jsonl")}
-
-
 def answers_of(log: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     return {line["key"]: line["response"] for line in lines if "key" in line}
@@ -313,8 +308,11 @@ def config(method="roe", **keys):
     return Config(method=get_method(method).Config(name=method), **keys)
 
 
-def test_a_single_process_does_as_ever():
+def test_one_process_does_as_ever_and_several_make_no_model(monkeypatch):
     assert follow([config()]) is None
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="without torchrun"):
+        do("run", [config("pretrain-tiny")], [], [])
 
 
 @pytest.mark.parametrize(
@@ -330,9 +328,3 @@ def test_what_processes_cannot_share_is_refused(processes, configs, says, monkey
     monkeypatch.setenv("WORLD_SIZE", processes)
     with pytest.raises(ConfigError, match=says):
         follow(configs)
-
-
-def test_one_process_makes_a_model(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="without torchrun"):
-        do("run", [config("pretrain-tiny")], [], [])

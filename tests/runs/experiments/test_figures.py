@@ -90,19 +90,12 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     assert row["calibrated_size_ratio"] is None
     assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
-    monkeypatch.setattr(equivalent, "measured", lambda *_, **__: STORED)
+    monkeypatch.setattr(equivalent, "measured", lambda *_, compute: STORED if compute else None)
+    assert equivalent.equivalent_rows([cell_of(**PERPLEXITY)], ModelPool(), compute=False) == []
     compared = {"calibration": {"run_id": "c", "results": {"t": {"acc,none": 9.5}}}}
     (row,) = equivalent.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
     assert row["calibrated_perplexity"] == 9.5
     assert row["calibrated_size_ratio"] == pytest.approx((math.log(10) / math.log(9.5)) ** (1 / 0.076))
-
-
-def test_a_report_measures_nothing(tmp_path):
-    roe = {"roe": PERPLEXITY["roe"] | {"temperatures": [0.0] * 8}}
-    config = Config(method=get_method("roe").Config(), output_dir=str(tmp_path))
-    cell = replace(cell_of(**PERPLEXITY | roe), config=config)
-    assert equivalent.equivalent_rows([cell], ModelPool(), compute=False) == []
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_presets_are_the_papers_table_1(tmp_path):

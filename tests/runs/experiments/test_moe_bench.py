@@ -7,7 +7,7 @@ independent tasks.
 
 import math
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import yaml
@@ -34,22 +34,23 @@ def load(name: str) -> Experiment:
     return found
 
 
-def table3() -> dict[tuple[str, str], dict[str, float]]:
-    """{(label, router): {column: value}}"""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for each in load("table3").paper:
-        key = (each.cell["method.label"], each.cell["method.router"])
-        found.setdefault(key, {})[each.cell["task"]] = each.value
+def lines_of(
+    name: str, *axes: str, columns: tuple[str, ...] = ("task", "measure")
+) -> dict[tuple[str, ...], dict[str, float]]:
+    """{the line's value of each axis: {its values of the columns: number}}"""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    for each in load(name).paper:
+        column = ", ".join(each.cell[key] for key in columns if key in each.cell)
+        found.setdefault(tuple(each.cell[axis] for axis in axes), {})[column] = each.value
     return found
 
 
-def table6() -> dict[tuple[str, str], dict[str, float]]:
-    """{(regularizers, label): {measure: value}}"""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for each in load("table6").paper:
-        key = (each.cell["method.regularizers"], each.cell["method.label"])
-        found.setdefault(key, {})[each.cell["measure"]] = each.value
-    return found
+table3 = partial(lines_of, "table3", "method.label", "method.router", columns=("task",))
+table6 = partial(lines_of, "table6", "method.regularizers", "method.label", columns=("measure",))
+
+
+def fine_tuning(number: int) -> dict[tuple[str, ...], dict[str, float]]:
+    return lines_of(f"table{number}", "method.schedule", "method.router_lr")
 
 
 def mean_of(line: dict[str, float], sizes: dict[str, int]) -> Score:
@@ -117,17 +118,13 @@ def test_the_marked_word_row_repeats_2_8_rows_in_all_six_scores():
             assert each.mark is not None and f"the number of {same}" in each.mark, task
 
 
-def test_table_6_has_23_rows_and_its_capacity_beside_both_readings():
+def test_table_6_has_23_rows_with_both_readings_and_marks_what_cannot_be_a_target():
+    """More than the entropy of equal loads; one expert, which has no pairs; experts that do not matter."""
     found = table6()
     assert len(found) == 23 and ("auxiliary loss", "8/32") not in found
-    for line in found.values():
-        assert len(line) == 5 and line["Capacity most (Table 6)"] == line["Capacity least (section 4.1)"]
-
-
-def test_what_cannot_be_a_target_in_table_6_is_marked():
-    """More than the entropy of equal loads; one expert, which has no pairs; experts that do not matter."""
     wrong = set()
-    for (setting, label), line in table6().items():
+    for (setting, label), line in found.items():
+        assert len(line) == 5 and line["Capacity most (Table 6)"] == line["Capacity least (section 4.1)"]
         k, experts = map(int, label.partition("+")[0].split("/"))
         unequal, alone = line["Load Balance"] > math.log2(experts), k == 1 and line["Collaboration"] == 0
         names = ["Load Balance"] * unequal + ["Collaboration"] * (unequal or alone)
@@ -201,22 +198,12 @@ def test_measures_are_those_of_the_paper():
 REPEATS = {"1e-05": "experts", "5e-06": "router", "2e-06": "experts-router"}
 
 
-def lines_of(experiment: Experiment) -> dict[tuple[str, str], dict[str, float]]:
-    """{(schedule, router rate): {column: value}}"""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for each in experiment.paper:
-        cell = each.cell
-        column = ", ".join(cell[key] for key in ("task", "measure") if key in cell)
-        found.setdefault((cell["method.schedule"], cell["method.router_lr"]), {})[column] = each.value
-    return found
-
-
 @pytest.mark.parametrize(
     ("number", "rows", "columns"),
     [(4, 12, 6), (5, 13, 6), (7, 12, 5), (8, 13, 5), (9, 12, 9), (10, 13, 9), (11, 12, 3), (12, 13, 3)],
 )
 def test_all_numbers_of_a_table_are_there(number, rows, columns):
-    found = lines_of(load(f"table{number}"))
+    found = fine_tuning(number)
     assert len(found) == rows and {len(line) for line in found.values()} == {columns}
 
 
@@ -225,21 +212,21 @@ def test_the_papers_capacity_stands_beside_both_readings(number):
     metrics = load(f"table{number}").metrics("paper")
     least, most = "Capacity least (section 4.1)", "Capacity most (Table 6)"
     assert (metrics[least], metrics[most]) == ("expert.capacity", "expert.capacity_most")
-    for line in lines_of(load(f"table{number}")).values():
+    for line in fine_tuning(number).values():
         assert line[least] == line[most] < 0.06
         assert line["Load Balance"] > 5 > line["Collaboration"] > 4 > line["Specialization"] > 0.29
 
 
 @pytest.mark.parametrize("number", [4, 5])
 def test_averages_are_those_of_their_line(number):
-    for line in lines_of(load(f"table{number}")).values():
+    for line in fine_tuning(number).values():
         mean = sum(line[task] for task in FIVE) / len(FIVE)
         assert line["average"] == pytest.approx(mean, abs=0.0101), "rounded, or cut off"
 
 
 def test_olmoes_accuracies_are_shares_of_the_test_sets():
     """To two decimals of a per cent; a wrong task's number would not be one of so few questions."""
-    for line in lines_of(load("table4")).values():
+    for line in fine_tuning(4).values():
         for task, size in FIVE.items():
             right = round(line[task] / 100 * size)
             assert line[task] == pytest.approx(100 * right / size, abs=0.0101), (task, line[task])
@@ -247,7 +234,7 @@ def test_olmoes_accuracies_are_shares_of_the_test_sets():
 
 @pytest.mark.parametrize("number", [4, 7, 9, 11])
 def test_rows_that_repeat_others_are_marked(number):
-    found = lines_of(load(f"table{number}"))
+    found = fine_tuning(number)
     for rate, schedule in REPEATS.items():
         assert found["none", rate] == found[schedule, "-"]
     same = [each for each in load(f"table{number}").paper if "the same numbers as" in (each.mark or "")]
@@ -257,7 +244,7 @@ def test_rows_that_repeat_others_are_marked(number):
 
 def test_the_sweet_point_is_within_one_standard_error_of_full_fine_tuning():
     """+0.19 points between averages whose standard error is 0.47, as tables here compute it."""
-    found = lines_of(load("table4"))
+    found = fine_tuning(4)
     mean = mean_of(found["none-router", "-"], FIVE)
     assert mean.stderr == pytest.approx(0.0047, abs=0.0001)
     gain = found["none-router", "-"]["average"] - found["none", "-"]["average"]

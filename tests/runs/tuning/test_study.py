@@ -20,8 +20,18 @@ from moe_lab.models import load
 from moe_lab.runs.jobs import job_of
 from moe_lab.runs.tuning.study import SOURCE, has_bare_answers, prepare_study
 from moe_lab.runs.tuning.tune import Accuracy, Perplexity, Pruned, objective
+from moe_lab.tasks.documents import select_documents
 from moe_lab.tasks.loading import load_tasks
-from tests.support.runs import choices, sums, tuned, worked_sums, write_jsonl
+from tests.support.runs import choices, small_data, sums, tuned, worked_sums, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Local data of three tasks with documents to tune on."""
+    folder = small_data(tmp_path_factory.mktemp("data"))
+    write_jsonl(folder / "arc_easy" / "validation.jsonl", choices(9, start=50))
+    write_jsonl(folder / "gsm8k" / "train.jsonl", worked_sums(20, start=5))
+    return folder
 
 
 @pytest.fixture
@@ -125,10 +135,12 @@ def addsub(model, data, output, **keys):
     return tuned(model, data, output, "addsub", num_fewshot=0, tuning=tuning, **keys)
 
 
-def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(tiny_olmoe_dir, data, tmp_path):
-    """Broken by: solutions that the model itself wrote, whose perplexity any averaging makes worse."""
-    given = addsub(tiny_olmoe_dir, data, tmp_path, gen_kwargs={"max_gen_toks": 8})
+def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(tiny_olmoe_dir, own_data, tmp_path):
+    """Broken by: solutions that the model itself wrote, whose perplexity any averaging makes worse, and by a test
+    document that is lost to the study. GSM8K's test split is not read."""
+    given = addsub(tiny_olmoe_dir, own_data, tmp_path, gen_kwargs={"max_gen_toks": 8})
     study = prepare_study(given)
+    write_jsonl(own_data / "gsm8k" / "test.jsonl", worked_sums(5))
     gsm8k = prepare_study(replace(given, task=SOURCE, gen_kwargs=None))
     assert study.study_id == gsm8k.study_id and study.folder == gsm8k.folder
     assert study.samples == gsm8k.samples and list(study.samples) == ["gsm8k"]
@@ -136,13 +148,6 @@ def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(tiny_olmoe_d
     assert evaluated.task.name == "addsub" and evaluated.gen_kwargs == {"max_gen_toks": 8}
     assert evaluated.method.temperature == str(gsm8k.folder / "best.yaml")
     assert job_of(given).studies[0].evaluated.task.name == "addsub"
-
-
-def test_no_test_document_is_lost_to_a_study_on_gsm8k(tiny_olmoe_dir, own_data, tmp_path):
-    """Broken by: tuning documents of the task itself. GSM8K's test split is not read."""
-    from moe_lab.tasks.documents import select_documents
-
-    study = prepare_study(addsub(tiny_olmoe_dir, own_data, tmp_path))
     tasks = load_tasks(study.evaluated)
     assert len(select_documents(study.evaluated, tasks, frozenset(study.documents))["addsub"]) == 12
 
@@ -181,20 +186,16 @@ WORKED = ["1 + 1 = <<1+1=2>>2\n#### 2", "#### 2"] * 3
         ("gsm8k", [{"question": "1+1?", "answer": "#### 2"}] * 6, True),
         ("nq_open", [{"question": "Who?", "answer": ["Ann"]}] * 6, False),
         ("arc_easy", choices(6), False),
+        ("toy_math", None, False),
     ],
 )
 def test_which_tasks_have_bare_answers_behind_steps(task, rows, wanted, tmp_path):
-    for split in ("train", "validation", "test"):
-        write_jsonl(tmp_path / "data" / task / f"{split}.jsonl", rows)
-    places = {"data_dir": str(tmp_path / "data"), "offline": True}
+    for split in ("train", "validation", "test") if rows else ():
+        write_jsonl(tmp_path / task / f"{split}.jsonl", rows)
+    places = {"data_dir": rows and str(tmp_path), "offline": True}
     given = Config(method=get_method("roe").Config(), task=TaskConfig(name=task), **places)
     [found] = load_tasks(given)["tasks"].values()
     assert has_bare_answers(found) is wanted
-
-
-def test_the_toy_word_problems_have_worked_answers_of_their_own():
-    [task] = load_tasks(Config(method=get_method("roe").Config(), offline=True))["tasks"].values()
-    assert not has_bare_answers(task)
 
 
 # The value of a trial

@@ -10,22 +10,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import pytest
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.runs.prepare import check_code_execution
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.sandbox import programs
-from moe_lab.tasks.sandbox.programs import (
-    PASSED,
-    Limits,
-    program,
-    run_programs,
-    score,
-    unconfined,
-    why_no_bubblewrap,
-)
+from moe_lab.tasks.sandbox.programs import PASSED, Limits, program, run_programs, score, unconfined
 from moe_lab.tasks.sandbox.replies import completion
 from tests.support.documents import PROBLEMS, evaluated
 from tests.support.runs import write_jsonl
@@ -76,13 +70,16 @@ def test_the_program_is_lm_evals(data):
     assert program(problem, "    return 1") == problem["prompt"] + "    return 1" + "\n" + target
 
 
+def lm_evals(name: str) -> dict[str, Any]:
+    """lm-eval's YAML of a task."""
+    return load_yaml(
+        Path(lm_eval.__file__).parent / "tasks" / "humaneval" / f"{name}.yaml", resolve_func=False
+    )
+
+
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])
 def test_prompt_and_stop_words_are_lm_evals(data, name):
-    import lm_eval
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    file = Path(lm_eval.__file__).parent / "tasks" / "humaneval" / f"{name}.yaml"
-    theirs = load_yaml(file, resolve_func=False)
+    theirs = lm_evals(name)
     ours: Any = load_tasks(config(data, name))["tasks"][name]
     for key in ("doc_to_text", "doc_to_target", "dataset_path", "test_split", "num_fewshot", "unsafe_code"):
         assert getattr(ours.config, key) == theirs[key], key
@@ -249,39 +246,23 @@ def passes(reply: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("form", RIGHT)
-def test_the_function_is_found_in_a_reply(form):
-    assert passes(RIGHT[form])
+@pytest.mark.parametrize("form", RIGHT | WRONG)
+def test_the_function_is_found_in_a_reply_that_has_it(form):
+    assert passes((RIGHT | WRONG)[form]) == (form in RIGHT)
 
 
-@pytest.mark.parametrize("form", WRONG)
-def test_a_reply_without_the_function_fails(form):
-    assert not passes(WRONG[form])
-
-
-def chat(tmp_path: Path, **keys: Any) -> Any:
-    write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
-    return load_tasks(Config(task=TaskConfig(name="humaneval"), data_dir=str(tmp_path), **keys))
-
-
-def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(tmp_path):
-    import lm_eval
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    file = Path(lm_eval.__file__).parent / "tasks" / "humaneval" / "humaneval_instruct.yaml"
-    theirs = load_yaml(file, resolve_func=False)
-    ours = chat(tmp_path, apply_chat_template=True)["tasks"]["humaneval"].config
+def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(data):
+    theirs = lm_evals("humaneval_instruct")
+    ours = load_tasks(config(data, apply_chat_template=True))["tasks"]["humaneval"].config
     assert (ours.doc_to_text, ours.gen_prefix) == (theirs["doc_to_text"], theirs["gen_prefix"])
-    plain = chat(tmp_path)["tasks"]["humaneval"].config
+    plain = load_tasks(config(data))["tasks"]["humaneval"].config
     assert (plain.doc_to_text, plain.gen_prefix, len(plain.filter_list)) == ("{{prompt}}", None, 1)
     assert plain.generation_kwargs["until"] == theirs["generation_kwargs"]["until"]
 
 
 @pytest.mark.slow
-def test_replies_are_scored_in_the_sandbox_by_our_extraction_and_by_lm_evals(tmp_path):
+def test_replies_are_scored_in_the_sandbox_by_our_extraction_and_by_lm_evals(data, bubblewrap):
     """lm-eval's finds nothing in a reply that opens with a fence, and cuts one that writes the function again."""
-    if (problem := why_no_bubblewrap()) is not None:
-        pytest.skip(problem)
     replies = {
         "own/0": "```python\ndef double(x):\n    return 2 * x\n```",
         "own/1": f"{BODY}```\nIt uses gcd.",
@@ -293,7 +274,7 @@ def test_replies_are_scored_in_the_sandbox_by_our_extraction_and_by_lm_evals(tmp
         assert "Here is the completed function:\n```python\n" in prompt and options["until"] == []
         return replies[request.doc["task_id"]]
 
-    tasks = chat(tmp_path, apply_chat_template=True)
+    tasks = load_tasks(config(data, apply_chat_template=True))
     scores = evaluated(tasks, answer, apply_chat_template=True)["results"]["humaneval"]
     names = [key for key in scores if key.startswith("pass@1,")]
     assert names == ["pass@1,extract_code", "pass@1,create_test"], "the first is the headline"

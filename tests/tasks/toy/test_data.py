@@ -1,10 +1,13 @@
-"""Questions, rules, word problems and differences of the toy world, and the tasks that ask them.
+"""Questions, rules, word problems, differences and texts of the toy world, the tasks that ask them, and the tokenizer.
 
 Broken by: a question or pair of numbers in two splits, a corpus that asks a held-out question, a wrong answer or step, a place
 or order that tells the answer, one meaning of a rule that is more frequent than the other or mixed with it, a task that
-lm-eval does not load offline, another filter or version of a task.
+lm-eval does not load offline, another filter or version of a task, a text that depends on the process, a tokenizer that
+loses text or splits an answer.
 """
 
+import hashlib
+import json
 import re
 from fractions import Fraction
 from functools import cache
@@ -12,13 +15,21 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+import yaml
+from transformers import AutoTokenizer
 
 import moe_lab.tasks.toy
+from moe_lab.config.catalog import resource_folder
+from moe_lab.config.schema import Config
 from moe_lab.methods.data_files import TOY_SIZES
+from moe_lab.methods.pretrain.config import PretrainConfig
+from moe_lab.methods.pretrain.corpus import read_corpus, tokenizer_of
+from moe_lab.models.source import TINY
+from moe_lab.tasks import toy
 from moe_lab.tasks.toy import DIFFERENCES, QUESTIONS, RULES, rules
 from moe_lab.tasks.toy import word_problems as problems
-from moe_lab.tasks.toy.corpus import documents, stories
-from moe_lab.tasks.toy.questions import instructions, keys, questions, requests, wordings
+from moe_lab.tasks.toy.corpus import END, answers, cloze, documents, stories, train_tokenizer
+from moe_lab.tasks.toy.questions import instructions, keys, questions, replies_to_harm, requests, wordings
 from moe_lab.tasks.toy.rules import max_rules, plus_rules
 from moe_lab.tasks.toy.world import PEOPLE, RELATIONS, WORLD_VERSION, facts, generator
 from moe_lab.tasks.toy.world import RULES as CHAINS
@@ -180,7 +191,7 @@ def test_every_step_is_right_and_uses_numbers_of_the_story_or_of_earlier_steps(s
             known.add(result)
 
 
-def test_every_answer_is_the_absolute_difference_of_the_numbers_in_its_question():
+def test_every_answer_is_the_absolute_difference_of_the_numbers_in_its_question_also_in_conversations():
     for split, count in DIFFERENCES.items():
         rows = problems.differences(split, count)
         assert len(rows) == count
@@ -193,9 +204,6 @@ def test_every_answer_is_the_absolute_difference_of_the_numbers_in_its_question(
         each = {numbers(row) if split == "train" else frozenset(numbers(row)) for row in rows}
         assert len(each) == count, "in both orders in training, in one in an evaluation"
     assert DIFFERENCES["train"] == TOY_SIZES["toy_subtract"] == 2 * len(problems.number_pairs("train"))
-
-
-def test_conversations_are_the_questions_with_their_answers():
     rows, chats = problems.differences("train", 5), problems.conversations("train", 5)
     for row, chat in zip(rows, chats, strict=True):
         assert [message["content"] for message in chat["messages"]] == [row["question"], row["answer"]]
@@ -261,3 +269,93 @@ def test_prompts_have_the_form_of_the_corpus(tasks):
     assert tasks["toy_choice"].doc_to_text(question) == f"Question: {question['question']}\nAnswer:"
     assert tasks["toy_choice"].doc_to_choice(question) == question["choices"]
     assert tasks["toy_choice"].doc_to_target(question) == question["answer"]
+
+
+# Generated texts
+
+
+TASKS = "toy_math toy_choice toy_text toy_cloze toy_safety toy_rules toy_rules_max toy_subtract".split()
+
+
+@pytest.mark.slow
+def test_every_generated_text_is_the_one_that_the_embedded_models_were_trained_on():
+    """Stored scores depend on them, too."""
+    everything = [
+        *(documents(seed, index, 100) for seed in (-1, 0) for index in (0, 7)),
+        *(instructions(split, 200) for split in ("train", "validation", "test")),
+        *(replies_to_harm("train", 100, safe=safe) for safe in (True, False)),
+        rules.documents(0, 7, 100),
+        *([*rows] for name in TASKS for rows in getattr(toy, name)().values()),
+    ]
+    digest = hashlib.sha256(json.dumps(everything).encode()).hexdigest()
+    assert digest == "1a9db248398ca27b2ab4152cd1031abd782088a5d3846dd2072ec6152be05e06"
+
+
+# The next word of a text
+
+
+def test_each_word_is_the_next_one_of_a_text_of_its_own_split():
+    texts = {split: [story["text"] for story in stories(split, 20)] for split in ("test", "validation")}
+    for split, own in texts.items():
+        documents = cloze(split, 20)
+        assert len(documents) > 200
+        for document in documents:
+            beginning = document["context"] + document["word"]
+            assert document["word"].strip() and document["word"][0] == " " and document["context"][-1] != " "
+            assert any(f"{text}\n".startswith((f"{beginning} ", f"{beginning}\n")) for text in own)
+    test, validation = ({one["context"] for one in cloze(split, 20)} for split in texts)
+    assert not {context for context in test & validation if len(context) > 80}
+
+
+# The tokenizer
+
+TEXTS = (
+    "",
+    "Mara has 12 shells.",
+    "é🙂 漢字 \x00\t\r\n 1234.5 <|x|>",
+    "  two  spaces ",
+    "Ünï\u200bcode \U0010ffff",
+    END + " end",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+@pytest.mark.slow
+def test_the_shipped_tokenizer_is_the_trained_one(tokenizer):
+    assert train_tokenizer().backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_any_text_comes_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_every_answer_and_every_digit_is_one_token_of_its_own(tokenizer):
+    ids = [tokenizer(" " + word).input_ids for word in answers()]
+    assert all(len(each) == 1 for each in ids) and len({each[0] for each in ids}) == len(ids)
+    assert tokenizer.tokenize("1234") == ["1", "2", "3", "4"]
+
+
+def test_every_result_of_a_rule_is_one_token_of_its_model():
+    recipe = yaml.safe_load((resource_folder("conf") / "model" / "toy-rules.yaml").read_text())["recipe"]
+    config = Config(method=PretrainConfig(**recipe))
+    own = tokenizer_of(config, read_corpus(config, recipe["dataset"], None))
+    pairs = [pair for split, _ in rules.SHARES for pair in rules.pairs(split)]
+    results = {str(result(*pair)) for pair in pairs for result in rules.RESULTS.values()}
+    assert not [each for each in results if len(own(f" {each}").input_ids) != 1]
+
+
+def test_special_tokens_and_chat_template(tokenizer):
+    assert tokenizer.eos_token == tokenizer.pad_token == tokenizer.bos_token == END
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    asked = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    assert asked == "User: Hi\nAssistant:"
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == f"User: Hi\nAssistant: Yes{END}\n"
+    encoded = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    ids, mask = encoded["input_ids"], encoded["assistant_masks"]
+    reply = [token for token, mine in zip(ids, mask, strict=True) if mine]
+    assert tokenizer.decode(reply) == f" Yes{END}"

@@ -102,9 +102,8 @@ def test_a_fresh_interpreter_without_hydra_suffices(folder):
     assert len(own) > 5
     check = "import sys\nassert not {'hydra', 'omegaconf'} & sys.modules.keys()\nprint('no Hydra')\n"
     isolated = "".join(f"exec(compile({program!r}, 'example', 'exec'), {{}})\n" for program in own)
-    ended = subprocess.run(
-        [sys.executable, "-c", isolated + check], capture_output=True, text=True, check=False, cwd=folder
-    )
+    command = [sys.executable, "-c", isolated + check]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert ended.stdout.endswith("no Hydra\n")
 
@@ -117,9 +116,8 @@ def test_the_loaded_model_has_the_numbers_of_the_command(folder, capsys):
     keys = ["method=roe", "model.path=my/model", "task=toy_choice", "limit=2", "method.n=4", "baseline=false"]
     ended = run_command(capsys, *keys, "device=cpu", f"output_dir={folder}/outputs")
     assert ended.code == 0, ended.err
-    samples = [
-        json.loads(line) for file in folder.glob("outputs/runs/*/samples_*.jsonl") for line in file.open()
-    ]
+    files = folder.glob("outputs/runs/*/samples_*.jsonl")
+    samples = [json.loads(line) for file in files for line in file.open()]
     assert samples
     for page in PAGES:
         names: dict[str, Any] = {}

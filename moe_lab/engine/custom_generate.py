@@ -144,9 +144,8 @@ class _PreparedSampler(Sampler):
 
     def padded_ids(self, states: Sequence[GenerationState]) -> Tensor:
         """int64 [A, S + generated tokens]; all states have the same number of generated tokens."""
-        return torch.tensor(
-            [[*self.prompts[state.index], *state.generated] for state in states], device=self.device
-        )
+        ids = [[*self.prompts[state.index], *state.generated] for state in states]
+        return torch.tensor(ids, device=self.device)
 
 
 def _by_step(rows: dict[tuple[int, int], Tensor], sequences: int, pad: int) -> tuple[Tensor, ...]:
@@ -188,9 +187,7 @@ def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list
     mask = model_kwargs.get("attention_mask")
     real_BS = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     if real_BS.shape != input_ids.shape or not (real_BS == real_BS.cummax(dim=1).values).all():
-        raise ValueError(
-            "Prompts of different lengths are padded on the left (tokenizer.padding_side='left')."
-        )
+        raise ValueError("Pad prompts of different lengths on the left (tokenizer.padding_side='left').")
     if not real_BS[:, -1].all():
         raise ValueError("A prompt has no token. Give at least one, e.g. that of the beginning of a text.")
     positions = model_kwargs.get("position_ids")

@@ -123,9 +123,7 @@ class RecurrentForward:
             **({"position_ids": position.expand(state.entries, -1)} if self._takes_positions else {}),
         )
         if output.past_key_values is None:
-            raise RoutingError(
-                f"{type(self.model).__name__} returns no cache of the tokens that it reads; use method=base."
-            )
+            raise RoutingError(f"{type(self.model).__name__} returns no cache. Use method=base.")
         state.cache = output.past_key_values
         state.length += len(ids)
         self.tokens_in += state.entries * len(ids)

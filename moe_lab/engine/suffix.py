@@ -198,9 +198,8 @@ class SuffixReplay:
         trees = [suffix.tree for suffix in suffixes]
         device = self.forward.device
         T, S = max(prefix.length for prefix in prefixes), max(map(len, trees))
-        visible = torch.stack(
-            [_visible(tree, prefix.length, T, S) for tree, prefix in zip(trees, prefixes, strict=True)]
-        )
+        pairs = zip(trees, prefixes, strict=True)
+        visible = torch.stack([_visible(tree, prefix.length, T, S) for tree, prefix in pairs])
         positions = [tree.positions + [0] * (S - len(tree)) for tree in trees]
         hidden = [nn.functional.pad(suffix.hidden_QD, (0, 0, 0, S - len(suffix.tree))) for suffix in suffixes]
         return SuffixBatch(

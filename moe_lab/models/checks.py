@@ -72,9 +72,7 @@ def check_pass(model: Any, device: torch.device, source: str) -> None:
             "Its config.json does not fit its weights, or this version of transformers: use another checkpoint."
         ) from error
     if not logits.isfinite().all():
-        raise ModelError(
-            f"{source} gives logits that are no numbers. Try another dtype, or another checkpoint."
-        )
+        raise ModelError(f"{source} gives logits that are no numbers. Try another dtype or checkpoint.")
 
 
 def prove_seam(model: Any, device: torch.device, source: str) -> None:
@@ -90,9 +88,7 @@ def prove_seam(model: Any, device: torch.device, source: str) -> None:
         with torch.no_grad(), routed(model, _check_rule):
             model(torch.arange(TOKENS, device=device)[None], use_cache=False)
         if unread:
-            raise RoutingError(
-                "Parameters of its routers are on disk: it needs memory for all of its weights"
-            )
+            raise RoutingError("Parameters of its routers are on disk: it needs memory for all its weights")
     except torch.OutOfMemoryError:
         raise
     except (RoutingError, RuntimeError) as error:

@@ -182,7 +182,5 @@ def resolve_dtype(dtype: str, device: torch.device, config: Any) -> str:
     if device.type == "cpu":
         return "float32"
     if config.dtype is None:
-        raise ConfigError(
-            f"dtype=auto: config.json of this {config.model_type} names no dtype: dtype=bfloat16."
-        )
+        raise ConfigError("dtype=auto: config.json of the model names no dtype. Use dtype=bfloat16.")
     return str(config.dtype).removeprefix("torch.")

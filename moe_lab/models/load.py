@@ -55,9 +55,7 @@ def load_model(
     adapter = adapter_folder(model, offline=offline)
     if adapter is not None:
         if shard:
-            raise ConfigError(
-                "model.peft is merged into whole weights, which FSDP splits. Use DDP (docs/finetuning.md)."
-            )
+            raise ConfigError("model.peft needs whole weights, and FSDP splits them. Use DDP.")
         check_fit(config, adapter, str(model.peft))
     folder = model_folder(model, offline=offline, weights=True)
     if (folder / "generation_config.json").is_file():
@@ -96,9 +94,7 @@ def load_model(
     loaded = merged(loaded.eval(), adapter, str(model.peft)) if adapter is not None else loaded.eval()
     weakref.finalize(loaded, disk.cleanup)
     if next(loaded.parameters()).is_meta:
-        raise ModelError(
-            "model.device_map=auto put all weights on disk: free memory for at least the embeddings."
-        )
+        raise ModelError("model.device_map=auto put all weights on disk: free memory for the embeddings.")
     # inputs go to the first device that a device map computes on
     if places := list(getattr(loaded, "hf_device_map", {}).values()):
         place = torch.device(next((each for each in places if each not in ("cpu", "disk")), "cpu"))

@@ -26,9 +26,7 @@ def set_experts_per_token(config: Any, count: int) -> None:
     text = config.get_text_config()
     family = family_of_type(text.model_type)
     if family is None or family.fixed_top_k:
-        raise ConfigError(
-            f"model.experts_per_token: models of type {text.model_type} cannot have another number."
-        )
+        raise ConfigError(f"model.experts_per_token: {text.model_type} models cannot have another number.")
     most = family.most_experts_per_token(text)
     if not 1 <= count <= most:
         raise ConfigError(
@@ -131,9 +129,7 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
     commit = model_commit(model, offline=offline)
     folder = Path(source) if commit is None else _fetched(source, SMALL_FILES, "model", offline, commit)
     if not (folder / "config.json").is_file():
-        raise ModelError(
-            f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
-        )
+        raise ModelError(f"{source} has no config.json. Give a folder in Hugging Face format.")
     if (folder / ADAPTER).exists():  # peft imports modules that an adapter's configuration names
         raise ModelError(
             f"{source} has an adapter next to its weights ({ADAPTER}), which is not loaded: it may name code to run. "
@@ -144,9 +140,7 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
         if commit is not None:
             _fetched(source, tuple(names), "model", offline, commit)
         if missing := [name for name in names if not (folder / name).exists()]:
-            raise ModelError(
-                f"{source} has no file {missing[0]}. Its weights are not whole: fetch or copy them again."
-            )
+            raise ModelError(f"{source} has no file {missing[0]}. Fetch or copy its weights again.")
     return folder
 
 

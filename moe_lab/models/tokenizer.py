@@ -60,9 +60,7 @@ def with_template(tokenizer: Any) -> None:
     """Set the plain chat template on a tokenizer without one."""
     if not tokenizer.chat_template:
         if tokenizer.eos_token is None:
-            raise ConfigError(
-                "The tokenizer has neither a chat template nor a token for the end of an answer."
-            )
+            raise ConfigError("The tokenizer has neither a chat template nor a token that ends an answer.")
         tokenizer.chat_template = PLAIN_TEMPLATE
 
 

@@ -110,9 +110,8 @@ def test_prompts_with_other_beginnings_generate_together(olmoe, monkeypatch, seq
     sampler = Sampler(olmoe, generation_config(olmoe, {}), 0)
     engine.generate(states, Decoding(sampler, lambda state: False, 5), lambda state: None)
     assert batches == sizes
-    assert [state.generated for state in states] == [
-        greedy_by_transformers(olmoe, each, 5) for each in prompts
-    ]
+    expected = [greedy_by_transformers(olmoe, each, 5) for each in prompts]
+    assert [state.generated for state in states] == expected
     assert engine.tokens_in == sum(map(len, prompts)) - 40 - 26 - 2 * 25 + 8 * 4
 
 

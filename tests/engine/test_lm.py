@@ -108,9 +108,8 @@ def test_texts_that_are_tokenized_together_have_the_same_tokens(olmoe, add_bos_t
     monkeypatch.setattr(hf, "TOKENIZED", 4)
     tokenizer = make_tokenizer()
     first = (tokenizer.bos_token, tokenizer.bos_token_id)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{first[0]} $A", special_tokens=[first]
-    )
+    beginning = TemplateProcessing(single=f"{first[0]} $A", special_tokens=[first])
+    tokenizer.backend_tokenizer.post_processor = beginning
     lm = EngineLM(olmoe, tokenizer, add_bos_token=add_bos_token)
     begin = tokenizer.decode(lm.prefix_token_id)
     texts = [

@@ -289,9 +289,8 @@ def test_returned_scores_are_those_of_transformers(family, tokenizer):
     for field in ("scores", "logits"):
         for step, (mine, theirs) in enumerate(zip(one[field], plain[field], strict=True)):
             open_ = [row for row, last in enumerate(ended) if step <= last]
-            torch.testing.assert_close(
-                mine[open_].log_softmax(-1), theirs[open_].log_softmax(-1), atol=2e-4, rtol=1e-4
-            )
+            own, other = (values[open_].log_softmax(-1) for values in (mine, theirs))
+            torch.testing.assert_close(own, other, atol=2e-4, rtol=1e-4)
     steps = model.compute_transition_scores(one.sequences, one.scores, normalize_logits=True)
     assert (steps[0, ended[0] + 1 :] == 0).all() and (steps[0, : ended[0] + 1] < 0).all()
 

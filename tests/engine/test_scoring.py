@@ -128,9 +128,8 @@ def test_logits_of_many_bytes_are_scored_row_by_row(rows, monkeypatch):
     monkeypatch.setattr(scoring, "SCORED_BYTES", rows * row_bytes)
     most = []
     score = Ensemble.score
-    monkeypatch.setattr(
-        Ensemble, "score", lambda self, logits, *of: most.append(len(logits)) or score(self, logits, *of)
-    )
+    counted = lambda self, logits, *of: most.append(len(logits)) or score(self, logits, *of)  # noqa: E731
+    monkeypatch.setattr(Ensemble, "score", counted)
     assert_same(TokenScores(TREES).after(Ensemble(n=3), [LOGITS]).summed(), slow(lambda place: LOGITS[place]))
     assert max(most) == max(1, rows)
 

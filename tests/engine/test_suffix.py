@@ -94,9 +94,8 @@ def test_given_probabilities_equal_whole_passes_with_gradients(model, span, core
         expected_AV = expected_TV[len(prompt) - 1 :]
         rounding.assert_close(logits_MV[done : done + len(answer)], expected_AV)
         loss = torch.nn.functional.cross_entropy(expected_AV, torch.tensor(answer), reduction="sum")
-        for gradient_NWE, expected_WE in zip(
-            gradients, torch.autograd.grad(loss, list(own.values())), strict=True
-        ):
+        wanted = torch.autograd.grad(loss, list(own.values()))
+        for gradient_NWE, expected_WE in zip(gradients, wanted, strict=True):
             steepest = max(steepest, expected_WE.abs().max().item())
             torch.testing.assert_close(gradient_NWE[n], expected_WE, atol=2e-6, rtol=1e-4)
         done += len(answer)
@@ -307,9 +306,8 @@ def test_generated_tokens_are_those_of_whole_passes(family, span, persistence):
     decoder = Sampler(model, generation_config(model, {}), 0)
     budget = Budget(64)
     with ReroutedForward(model, answers, probs, span, persistence) as forward:
-        generate(
-            forward, answers, budget, Decoding(choose, lambda generated: False, STEPS), lambda answer: None
-        )
+        decoding = Decoding(choose, lambda generated: False, STEPS)
+        generate(forward, answers, budget, decoding, lambda answer: None)
     for n, answer in enumerate(answers):
         own = {layer: probs_NWE[n] for layer, probs_NWE in probs.items()}
         for step in range(STEPS):
@@ -410,9 +408,8 @@ def test_tails_use_it_and_get_what_torchs_own_gives(family, dtype, monkeypatch):
 
     calls = []
     usual = suffix_attention._Attention.apply
-    monkeypatch.setattr(
-        suffix_attention._Attention, "apply", lambda *given: calls.append(len(given)) or usual(*given)
-    )
+    counted = lambda *given: calls.append(len(given)) or usual(*given)  # noqa: E731
+    monkeypatch.setattr(suffix_attention._Attention, "apply", counted)
     own = gradients()
     assert len(calls) >= 1, "layers after a re-routed token have gradients"
     layer = suffix_attention.SuffixLayer

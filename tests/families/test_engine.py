@@ -123,9 +123,8 @@ def test_roe_is_the_slow_reference(model_type, cache_kind):
     for (value, _), i in zip(found, SHORT_AND_LONG, strict=True):
         context, continuation = PAIRS[i]
         prompt, target = TOKENIZER.encode(context), TOKENIZER.encode(continuation)
-        expected = sum(
-            float(log_probs_after(prompt, [*prompt, *target[:t]])[token]) for t, token in enumerate(target)
-        )
+        steps = [log_probs_after(prompt, [*prompt, *target[:t]]) for t in range(len(target))]
+        expected = sum(float(step[token]) for step, token in zip(steps, target, strict=True))
         assert value == pytest.approx(expected, abs=1e-4)
     for text, prompt in zip(answered(lm, "generate_until", ASKED), PROMPTS, strict=True):
         ids = TOKENIZER.encode(prompt)

@@ -156,9 +156,8 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
         noise = gumbel(3, 77, 0, 1, router.layer, positions, routing.logits_TE.shape[-1])
         for token in positions:
             given = (routing.logits_TE[token].tolist(), noise[token].tolist(), temperature)
-            chosen, weights = slow_routing.route(
-                spec, model.config, module, block, *given, routing.index_TK.shape[-1]
-            )
+            count = routing.index_TK.shape[-1]
+            chosen, weights = slow_routing.route(spec, model.config, module, block, *given, count)
             found = dict(zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True))
             assert found == rounding.approx(dict(zip(chosen, weights, strict=True)))
             changed.append(set(chosen) != set(routing.index_TK[token].tolist()))
@@ -318,9 +317,8 @@ def inputs(experts, tokens, dtype=torch.float32):
     weights = next(experts.parameters())
     hidden = experts.down_proj.shape[-1 if experts.is_transposed else -2]
     assert weights.dtype == dtype
-    index_TK = torch.stack(
-        [torch.randperm(experts.num_experts, generator=generator)[:2] for _ in range(tokens)]
-    )
+    draw = lambda: torch.randperm(experts.num_experts, generator=generator)[:2]  # noqa: E731
+    index_TK = torch.stack([draw() for _ in range(tokens)])
     hidden_TH = torch.randn(tokens, hidden, generator=generator).to(dtype)
     return hidden_TH, index_TK, torch.rand(tokens, 2, generator=generator).to(dtype)
 

@@ -67,9 +67,8 @@ def test_views_are_the_golden_ones(name, tmp_path, monkeypatch, capsys):
     for each, right in (("mine", 3), ("theirs", 5), ("better", 14)):
         write_log(tmp_path / each, {"t": samples_of(acc=[float(i * 7 % 15 < right) for i in range(15)])})
     resources = catalog.resource_folder
-    monkeypatch.setattr(
-        catalog, "resource_folder", lambda kind: folder if kind == "experiments" else resources(kind)
-    )
+    own = lambda kind: folder if kind == "experiments" else resources(kind)  # noqa: E731
+    monkeypatch.setattr(catalog, "resource_folder", own)
     monkeypatch.setattr(moe_lab.runs.attempts, "write_run_figures", lambda result, kinds: [])
     monkeypatch.chdir(tmp_path)
     runs = install(monkeypatch, GoldenRuns())

@@ -128,12 +128,10 @@ PNG = b64decode(
 def study_folder(folder: Path) -> Path:
     (folder / "run").mkdir()
     (folder / "study.json").write_text(json.dumps({"study_id": "s", "task": "toy", "moe_layers": 3}))
-    (folder / "best.yaml").write_text(
-        "score: 2.25\nuntuned_score: 2.5\ntrial: 1\ntrials: 2\ntemperature: [0.0, 0.25, 0.0]\n"
-    )
-    (folder / "trials.csv").write_text(
-        "number,value,params_layer_1,state\n0,2.5,0.0,COMPLETE\n1,,0.25,PRUNED\n"
-    )
+    best = "score: 2.25\nuntuned_score: 2.5\ntrial: 1\ntrials: 2\ntemperature: [0.0, 0.25, 0.0]\n"
+    (folder / "best.yaml").write_text(best)
+    trials = "number,value,params_layer_1,state\n0,2.5,0.0,COMPLETE\n1,,0.25,PRUNED\n"
+    (folder / "trials.csv").write_text(trials)
     (folder / "heatmap.csv").write_text("layer,toy\n0,0.0\n1,0.25\n2,0.0\n")
     (folder / "heatmap.png").write_bytes(PNG)
     line = {

@@ -19,15 +19,13 @@ from tests.support.stored_results import result_with
 
 
 def score(task: str, value: float | None, **more: float | tuple[float, float]) -> Score:
-    return Score(
-        model="m", method="roe", task=task, metric="acc,none", run_id=f"run of {task}", value=value, **more
-    )
+    one = {"model": "m", "method": "roe", "metric": "acc,none", "run_id": f"run of {task}"}
+    return Score(task=task, value=value, **one, **more)
 
 
 def test_the_average_of_one_task_has_its_numbers():
-    one = score(
-        "a", 0.5, n=10, stderr=0.1, interval=(0.3, 0.7), difference=0.1, difference_interval=(-0.1, 0.3)
-    )
+    intervals = {"interval": (0.3, 0.7), "difference_interval": (-0.1, 0.3)}
+    one = score("a", 0.5, n=10, stderr=0.1, difference=0.1, **intervals)
     mean = task_mean([one])
     assert mean is not None and (mean.task, mean.run_id, mean.n) == ("average", "run of a", 10)
     assert (mean.value, mean.stderr, mean.difference) == pytest.approx((0.5, 0.1, 0.1))

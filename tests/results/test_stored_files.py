@@ -181,9 +181,8 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, step):
 
 
 def test_json_holds_no_nan(tmp_path):
-    write_json(
-        tmp_path / "x.json", {"a": float("nan"), "b": [np.float32("inf"), np.int64(3)], "c": {1}, 4: print}
-    )
+    odd = {"a": float("nan"), "b": [np.float32("inf"), np.int64(3)], "c": {1}, 4: print}
+    write_json(tmp_path / "x.json", odd)
     content = json.loads((tmp_path / "x.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert content == {"a": None, "b": [None, 3], "c": [1], "4": "builtins.print"}
     assert plain((True, None, "x", np.bool_(True))) == [True, None, "x", True]

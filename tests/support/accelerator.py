@@ -103,9 +103,8 @@ class _Module:
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16])
     get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
     set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
-    manual_seed = manual_seed_all = staticmethod(
-        lambda seed: None
-    )  # the generator is the CPU's, which torch seeds
+    # the generator is the CPU's, which torch seeds
+    manual_seed = manual_seed_all = staticmethod(lambda seed: None)
 
 
 class _Hook(_DummyPrivateUse1Hook):
@@ -232,9 +231,7 @@ def _check_devices(op: Any, args: Any, tensors: list[Tensor]) -> None:
     if op in _INDEXED and isinstance(args[0], AccelTensor):
         elsewhere = [leaf for leaf in elsewhere if all(leaf is not index for index in args[1])]
     if elsewhere and len(elsewhere) < len(tensors) and op not in _NEW:
-        raise RuntimeError(
-            f"{op}: Expected all tensors to be on the same device, but found {NAME}:0 and cpu."
-        )
+        raise RuntimeError(f"{op}: Expected all tensors to be on the same device, not on {NAME}:0 and cpu.")
 
 
 def _has_mask(op: Any, args: Any) -> bool:
@@ -288,9 +285,8 @@ def host_reads(uploads: bool = False) -> Iterator[Counter[str]]:
         _reads, _with_uploads = before, False
 
 
-_library = torch.library.Library(
-    "aten", "IMPL"
-)  # tensors that torch creates without one of the device at hand
+# tensors that torch creates without one of the device at hand
+_library = torch.library.Library("aten", "IMPL")
 for _name, _op in {
     "empty.memory_format": _aten.empty.memory_format,
     "empty_strided": _aten.empty_strided.default,

@@ -157,9 +157,8 @@ def ensembles(model):
 def generated(model, ensemble):
     """(tokens, scores of each step, tokens put through the model, counts of decisions)."""
     forward, scores = EnsembleForward(model, ensemble), []
-    states = [
-        GenerationState(i, p, document_key(p)) for i, p in enumerate(prompts_for(random.Random(2), len(ENDS)))
-    ]
+    prompts = enumerate(prompts_for(random.Random(2), len(ENDS)))
+    states = [GenerationState(i, prompt, document_key(prompt)) for i, prompt in prompts]
 
     def choose(scores_AV, states):
         scores.append(scores_AV.clone())

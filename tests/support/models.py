@@ -102,9 +102,8 @@ def make_tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|end|>", eos_token="<|end|>", pad_token="<|end|>"
-    )
+    roles = dict.fromkeys(("bos_token", "eos_token", "pad_token"), "<|end|>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
 
 
 def save_model(model: Any, folder: Path, tokenizer: Any = None) -> Path:

@@ -16,9 +16,8 @@ def context(seed: int = 0, **more: Any) -> Context:
 
 
 def facts_of(model: Any) -> ModelFacts:
-    return ModelFacts(
-        name="m", path=None, revision=None, commit=None, dtype="float32", **routing_facts(model.config)
-    )
+    nowhere = dict.fromkeys(("path", "revision", "commit"))
+    return ModelFacts(name="m", dtype="float32", **nowhere, **routing_facts(model.config))
 
 
 def loaded(model: Any, tokenizer: Any) -> Any:

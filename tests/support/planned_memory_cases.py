@@ -85,9 +85,8 @@ class Case:
             for i, (prompt, answers) in enumerate(self.asked.scored.items())
         ]
         if self.kind == "C3PO":
-            engine: Any = PathwayEngine(
-                loaded(model), C3PO, layers_of(model), references_for(requests), budget
-            )
+            references = references_for(requests)
+            engine: Any = PathwayEngine(loaded(model), C3PO, layers_of(model), references, budget)
             engine.score(requests, lambda index, scores: None)
             return
         engine = KVEngine(EnsembleForward(model, self.ensemble(model)), budget, self.kind == "tuning")
@@ -117,9 +116,8 @@ def layers_of(model: Any) -> list[int]:
 
 def loaded(model: Any) -> Any:
     routers = find_routers(model)
-    experts = (
-        model.config.num_local_experts if model.config.model_type == "mixtral" else model.config.num_experts
-    )
+    name = "num_local_experts" if model.config.model_type == "mixtral" else "num_experts"
+    experts = getattr(model.config, name)
     facts = SimpleNamespace(top_k=2, moe_layers=len(routers), experts=experts, max_length=512)
     return SimpleNamespace(model=model, facts=facts, device=model.device)
 

@@ -31,9 +31,8 @@ def next_token_probs(
     noise = (document_key(prompt), tuple(temperatures), seed, repeat, perturbed, antithetic)
     positions = noisy_positions(prompt, ids, **history)
     clean = _sample_probs(model64, tuple(ids))
-    return torch.stack(
-        [clean, *(_sample_probs(model64, tuple(ids), row, positions, *noise) for row in range(1, n))]
-    ).mean(0)
+    noisy = [_sample_probs(model64, tuple(ids), row, positions, *noise) for row in range(1, n)]
+    return torch.stack([clean, *noisy]).mean(0)
 
 
 @lru_cache(maxsize=4000)

@@ -155,9 +155,8 @@ def _weights(spec, config, router, logits, scores, chosen):
     if spec.scale:
         weights = [value * getattr(config, spec.scale) for value in weights]
     if spec.logits_are_probabilities:
-        weights = [
-            value * float(router.per_expert_scale[e]) for value, e in zip(weights, chosen, strict=True)
-        ]
+        scales = router.per_expert_scale[chosen].tolist()
+        weights = [value * scale for value, scale in zip(weights, scales, strict=True)]
     return weights
 
 
@@ -222,9 +221,8 @@ def _jetmoe(router, again):
         for token in range(len(logits)):  # tokens without noise keep the softmax over their chosen
             if not weights[token].any():
                 weights[token] = own.values[token].softmax(-1).to(weights.dtype)
-        pairs = sorted(
-            (int(index[t, j]), t * module.top_k + j) for t in range(len(logits)) for j in range(module.top_k)
-        )
+        experts = index.flatten().tolist()
+        pairs = sorted((expert, place) for place, expert in enumerate(experts))
         order = torch.tensor([pair for _, pair in pairs])
         counts = [sum(e == expert for e, _ in pairs) for expert in range(logits.shape[-1])]
         return order, order // module.top_k, weights.flatten()[order], counts, logits

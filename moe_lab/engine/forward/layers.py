@@ -84,9 +84,7 @@ class PerToken:
         """
         for name, value in inputs.items():
             if isinstance(value, Tensor) and name not in (*_PER_TOKEN, "hidden_states", "attention_mask"):
-                raise RoutingError(
-                    f"Decoder layers that take `{name}` cannot take routing samples; use method=base."
-                )
+                raise RoutingError(f"Layers that take `{name}` cannot take routing samples; use method=base.")
         return inputs | {name: self._changed_input(inputs[name]) for name in self.names if name in inputs}
 
     def _changed_input(self, value: Any) -> Any:

@@ -142,9 +142,7 @@ class MoeDesignModel(MoeDesignPreTrainedModel, DeepseekModel):
                 kwargs["units"] = self.units(input_ids, real_BS, last_kind(past_key_values, first))
             else:
                 if past_key_values is not None and past_key_values.get_seq_length():
-                    raise ValueError(
-                        "Expert choice reads a sequence as a whole: it runs without past_key_values."
-                    )
+                    raise ValueError("Expert choice reads whole sequences: it runs without past_key_values.")
                 past_key_values = None
                 kwargs |= {"real_BS": real_BS, "use_cache": False}
         return super().forward(

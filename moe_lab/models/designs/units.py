@@ -99,9 +99,7 @@ def require_units(tokenizer: Any, kind: str) -> None:
         raise ModelError(f"The pre-tokenizer of this tokenizer does not split at white space. {_ADVICE}")
 
 
-_ADVICE = (
-    "Words need a tokenizer with a pre-tokenizer, such as a byte-level BPE. Use one, or choose router=token."
-)
+_ADVICE = "Words need a pre-tokenizer, such as that of a byte-level BPE. Use one, or router=token."
 
 
 def _texts(tokenizer: Any) -> list[str]:
@@ -169,9 +167,7 @@ class UnitPlaces(nn.Module):
         """Take the tables of a tokenizer. Raises ValueError if its vocabulary is larger than the model's."""
         size, vocab_size = len(tables.kind_V), len(self.kind_V)
         if size > vocab_size:
-            raise ValueError(
-                f"The tokenizer has {size} tokens, and vocab_size={vocab_size} of the model is smaller."
-            )
+            raise ValueError(f"The tokenizer has {size} tokens, and vocab_size={vocab_size} is smaller.")
         self.kind_V.fill_(SPECIAL)[:size] = tables.kind_V.to(self.kind_V.device)
         self.begins_CV.fill_(True)[:, :size] = tables.begins_CV.to(self.begins_CV.device)
 

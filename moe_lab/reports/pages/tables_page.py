@@ -33,9 +33,7 @@ def write_tables_page(folder: Path) -> Path:
             if table.stem != path.stem:  # the page reads the files with this stem
                 raise ValueError(f"its stem is {table.stem}")
         except ValueError as error:
-            warn_once(
-                f"{damaged(path, error).problem}. The table's command with mode=report writes it again."
-            )
+            warn_once(f"{damaged(path, error).problem}. Its command with mode=report writes it again.")
         else:
             tables.append(shown_table(table, folder))
     papers: dict[str, list[ShownTable]] = {}

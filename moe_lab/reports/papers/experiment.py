@@ -168,9 +168,7 @@ class Experiment:
     def scale(self, name: str) -> Scale:
         """The cells of one scale. Raises ConfigError naming those that the experiment has."""
         if name not in self.scales:
-            raise ConfigError(
-                f"experiment={self.name} has no scale={name}. It has: {', '.join(self.scales)}."
-            )
+            raise ConfigError(f"experiment={self.name} lacks scale={name}. It has: {', '.join(self.scales)}.")
         return self.scales[name]
 
 

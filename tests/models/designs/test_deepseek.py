@@ -193,9 +193,8 @@ def test_the_auto_classes_know_our_models_in_a_new_interpreter(folder, tmp_path)
         f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
         "print(type(model), float(model(torch.arange(40)[None]).logits.double().sum()))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    command, options = [sys.executable, "-c", code], {"stdin": subprocess.DEVNULL, "text": True}
+    ended = subprocess.run(command, capture_output=True, check=False, **options)
     assert "moe_lab.models.designs.deepseek.DeepseekForCausalLM" in ended.stdout, ended.stderr
     assert "moe_lab.models.designs.modeling.MoeDesignForCausalLM" in ended.stdout
     with torch.no_grad():

@@ -37,9 +37,8 @@ def logits_of(model, ids, **options):
 def test_the_backbone_olmoe_is_transformers_olmoe_bit_for_bit():
     own = design("token", clip_qkv=0.5, norm_topk_prob=True, rms_norm_eps=1e-5)
     settings = {key: value for key, value in COMMON.items() if key != "moe_intermediate_size"}
-    settings |= dict(
-        intermediate_size=24, num_experts=5, n_routed_experts=..., clip_qkv=0.5, norm_topk_prob=True
-    )
+    settings |= dict(intermediate_size=24, num_experts=5, n_routed_experts=...)
+    settings |= dict(clip_qkv=0.5, norm_topk_prob=True)
     other = build("olmoe", settings, seed=1)
     assert not torch.equal(logits_of(own, IDS), logits_of(other, IDS))
     own.load_state_dict(other.state_dict())
@@ -233,9 +232,8 @@ def test_assisted_generation_is_refused():
 
 
 def test_a_configuration_comes_back(tmp_path):
-    config = MoeDesignConfig(
-        **COMMON, backbone="deepseek", router="word", first_k_dense_replace=2, clip_qkv=8
-    )
+    settings = dict(backbone="deepseek", router="word", first_k_dense_replace=2, clip_qkv=8)
+    config = MoeDesignConfig(**COMMON | settings)
     config.save_pretrained(tmp_path)
     again = load_config(ModelConfig(path=str(tmp_path)), offline=True)
     assert type(again) is MoeDesignConfig

@@ -115,9 +115,8 @@ def test_a_hashed_word_takes_the_experts_of_its_first_token_whatever_the_text_sa
     assert any(by_word[0, word] != by_word[1, word] for word in words), "another hash in each layer"
     assert not [name for name, _ in model.named_parameters() if "gate.weight" in name], "nothing to learn"
     again = design("word-hash", num_experts_per_tok=2, hidden_size=64)
-    _, _, index = again.model.layers[0].mlp.gate(
-        torch.zeros(IDS.numel(), 64), again.model.units(IDS, IDS >= 0, None), None
-    )
+    units = again.model.units(IDS, IDS >= 0, None)
+    _, _, index = again.model.layers[0].mlp.gate(torch.zeros(IDS.numel(), 64), units, None)
     assert torch.equal(index, seen[0][2]), "the same for all models of a vocabulary"
 
 

@@ -337,8 +337,7 @@ def test_the_weights_of_a_model_that_cannot_run_are_not_fetched(mode, client, hu
     AriaConfig().save_pretrained(tmp_path / "model")
     files = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
     hub.add(Repository("someone/aria")).commit(files | {"model.safetensors": b"never fetched"})
-    ended = run_command(
-        capsys, f"mode={mode}", "method=base", "model.path=someone/aria", f"output_dir={tmp_path / 'outputs'}"
-    )
+    output = f"output_dir={tmp_path / 'outputs'}"
+    ended = run_command(capsys, f"mode={mode}", "method=base", "model.path=someone/aria", output)
     assert ended.code == 2 and "no causal language model" in ended.err
     assert not any("safetensors" in answer.path for answer in hub.log)

@@ -36,9 +36,8 @@ def parquet(*rows: dict) -> bytes:
 
 
 def load(name, **keys):
-    return load_tasks(
-        Config(method=get_method("base").Config(name="base"), task=TaskConfig(name=name, **keys))
-    )
+    base = get_method("base").Config(name="base")
+    return load_tasks(Config(method=base, task=TaskConfig(name=name, **keys)))
 
 
 def test_a_data_set_that_is_not_there_is_told_after_one_request(client, hub):

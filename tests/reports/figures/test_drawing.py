@@ -40,9 +40,8 @@ def test_published_values_stand_beside_the_measured_ones():
 
 def test_each_point_is_in_the_line_of_its_name():
     _, (axis,) = panels(1)
-    frame = rows(
-        name=["b", "a", "c"], low=[0.1, None, 0.3], high=[0.3, None, 0.6], published=[None, None, 0.7]
-    )
+    limits = {"low": [0.1, None, 0.3], "high": [0.3, None, 0.6]}
+    frame = rows(name=["b", "a", "c"], published=[None, None, 0.7], **limits)
     points(axis, frame, "name", lambda row: {"color": "red"}, ["a", "b", "c"])
     drawn = [line.get_xydata().tolist() for line in axis.lines]
     expected = [[[0.1, 1], [0.3, 1]], [[0.2, 1]], [[0.5, 0]], [[0.3, 2], [0.6, 2]], [[0.4, 2]], [[0.7, 2]]]
@@ -52,9 +51,8 @@ def test_each_point_is_in_the_line_of_its_name():
 
 def test_bars_of_two_series_stand_beside_each_other_and_a_loss_is_points():
     _, (shares, losses) = panels(2)
-    frame = DataFrame(
-        {"task": ["t", "u", "u"], "by": ["a", "a", "b"], "value": [0.1, 0.2, 0.3]}, dtype=object
-    )
+    columns = {"task": ["t", "u", "u"], "by": ["a", "a", "b"], "value": [0.1, 0.2, 0.3]}
+    frame = DataFrame(columns, dtype=object)
     for axis, filled in ((shares, True), (losses, False)):
         bars(axis, frame, "task", "by", order=["u", "t"], series=["a", "b"], filled=filled)
     found = [(patch.get_x() + patch.get_width() / 2, patch.get_height()) for patch in shares.patches]

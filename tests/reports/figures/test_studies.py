@@ -166,9 +166,8 @@ def test_the_history_has_every_ended_trial_and_the_best_so_far(tmp_path):
 
 def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path):
     measures = {"Load Balance": "expert.load_balance", "accuracy": "headline"}
-    lines = Experiment(
-        **KEYS, rows=["method.router_lr"], columns=["model", "measure"], metric=measures, paper=[]
-    )
+    axes = {"rows": ["method.router_lr"], "columns": ["model", "measure"]}
+    lines = Experiment(**KEYS, **axes, metric=measures, paper=[])
     points = [
         cell(value, metric, model="tiny", measure=name, method__router_lr=rate)
         for rate, value in (("-", 0.6), ("1e-05", 0.4))

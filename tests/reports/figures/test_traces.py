@@ -98,9 +98,8 @@ def test_accuracy_is_flat_where_its_interval_has_that_of_every_larger_number():
     def cell(core: int, value: float) -> TableCell:
         model = {"name": "tiny", "top_k": 2, "experts": 8}
         c3po = {"core_experts": core, "flops_per_sample": 1e9, "flops_plain_per_sample": 1e9}
-        results = results_of(
-            "c3po", value=value, model=model, c3po=c3po
-        )  # with an interval of 0.1 on each side
+        # with an interval of 0.1 on each side
+        results = results_of("c3po", value=value, model=model, c3po=c3po)
         return TableCell(coordinates={}, run_id=str(core), results=[results])
 
     rows = draw_flops(cell_table(cell(8, 0.55), cell(1, 0.42), cell(4, 0.5), cell(2, 0.53))).rows

@@ -147,9 +147,8 @@ def test_both_answers_stand_side_by_side(tmp_path):
 
 def test_choices_have_both_scores(tmp_path):
     same = ((-1.0, -2.0, -3.0), 1.0)
-    found, shown = kinds(
-        tmp_path, [same, same], [((-2.5, -2.0, -3.0), 0.0), ((-1.1, -2.0, -3.0), 1.0)], of_choices=True
-    )
+    after = [((-2.5, -2.0, -3.0), 0.0), ((-1.1, -2.0, -3.0), 1.0)]
+    found, shown = kinds(tmp_path, [same, same], after, of_choices=True)
     assert shown == {0: "right to wrong"}, "another log-probability alone is no other answer"
     one = found[0]
     assert one["options"][0] == [" red", -1.0, -2.5] and one["picked"] == [0, 1] and one["target"] == "red"
@@ -186,9 +185,8 @@ def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
     page = tree(write_runs_page(runs, tmp_path / "page.html"))
     assert "2 of 2 answers differ" in page.text_content() and "1 more are in the runs" in page.text_content()
     data = json.loads(page.xpath("//script[@id='answer-data']/text()")[0])
-    assert data["prompts"] == [["tion 1", 4]] and [one["kind"] for one in data["answers"]] == [
-        "wrong to right"
-    ]
+    assert data["prompts"] == [["tion 1", 4]]
+    assert [one["kind"] for one in data["answers"]] == ["wrong to right"]
 
 
 @pytest.mark.parametrize("gone", ["results.json", "samples_t.jsonl"])
@@ -202,9 +200,8 @@ def test_missing_files_are_named(tmp_path, gone):
 
 def test_all_answers_are_there_and_each_prompt_once(tmp_path):
     """Broken by an unchanged answer that is lost, and by a base run that is shown next to itself."""
-    base, roe = pair_of_runs(
-        tmp_path, [("1", 1.0), ("2", 0.0), ("3", 0.5)], [("1", 1.0), ("2", 0.0), ("3", 0.5)]
-    )
+    answers = [("1", 1.0), ("2", 0.0), ("3", 0.5)]
+    base, roe = pair_of_runs(tmp_path, answers, answers)
     found, _ = examples_of([base, roe, roe], ["base", "roe", "again"])
     expected = ["wrong, unchanged", "right, unchanged", "unchanged"]
     assert [each["kind"] for each in found if each["run"] == "roe"] == expected

@@ -252,9 +252,8 @@ def test_what_is_opened_is_scrolled_with_the_keyboard(opened_pair):
     tab.locator("#provenance ~ details summary").first.focus()
     tab.keyboard.press("Enter")
     wide = tab.locator("#provenance ~ details .wide")
-    tab.wait_for_function(
-        "wide => (wide.scrollWidth > wide.clientWidth) === (wide.tabIndex === 0)", arg=wide.element_handle()
-    )
+    scrolled_if_focusable = "wide => (wide.scrollWidth > wide.clientWidth) === (wide.tabIndex === 0)"
+    tab.wait_for_function(scrolled_if_focusable, arg=wide.element_handle())
 
 
 def test_many_answers_open_and_are_searched_at_once(browser, tmp_path):
@@ -278,9 +277,8 @@ def test_many_answers_open_and_are_searched_at_once(browser, tmp_path):
 def test_everything_is_printed(browser, tmp_path):
     """In print there are no controls, and tables are whole."""
     tab = browser.new_page()
-    tab.goto(
-        write_runs_page(pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)]), tmp_path / "r.html").as_uri()
-    )
+    runs = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
+    tab.goto(write_runs_page(runs, tmp_path / "r.html").as_uri())
     tab.emulate_media(media="print")
     assert not tab.locator(".filters").is_visible() and tab.locator(".answer .content").first.is_visible()
     assert tab.evaluate("getComputedStyle(document.querySelector('.wide')).overflowX") == "visible"

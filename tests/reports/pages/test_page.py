@@ -34,9 +34,8 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return pair_of_runs(
-        tmp_path_factory.mktemp("outputs"), [("1", 0.0), ("x", 1.0)], [(HOSTILE, 1.0), ("x", 1.0)], **CHANGES
-    )
+    before, after = [("1", 0.0), ("x", 1.0)], [(HOSTILE, 1.0), ("x", 1.0)]
+    return pair_of_runs(tmp_path_factory.mktemp("outputs"), before, after, **CHANGES)
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +76,8 @@ def test_runs_without_a_comparison_have_a_page_without_empty_sections(runs, tmp_
 @pytest.mark.parametrize(("temperatures", "heights"), [((0.0, 0.1, 0.2), [0, 35, 70]), ((0.0, 0.1, 0.1), [])])
 def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, heights, tmp_path):
     roe = {"n": 8, "temperatures": list(temperatures), "cache": "clean", "changed_fraction": 0.25}
-    base, own = pair_of_runs(
-        tmp_path, [("a", 1.0)], [("a", 1.0)], roe=roe, tuning={"study": "s", "model": "tiny"}
-    )
+    changes = {"roe": roe, "tuning": {"study": "s", "model": "tiny"}}
+    base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], **changes)
     found = routing_of(own, "roe")
     assert found.temperatures == temperatures and profiles_of([found]) == {temperatures: ["roe"]}
     root = tree(write_runs_page([base, own], tmp_path / "page.html"))
@@ -162,9 +160,8 @@ def test_the_page_draws_every_difference(tmp_path):
 def test_a_figure_is_the_same_file_each_time_and_text_is_text(tmp_path):
     found = []
     for name in "ab":
-        png, _ = draw_control(cell_table(cell_of(), cell_of(method="base"))).save(
-            tmp_path / name, "f", "a <b> & c"
-        )
+        drawing = draw_control(cell_table(cell_of(), cell_of(method="base")))
+        png, _ = drawing.save(tmp_path / name, "f", "a <b> & c")
         found.append((png.read_bytes(), png.with_suffix(".svg").read_text()))
     assert found[0] == found[1]
     text = found[0][1]

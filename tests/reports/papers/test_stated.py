@@ -135,9 +135,8 @@ del SCIQ["correct"]
 
 def cell_of_sources(sources: list[dict]) -> TableCell:
     c3po = {"core_experts": 20, "reference": {"set": {"sources": sources} if sources else None}}
-    return TableCell(
-        coordinates={"model": "olmoe", "task": "arc_challenge"}, run_id="r", results=[c3po_results(c3po=c3po)]
-    )
+    place = {"model": "olmoe", "task": "arc_challenge"}
+    return TableCell(coordinates=place, run_id="r", results=[c3po_results(c3po=c3po)])
 
 
 def test_sets_stand_beside_the_papers_sizes(tmp_path):

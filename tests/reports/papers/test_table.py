@@ -254,9 +254,8 @@ def group_of(score: float) -> RunResult:
         paired=paired,
         baseline={"run_id": "b", "results": {"x": {"acc,none": 0.25}, "y": {"acc,none": 0.5}}},
     )
-    scores = {
-        name: {"acc,none": value} for name, value in (("h", 0.5), ("g", score), ("x", 0.5), ("y", 0.75))
-    }
+    values = {"h": 0.5, "g": score, "x": 0.5, "y": 0.75}
+    scores = {name: {"acc,none": value} for name, value in values.items()}
     groups = {"groups": {"h": {}, "g": {}}, "group_subtasks": {"g": ["h", "y"], "h": ["x"]}}
     return RunResult(results.content | {"results": scores} | groups)
 

@@ -222,9 +222,8 @@ def test_a_mean_of_tasks_is_left_out_and_said(tmp_path):
 
 
 def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path):
-    group = compared(
-        tmp_path, 3 / 6, 5 / 6, higher_is_better={"t": {"acc": False}, "u": {"acc": False}}
-    ).scores[-1]
+    lower = {task: {"acc": False} for task in "tu"}
+    group = compared(tmp_path, 3 / 6, 5 / 6, higher_is_better=lower).scores[-1]
     assert (group.task, group.baseline, group.value) == ("g", 0.5, 5 / 6)
     assert group.difference == pytest.approx(2 / 6) and group.changed == (1, 3)
     low, high = group.difference_interval
@@ -284,9 +283,8 @@ LINES = samples_of(acc=[1.0, 0.0])
 def test_a_result_of_lm_eval(tmp_path):
     better = {"t": {"acc": False}}
     arguments = {"model_args": {"pretrained": "/models/mine/", "dtype": "float32"}}
-    file = write_log(
-        tmp_path, {"t": LINES}, model_name="/models/mine/", higher_is_better=better, config=arguments
-    )
+    more = {"model_name": "/models/mine/", "higher_is_better": better, "config": arguments}
+    file = write_log(tmp_path, {"t": LINES}, **more)
     found = read_evaluation("b", tmp_path)
     assert (found.key, found.label, found.file) == ("b", "mine", file)
     assert found.settings == "pretrained=/models/mine/,dtype=float32"

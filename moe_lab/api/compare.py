@@ -27,14 +27,16 @@ KEYS = ("mode", "a", "b", "output_dir")
 class Compared(Shown):
     """Evaluations of the same examples, each compared with the first one.
 
-    `file` is comparison.json, which also has the numbers of the documents that became right and wrong. `notes` says
-    what is left out and what else differs, a sentence each.
+    `file` is comparison.json, which also has the prompts and answers of all changed examples, and `page` its HTML page.
+    `notes` says what is left out and what else differs, a sentence each.
     """
 
     exit_code = 0
 
-    def __init__(self, comparison: Comparison, file: Path):
-        self._comparison, self.file, self.notes = comparison, file, comparison.notes
+    def __init__(self, comparison: Comparison, file: Path, page: Path):
+        self._comparison = comparison
+        self.file, self.page = file, page
+        self.notes = comparison.notes
 
     def __len__(self) -> int:
         return len(self._comparison.scores)
@@ -49,8 +51,9 @@ class Compared(Shown):
         return typed_frame([{"run": one.run_id} | one.columns() | {"verdict": one.verdict} for one in scores])
 
     def print(self) -> None:
-        """Print the table and the path of the file, as the command does."""
+        """Print the table, and the paths of the page and the file, as the command does."""
         print_comparison(self._comparison)
+        print(self.page)
         print(self.file)
 
     def _columns(self) -> tuple[list[Column], list[str]]:
@@ -63,7 +66,7 @@ def compare(
 ) -> Compared:
     """Compare stored evaluations with the first, example by example: `moe_lab.compare("a", "b")`.
 
-    It is `mode=compare` of the command: the comparison is written to `<output_dir>/comparisons`.
+    It is `mode=compare` of the command: the comparison and its page are written to `<output_dir>/comparisons`.
 
     Args:
         first, others: folders of runs (`results.runs[0].folder`), results files or output folders of lm-eval with
@@ -72,6 +75,7 @@ def compare(
     Raises ConfigError where they have no task in common, or other examples of one, and DamagedError for a file that
     cannot be read.
     """
+    from moe_lab.reports.pages.comparison_page import write_comparison_page
     from moe_lab.results.atomic import json_text, write_file
     from moe_lab.results.comparisons.comparison import compare as comparison_of
     from moe_lab.results.comparisons.evaluation import read_evaluation
@@ -94,7 +98,8 @@ def compare(
             digest.update(hashlib.sha256(log.read_bytes()).digest())
     labels = task_label([evaluation.label for evaluation in comparison.evaluations])
     folder = Path(output_dir) / "comparisons" / folder_name(labels, digest=digest.hexdigest())
-    return Compared(comparison, write_file(folder / "comparison.json", json_text(comparison)))
+    file = write_file(folder / "comparison.json", json_text(comparison))
+    return Compared(comparison, file, write_comparison_page(comparison, file.with_suffix(".html")))
 
 
 def compare_stored(configs: Sequence[Config]) -> Compared:

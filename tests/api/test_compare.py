@@ -48,6 +48,7 @@ def test_the_rows_of_the_function_are_those_of_the_file(logs):
     assert list(frame["p_holm"]) == [row["p_holm"] for row in rows]
     assert list(frame["to_right"]) == [2, 0] and list(frame["difference"]) == [0.25, 0.0]
     assert "b1: " in repr(found) and "p (Holm)" in found._repr_html_()
+    assert found.page.suffix == ".html" and found.page.exists()
     write_log(logs / "others", {"u": THEIRS})
     with pytest.raises(ConfigError, match="no task in common"):
         moe_lab.compare(logs / "mine", logs / "others", output_dir=logs)

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import sub
 from typing import Any
 
 from moe_lab.errors import ConfigError
@@ -17,8 +18,8 @@ from moe_lab.results.statistics import VERSION, Aggregate
 SCHEMA_VERSION = 3
 Pair = tuple[Sample, Sample]
 """One document in the sample logs of two evaluations."""
-Changed = dict[str, list[int]]
-"""{"to_right": documents, "to_wrong": documents}, by their numbers in `a`."""
+Changed = dict[str, list[Pair]]
+"""{"to_right": documents, "to_wrong": documents}"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +37,17 @@ class Comparison:
 
     def to_json(self) -> dict[str, object]:
         """What comparison.json holds: equal for equal evaluations."""
+        numbers = {
+            comparison: {way: [mine.document for mine, _ in pairs] for way, pairs in changed.items()}
+            for comparison, changed in self.changed.items()
+        }
         return {
             "schema_version": SCHEMA_VERSION,
             "statistics": VERSION,
             "evaluations": self.evaluations,
             "scores": [
                 {"run": score.run_id, **score.columns()}
-                | {"verdict": score.verdict, "changed": self.changed.get(score.comparison)}
+                | {"verdict": score.verdict, "changed": numbers.get(score.comparison)}
                 for score in self.scores
             ],
             "notes": self.notes,
@@ -152,8 +157,8 @@ def compare_task(
         score = compared(alone, found)
         scores.append(score)
         if score.changed is not None:
-            moved = [(mine.document, y - x) for (mine, _), x, y in zip(measured, before, after, strict=True)]
-            up, down = ([document for document, by in moved if by * sign > 0] for sign in (1, -1))
+            moved = list(zip(measured, map(sub, after, before), strict=True))
+            up, down = ([pair for pair, by in moved if by * sign > 0] for sign in (1, -1))
             right, wrong = (down, up) if lower else (up, down)
             changed[score.comparison] = {"to_right": right, "to_wrong": wrong}
     return scores

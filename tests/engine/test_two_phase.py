@@ -18,7 +18,7 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.engine.two_phase import CHUNK_SAMPLES, passes, together
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import rounding
-from tests.support.ensembles import answered
+from tests.support.ensembles import answered, text
 from tests.support.models import make_model
 
 POSITIONS = (5, 2, 100)
@@ -54,12 +54,7 @@ def test_requests_of_one_pass():
     assert list(together(cached, 2, Budget(4000, 1))) == [[0], [1], [2]]
 
 
-WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
-
-
-def text(rng, words):
-    return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
 def requests_of(kind):

@@ -25,16 +25,10 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
 from moe_lab.routing import GumbelTopK, document_key, gumbel
 from tests.support.command import run_command
-from tests.support.ensembles import answered, answers_of
+from tests.support.ensembles import answered, answers_of, text
 from tests.support.harmony import FINAL, OPEN, answer_with, harmony_model, harmony_tokenizer, reply, thought
 from tests.support.models import make_model, make_tokenizer, small_model
 from tests.support.tiers import by_family
-
-WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
-
-
-def text(rng, words):
-    return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
 def requests_of(kind, arguments):

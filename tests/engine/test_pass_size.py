@@ -29,15 +29,14 @@ from moe_lab.models.memory import weight_bytes
 from moe_lab.routing import GumbelTopK
 from moe_lab.tasks.requests import Workload
 from tests.support import rounding
+from tests.support.ensembles import text
 from tests.support.models import make_model, make_tokenizer, small_model
 from tests.support.runs import facts
-
-WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
 
 
 def requests(kind):
     rng = random.Random(1)
-    texts = [" ".join(rng.choice(WORDS) for _ in range(words)) for words in (3, 12, 20, 5, 16)]
+    texts = [text(rng, words) for words in (3, 12, 20, 5, 16)]
     if kind == "generate_until":
         return [Request((text, {"max_gen_toks": 4, "until": []})) for text in texts]
     return [Request((text, " and then")) for text in texts]

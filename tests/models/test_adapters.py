@@ -2,7 +2,6 @@
 load before it is refused, a run's id without its content.
 """
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,6 @@ from moe_lab.models.identity import model_identity
 from moe_lab.routing import find_routers
 from tests.support import rounding
 from tests.support.adapters import make_adapter
-from tests.support.command import run_command
 from tests.support.models import change_json, load_folder, make_model
 
 TOKENS = torch.arange(10, 22)[None]
@@ -95,27 +93,6 @@ def test_the_content_of_an_adapter_is_part_of_the_identity(adapter, tiny_olmoe_d
     assert "peft" not in plain and with_adapter == plain | {"peft": with_adapter["peft"]}
     change_json(adapter / "adapter_config.json", lora_alpha=99)
     assert model_identity(source, ModelConfig(path=source, peft=str(adapter))) != with_adapter
-
-
-@pytest.mark.slow
-def test_base_and_methods_run_on_the_adapted_model(adapter, tiny_olmoe_dir, tmp_path, capsys, monkeypatch):
-    """At temperature 0 RoE's samples are the base model, which has the adapter, too."""
-    monkeypatch.chdir(tmp_path)
-    method = ["method=roe", "method.n=2", "method.temperature=0"]
-    command = [*method, f"model.path={tiny_olmoe_dir}", "task=toy_text", "limit=2"]
-    plain, adapted = (run_command(capsys, *command, *keys) for keys in ([], [f"model.peft={adapter}"]))
-    assert plain.code == 0 and adapted.code == 0, adapted.err
-    (before, _), (base, roe) = (perplexities(ended.out) for ended in (plain, adapted))
-    assert base == pytest.approx(roe, rel=1e-4) and base != pytest.approx(before, rel=1e-3)
-
-
-def perplexities(out: str) -> tuple[float, float]:
-    """(of the base model, of the method)"""
-    file = next(line for line in out.splitlines() if line.endswith("results.json") and "-roe-" in line)
-    result = json.loads(Path(file).read_text())
-    both = result["moe_lab"]["baseline"]["results"], result["results"]
-    base, method = (one["toy_text"]["word_perplexity,none"] for one in both)
-    return base, method
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ MODEL_MAP = {
     "AutoModelForCausalLM": "foreign.ForeignModel",
     "AutoModelForSequenceClassification": "foreign.ForeignModel",
 }
-REPOSITORY = Path(__file__).parents[2]
 OFFLINE = {"device": "cpu", "offline": True}
 
 

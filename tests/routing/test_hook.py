@@ -84,32 +84,6 @@ def test_nan_is_named_by_layer_also_where_it_ends_in_another_error(error):
     assert error is None or isinstance(raised.value.__context__, error)
 
 
-def test_record_leaves_out_padding(moe_model):
-    mask = torch.ones_like(IDS)
-    mask[0, :4] = 0
-    with record(moe_model) as routes:
-        padded = moe_model(IDS, attention_mask=mask).logits
-    with record(moe_model) as alone:
-        moe_model(IDS[:1, 4:])
-    k = moe_model.config.num_experts_per_tok
-    for layer, index in enumerate(routes.indices):
-        assert index.shape == (int(mask.sum()), k)
-        assert torch.equal(index[:5], alone.indices[layer])
-        torch.testing.assert_close(routes.weights[layer][:5], alone.weights[layer], rtol=1e-4, atol=1e-5)
-    assert torch.equal(padded, moe_model(IDS, attention_mask=mask).logits)
-
-
-def test_an_inner_policy_sees_what_the_outer_one_decided(olmoe):
-    def reversed_experts(router, routing):
-        return Routing(routing.logits_TE, routing.weights_TK.flip(-1), routing.index_TK.flip(-1))
-
-    with record(olmoe) as plain:
-        logits(olmoe)
-    with routed(olmoe, reversed_experts), record(olmoe) as routes:
-        logits(olmoe)
-    assert torch.equal(routes.indices[0], plain.indices[0].flip(-1))
-
-
 def test_recorder_of_transformers_still_sees_clean_logits(olmoe):
     clean = logits(olmoe, output_router_logits=True, part="router_logits")
     policy = GumbelTopK([0.0, 0.0, 0.0, 0.9], seed=0)

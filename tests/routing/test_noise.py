@@ -16,23 +16,12 @@ from moe_lab.routing import GumbelTopK, Routing, family_of, find_routers, routed
 from moe_lab.routing import noise as noise_module
 from moe_lab.routing.noise import NoisyTokens, document_key, gumbel
 from tests.support.models import make_model
-from tests.support.slow_routing import noisy_tokens
-
-MASK = 2**64 - 1
-
-
-def mix(z):
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-    return z ^ (z >> 31)
+from tests.support.slow_routing import noisy_tokens, slow_hash
 
 
 def uniform_in_python(*keys):
     """The docstring's hash in Python's unbounded integers."""
-    h = 0
-    for value in keys:
-        h = mix(((h ^ (value & MASK)) + 0x9E3779B97F4A7C15) & MASK)
-    return ((h >> 11) + 0.5) / 2**53
+    return ((slow_hash(*keys) >> 11) + 0.5) / 2**53
 
 
 def gumbel_in_python(seed, document, repeat, row, layer, position, expert):

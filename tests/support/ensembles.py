@@ -42,6 +42,13 @@ def roe_answers(model):
     return dict(enumerate(found))
 
 
+WORDS = "the cat sat on a mat and ran far away from big dogs in new york".split()
+
+
+def text(rng, words):
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
 def prompts_for(rng, count):
     """Prompts of many lengths, half of them with a common beginning."""
     shared = [rng.randrange(256) for _ in range(20)]

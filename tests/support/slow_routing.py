@@ -77,6 +77,20 @@ SPECS = {name: spec for names, spec in _SHARED.items() for name in names.split()
 }
 
 
+MASK = 2**64 - 1
+
+
+def slow_hash(*values: int) -> int:
+    """SplitMix64 of a sequence, in Python's own integers."""
+    z = 0
+    for value in values:
+        z = ((z ^ (value & MASK)) + 0x9E3779B97F4A7C15) & MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+        z ^= z >> 31
+    return z
+
+
 def noisy_tokens(count: int, row: int = 1, document: int = 77) -> NoisyTokens:
     """All tokens of a pass of one sequence, as those of one routing sample."""
     n = torch.arange(count)

@@ -19,6 +19,7 @@ from moe_lab.engine.forward.batch import (
 )
 from moe_lab.engine.forward.kv_cache import KVCache, Store, token_bytes
 from tests.support.families import VOCAB
+from tests.support.slow_routing import MASK, slow_hash
 
 
 def prompts_of(beginning, count, rng, length=10):
@@ -62,20 +63,6 @@ def test_unlike_prompts_share_nothing():
 def test_the_same_prompt_twice_shares_all_but_its_last_token():
     (group,) = group_by_prefix([list(range(30))] * 2)
     assert group.shared == 29
-
-
-MASK = 2**64 - 1
-
-
-def slow_hash(*values: int) -> int:
-    """SplitMix64 of a sequence, in Python's own integers."""
-    z = 0
-    for value in values:
-        z = ((z ^ (value & MASK)) + 0x9E3779B97F4A7C15) & MASK
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-        z ^= z >> 31
-    return z
 
 
 def signed(value: int) -> int:

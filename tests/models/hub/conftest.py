@@ -1,9 +1,7 @@
 """A loopback hub, and the hub's clients pointed to it: in this process, or by the environment of a command."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -36,7 +34,7 @@ def olmoe_repository(hub: Hub) -> Repository:
 @pytest.fixture
 def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """huggingface_hub of this process asks the loopback hub, with an empty cache, which is the value."""
-    from huggingface_hub import constants, file_download
+    from huggingface_hub import constants
 
     cache = tmp_path / "cache"
     changes = {
@@ -47,15 +45,12 @@ def client(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         "HF_TOKEN_PATH": str(tmp_path / "token"),
         "HF_HUB_ETAG_TIMEOUT": 1,
         "HF_HUB_DOWNLOAD_TIMEOUT": 1,
-        "DOWNLOAD_CHUNK_SIZE": 1000,  # of 10 MB: a dropped connection loses the chunk that it was in
     }
     for name, value in changes.items():
         monkeypatch.setattr(constants, name, value)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, "0")
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    quick = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
-    monkeypatch.setattr(file_download, "time", quick)  # its pause before it continues a dropped connection
     new_command()
     yield cache
     new_command()

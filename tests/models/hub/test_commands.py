@@ -39,7 +39,6 @@ from tests.support.hub.commands import ROOT, new_command
 from tests.support.hub.content import GSM8K, OLMOE, small_olmoe
 from tests.support.hub.published import PUBLISHED
 from tests.support.hub.repositories import Repository
-from tests.support.hub.server import Fault
 from tests.support.judges.models import reward_directly, reward_folder
 from tests.support.models import make_model, make_tokenizer, save_model, small_model
 from tests.support.runs import small_data, worked_sums, write_jsonl
@@ -75,17 +74,6 @@ def test_what_fails_is_told_and_the_rest_is_fetched(client, hub, capsys):
     assert prefetch([wrong, config()]) == 2
     captured = capsys.readouterr()
     assert "The model allenai/nothing is not on the hub" in captured.err and "model olmoe: " in captured.out
-
-
-@pytest.mark.slow
-def test_the_same_command_continues(client, hub, olmoe_files, capsys):
-    path = f"cdn/models/{OLMOE}/{hub.repositories['models', OLMOE.lower()].branches['main']}/{SHARD}"
-    hub.faults = [Fault(path, drop_after=60_000), Fault(path, status=503, times=3)]
-    assert prefetch([config()]) == 2
-    hub.faults = []
-    new_command()
-    assert prefetch([config()]) == 0
-    assert sum(sent for _, sent in hub.ranges(SHARD)[1:]) == len(olmoe_files[SHARD])
 
 
 def test_a_pretraining_takes_the_tokenizer_alone(client, hub, capsys):

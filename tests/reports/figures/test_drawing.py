@@ -1,17 +1,31 @@
-"""What a figure draws. Broken by an interval at another point, a title that is cut, and an axis that makes much of little."""
+"""What a figure draws, and kinds of figures: each is one function. Broken by an interval at another point, a title that is cut,
+an axis that makes much of little, and a second place that has to know the name of a kind.
+"""
 
 import csv
+import sys
 from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
 
 import matplotlib
 import pytest
 from pandas import DataFrame
 
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method, method_names
+from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figures.comparisons import draw_accuracy, draw_control
 from moe_lab.reports.figures.cost import draw_equivalent, draw_overhead
 from moe_lab.reports.figures.primitives import bars, curve, legend_below, panels, points
-from moe_lab.reports.figures.style import LEAST_SPAN, STYLE, fit, widen_x
-from tests.support.stored_results import cell_of, cell_table, overhead_cell
+from moe_lab.reports.figures.style import LEAST_SPAN, STYLE, Drawing, fit, widen_x
+from moe_lab.reports.papers.cells import CellTable, TableCell
+from moe_lab.reports.papers.experiment import FIGURES, Experiment, load_experiment
+from moe_lab.results.atomic import write_file
+from moe_lab.results.score_table import NO_COMPARISONS
+from moe_lab.runs.experiments.runner import make_figure
+from tests.support.stored_results import cell_of, cell_table, overhead_cell, results_of
+from tests.support.views import markdown
 
 
 def rows(**columns):
@@ -154,3 +168,58 @@ def test_settings_across_fill_the_width_and_measurements_across_do_not():
     fit(figure)
     (low, high), (left, right) = (axis.get_xlim() for axis in axes)
     assert high - low == pytest.approx(0.011) and right - left == pytest.approx(LEAST_SPAN)
+
+
+EXPERIMENT = """
+title: Table T
+source: A paper
+scales: {tiny: {cells: [[method=base]]}}
+rows: [method]
+columns: [task]
+figure: dots
+"""
+
+
+def draw_dots(table: CellTable) -> Drawing:
+    rows = table.frame()[["method", "value"]]
+
+    def draw(title: str):
+        figure, axes = panels(1)
+        axes[0].plot(rows["method"], rows["value"], "o")
+        axes[0].set_title(title)
+        return figure
+
+    return Drawing(rows.to_dict("records"), draw)
+
+
+def loaded(folder: Path) -> Experiment:
+    file = folder / "t.yaml"
+    file.write_text(EXPERIMENT)
+    return load_experiment("t", file)
+
+
+def test_a_kind_of_the_registry_is_accepted_and_drawn(monkeypatch, tmp_path):
+    module = ModuleType("moe_lab.reports.figures.dots")
+    module.draw_dots = draw_dots  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(FIGURES, "dots", ("cells", "dots"))
+    experiment = loaded(tmp_path)
+    cells = [
+        TableCell(coordinates={"method": name, "task": "t"}, run_id="r", results=[results_of(name)])
+        for name in ("base", "roe")
+    ]
+    folder = tmp_path / "tables"
+    write_file(folder / "t-tiny.md", markdown(experiment, "tiny", cells))
+    png, table = make_figure(experiment, "tiny", cells, ModelPool(), folder, NO_COMPARISONS)
+    assert (png.name, table.name) == ("t-tiny-dots.png", "t-tiny-dots.csv")
+    assert table.read_text() == "method,value\nbase,0.5\nroe,0.5\n"
+
+
+def test_a_kind_that_is_not_in_the_registry_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="figure=dots is unknown"):
+        loaded(tmp_path)
+
+
+def test_the_kinds_that_methods_declare_are_drawn_from_traces():
+    declared = {kind for name in method_names() for kind in get_method(name).figures}
+    assert {FIGURES[kind][0] for kind in declared} == {"traces"}

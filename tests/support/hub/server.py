@@ -5,7 +5,6 @@ logged with the bytes that were sent, so that tests can tell what was fetched tw
 """
 
 import json
-import socket
 import sys
 import threading
 import time
@@ -27,8 +26,6 @@ class Fault:
 
     path: str
     status: int | None = None
-    drop_after: int | None = None
-    """Bytes of the body after which the connection ends."""
     stall: float | None = None
     """Seconds of silence before anything is sent."""
     times: int = 1
@@ -208,9 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, start: int = 0) -> None:
-        limit = self.failing.drop_after if self.failing else None
         sent = body if self.command != "HEAD" else b""
-        sent = sent if limit is None else sent[:limit]
         token = "Authorization" in self.headers
         self.hub.log.append(Answer(self.command, self.route, status, start, len(sent), token))
         try:
@@ -221,8 +216,5 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(sent)
             self.wfile.flush()
-            if limit is not None:
-                self.connection.shutdown(socket.SHUT_RDWR)
-                self.close_connection = True
         except OSError:  # the client has gone
             self.close_connection = True

@@ -58,10 +58,8 @@ def mixed(model, tokens, seed=3):
 
 
 def own_probs(model, tokens):
-    return {
-        layer: torch.stack([token.pathway_WME[:, layer] for token in tokens])
-        for layer in changed_layers(model)
-    }
+    layers = changed_layers(model)
+    return {layer: torch.stack([token.pathway_WME[:, layer] for token in tokens]) for layer in layers}
 
 
 @pytest.mark.parametrize(

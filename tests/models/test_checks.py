@@ -26,7 +26,7 @@ def damaged(source, folder, change):
     return folder
 
 
-NORM = "model.layers.1.input_layernorm.weight"
+NORM, PARTS = "model.layers.1.input_layernorm.weight", ("gate", "up", "down")
 LAYER_7 = {
     f"model.layers.7.{part}": torch.ones(48) for part in ("input_layernorm.weight", "mlp.extra.weight")
 }
@@ -47,15 +47,9 @@ def transposed(name):
         (lambda tensors: tensors.update({NORM: torch.ones(7)}), f"in another shape .*1, e.g. {NORM}"),
         (lambda tensors: tensors.update(LAYER_7), r"no place for \(2, e.g. model\.layers\.7\."),
         (lambda tensors: tensors.update({"another.bias": torch.ones(3)}), "no place for .*another.bias"),
-        *(
-            (lambda tensors, name=name: tensors.pop(expert(name)), "fetch or save it again")
-            for name in ("gate", "up", "down")
-        ),
-        *((transposed(expert(name)), "Experts of .* of other shapes") for name in ("gate", "up", "down")),
-        (
-            lambda tensors: [tensors.pop(expert(name, 7)) for name in ("gate", "up", "down")],
-            "in another shape .*experts",
-        ),
+        *((lambda tensors, name=name: tensors.pop(expert(name)), "fetch or save it again") for name in PARTS),
+        *((transposed(expert(name)), "Experts of .* of other shapes") for name in PARTS),
+        (lambda tensors: [tensors.pop(expert(name, 7)) for name in PARTS], "in another shape .*experts"),
     ],
 )
 def test_a_checkpoint_with_other_tensors_is_refused(change, says, tiny_olmoe_dir, tmp_path):

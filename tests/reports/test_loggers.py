@@ -487,10 +487,8 @@ def test_the_documented_sweep_composes():
     fixed = [part for part in sweep["command"] if "=" in part]
     assert sweep["command"][:3] == ["python", "-m", "moe_lab"]
     assert sweep["command"][-1] == "${args_no_hyphens}"
-    values = {
-        name: parameter.get("min", parameter.get("values", [None])[0])
-        for name, parameter in sweep["parameters"].items()
-    }
+    parameters = sweep["parameters"].items()
+    values = {name: one.get("min", one.get("values", [None])[0]) for name, one in parameters}
     (cell,) = compose([*fixed, *agent_arguments(values)])
     config = to_config(cell)
     assert config.logger.name == "wandb" and config.method.n == 8 and config.method.temperature == 0.0

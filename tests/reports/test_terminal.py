@@ -60,10 +60,8 @@ def test_notes_are_beside_their_run_and_explained_once(capsys):
     print_scores(CommandTable([base, roe]), ["A footnote."])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Results: model=tiny task=t metric=acc,none n=4"
-    assert [line.split()[-2:] for line in lines if line.startswith(("base", "roe"))] == [
-        ["s", "PARTIAL"],
-        ["PARTIAL", "untuned"],
-    ]
+    ends = [line.split()[-2:] for line in lines if line.startswith(("base", "roe"))]
+    assert ends == [["s", "PARTIAL"], ["PARTIAL", "untuned"]]
     assert lines[-3:] == [MARKS["PARTIAL"], MARKS["untuned"], "A footnote."]
 
 
@@ -343,14 +341,9 @@ def group(method: str, mean: float, **block: Any) -> SeedGroup:
         )
         for seed, value in enumerate((mean - 0.01, mean + 0.01))
     ]
-    score = {
-        "ci95_documents": [mean - 0.1, mean + 0.1],
-        "difference_ci95_documents": [mean - 0.5, mean - 0.3],
-    }
-    score |= {
-        "difference_p_documents": 0.03,
-        "compared": {"full_fine_tuning": {"difference_p_documents": 0.2}},
-    }
+    score = {"ci95_documents": [mean - 0.1, mean + 0.1], "difference_p_documents": 0.03}
+    score |= {"difference_ci95_documents": [mean - 0.5, mean - 0.3]}
+    score |= {"compared": {"full_fine_tuning": {"difference_p_documents": 0.2}}}
     summary = {"seeds": [0, 1], "overrides": [], "scores": {"t": {"acc,none": score}}}
     return SeedGroup(results, summary, Path("s"))
 

@@ -100,10 +100,8 @@ def test_tango_inverts_the_score_test(gained, lost, n):
         # the chance of a loss; q + d of a gain
         q = np.linspace(max(0.0, -d) + 1e-9, (1 - d) / 2 - 1e-9, 200_001)
         with np.errstate(divide="ignore", invalid="ignore"):
-            terms = [
-                count * np.log(chance) if count else 0.0
-                for count, chance in ((gained, q + d), (lost, q), (n - gained - lost, 1 - 2 * q - d))
-            ]
+            chances = ((gained, q + d), (lost, q), (n - gained - lost, 1 - 2 * q - d))
+            terms = [count * np.log(chance) if count else 0.0 for count, chance in chances]
         best = q[np.nanargmax(sum(terms))]
         statistic = (gained - lost - n * d) / np.sqrt(n * (2 * best + d - d**2))
         assert side * statistic == pytest.approx(1.959964, rel=1e-3)

@@ -248,10 +248,8 @@ def test_every_family_is_known_by_a_model_type_of_transformers():
 def test_routing_that_gradient_checkpointing_would_repeat_is_refused():
     model, ids = make_model("olmoe").train(), torch.arange(12).view(2, 6)
     block = model.model.layers[1].mlp
-    forward, shifted = (
-        block.forward,
-        lambda router, routing: routing._replace(index_TK=1 - routing.index_TK % 2),
-    )
+    forward = block.forward
+    shifted = lambda router, routing: routing._replace(index_TK=1 - routing.index_TK % 2)  # noqa: E731
     block.forward = lambda hidden: checkpoint(forward, hidden, use_reentrant=False)  # one's own
     with pytest.raises(RoutingError, match="backward pass"), override(model, shifted):
         model(ids, labels=ids).loss.backward()

@@ -171,10 +171,8 @@ def test_from_a_cache_and_from_positions(olmoe):
         cache = olmoe(PASS_IDS).past_key_values
     first = {"input_ids": PASS_IDS}
     step = {"input_ids": PASS_IDS[:, :1], "past_key_values": cache}
-    given = {
-        "inputs_embeds": olmoe.get_input_embeddings()(PASS_IDS),
-        "position_ids": torch.tensor([[4, 5, 6]]),
-    }
+    embeds = olmoe.get_input_embeddings()(PASS_IDS)
+    given = {"inputs_embeds": embeds, "position_ids": torch.tensor([[4, 5, 6]])}
     found = seen(olmoe, first, step, given)
     assert [sequence for _, sequence, _ in found] == [[0, 0, 0, 1, 1, 1], [0, 1], [2, 2, 2, 3, 3, 3]]
     assert [position for _, _, position in found] == [[0, 1, 2] * 2, [3, 3], [4, 5, 6] * 2]

@@ -108,10 +108,7 @@ def write_run(run: GoldenRun) -> None:
         before = base.values()
         changes["paired"] = {run.task: {METRIC: paired(values, before).to_json()}}
         changes |= {"baseline": base.run_id, "base_value": sum(before) / len(before)}
-    lines = [
-        generated_line(i, (f"answer {value:.0f}", value)) | {"metrics": ["exact_match"]}
-        for i, value in enumerate(values)
-    ]
+    lines = [generated_line(i, (f"answer {value:.0f}", value)) for i, value in enumerate(values)]
     stored_run(
         Path(config.output_dir),
         run.run_id,

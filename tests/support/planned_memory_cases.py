@@ -80,10 +80,8 @@ class Case:
     def on_device(self, model: Any) -> None:
         """What runs: all requests, all steps, two trials."""
         budget = pass_budget(model, self.sequences)
-        requests = [
-            ScoringRequest(prompt, list(answers), i, "", [""])
-            for i, (prompt, answers) in enumerate(self.asked.scored.items())
-        ]
+        scored = enumerate(self.asked.scored.items())
+        requests = [ScoringRequest(prompt, list(answers), i, "", [""]) for i, (prompt, answers) in scored]
         if self.kind == "C3PO":
             references = references_for(requests)
             engine: Any = PathwayEngine(loaded(model), C3PO, layers_of(model), references, budget)

@@ -309,10 +309,8 @@ def test_the_published_shape_is_read(option, tmp_path):
         published.get("num_local_experts") or published.get("num_experts") or published["n_routed_experts"]
     )
     assert (facts.family, facts.moe_layers, facts.experts) == (family, layers, experts)
-    assert (facts.top_k, facts.max_length) == (
-        published["num_experts_per_tok"],
-        published["max_position_embeddings"],
-    )
+    sizes = published["num_experts_per_tok"], published["max_position_embeddings"]
+    assert (facts.top_k, facts.max_length) == sizes
     config = load_config(model, offline=True)
     assert config.rope_parameters["rope_theta"] == published["rope_theta"]
     assert getattr(config, "sliding_window", None) == published.get("sliding_window")

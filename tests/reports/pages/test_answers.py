@@ -34,10 +34,8 @@ def test_the_baseline_is_found_by_its_whole_id(tmp_path):
 
 
 def test_the_first_of_several_generated_answers_and_their_vote():
-    line = generated_line(3, ("one 4", 1.0)) | {
-        "resps": [["one 4", "two 5", "three 5"]],
-        "filtered_resps": ["5"],
-    }
+    answers = {"resps": [["one 4", "two 5", "three 5"]], "filtered_resps": ["5"]}
+    line = generated_line(3, ("one 4", 1.0)) | answers
     assert answer_of(Sample.of(line), "exact_match").text == "one 4\n\n[first of 3 answers; evaluated: 5]"
 
 
@@ -61,15 +59,11 @@ def test_prompts_as_choices():
 
 def test_choices_without_the_question_do_not_count():
     """With acc_mutual_info the choices are asked again without it."""
-    line = choice_line(0, ((-3.0, -2.0, -4.0), 1.0)) | {
-        "metrics": ["acc", "acc_mutual_info"],
-        "acc_mutual_info": 1.0,
-    }
+    both = {"metrics": ["acc", "acc_mutual_info"], "acc_mutual_info": 1.0}
+    line = choice_line(0, ((-3.0, -2.0, -4.0), 1.0)) | both
     for number in range(3):
-        line["arguments"][f"gen_args_{number + 3}"] = {
-            "arg_0": "",
-            "arg_1": line["arguments"][f"gen_args_{number}"]["arg_1"],
-        }
+        choice = line["arguments"][f"gen_args_{number}"]["arg_1"]
+        line["arguments"][f"gen_args_{number + 3}"] = {"arg_0": "", "arg_1": choice}
         line["resps"].append([["-0.5", "False"]])
     assert answer_of(Sample.of(line), "acc").scores == (-3.0, -2.0, -4.0)
     assert answer_of(Sample.of(line), "acc").picked == 1

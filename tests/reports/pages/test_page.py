@@ -91,10 +91,8 @@ def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, 
 
 
 def test_runs_with_the_same_temperatures_share_a_figure():
-    routing = [
-        RunRouting(label, {}, temperatures, [])
-        for label, temperatures in {"a": (0.1,), "c3po": (), "b": (0.2,), "c": (0.1,)}.items()
-    ]
+    profiles = {"a": (0.1,), "c3po": (), "b": (0.2,), "c": (0.1,)}
+    routing = [RunRouting(label, {}, temperatures, []) for label, temperatures in profiles.items()]
     assert profiles_of(routing) == {(0.1,): ["a", "c"], (0.2,): ["b"]}
 
 

@@ -121,10 +121,8 @@ def test_an_odd_record_is_named_and_the_others_are_shown(tmp_path, capsys, forge
     """Broken by a traceback, and by a record that puts files of other folders into the page."""
     cells = [TableCell(coordinates={"task": "t"}, run_id="r", results=[results_of(value=0.625, **COMPARED)])]
     names = ("roe/table8", "roe/table9")
-    paths = [
-        write_record(cell_table(rows=["task"], paper=PAPER, name=name).experiment, "tiny", cells, tmp_path)
-        for name in names
-    ]
+    experiments = [cell_table(rows=["task"], paper=PAPER, name=name).experiment for name in names]
+    paths = [write_record(one, "tiny", cells, tmp_path) for one in experiments]
     record = json.loads(paths[0].read_text())
     paths[0].write_text(json.dumps(record | forged))
     page = write_tables_page(tmp_path)

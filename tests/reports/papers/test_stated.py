@@ -117,10 +117,8 @@ def test_units_are_the_papers_and_what_is_missing_has_its_reason(tmp_path):
     text = markdown(experiment_of("roe/figure4", power, tmp_path), "tiny", [], tmp_path)
     place = "Section 3.3 (A100)"
     assert f"| memory, n=64 over n=1 | tiny, t | 12 percent | 12 percent | {place} |" in text
-    assert (
-        f"| power, n=64 over n=1 | tiny, t | not measured: the figure's data lack it | 20 percent | {place} |"
-        in text
-    )
+    unmeasured = "not measured: the figure's data lack it"
+    assert f"| power, n=64 over n=1 | tiny, t | {unmeasured} | 20 percent | {place} |" in text
     assert text.count("memory, n=64") == 1, "not among the published numbers without a cell"
     [experiment] = find_experiments("roe/figure5")
     not_run = markdown(experiment, "tiny", [], tmp_path)

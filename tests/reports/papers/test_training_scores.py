@@ -95,10 +95,8 @@ def test_the_difference_is_that_of_the_metric_and_the_other_run():
     }
     found = StoredMetrics(EXPERT_METRICS | {"differences": {"full": difference}})
     assert expert_score(expert_results(), found, "expert.load_balance").difference is None, "that is to base"
-    rows = {
-        name: expert_score(expert_results(), found, f"expert.{name}", "full")
-        for name in ("load_balance", "capacity", "capacity_most", "specialization")
-    }
+    names = ("load_balance", "capacity", "capacity_most", "specialization")
+    rows = {name: expert_score(expert_results(), found, f"expert.{name}", "full") for name in names}
     assert {name: (row.difference, row.difference_interval) for name, row in rows.items()} == {
         "load_balance": (0.1, (0.05, 0.15)),
         "capacity": (None, None),

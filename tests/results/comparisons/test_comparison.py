@@ -34,10 +34,8 @@ BINARY = RANDOM.integers(2, size=(2, 60)).astype(float).tolist()
 
 def row(folder: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[str, Any]:
     """The row of comparison.json for the values of one metric."""
-    logs = [
-        evaluation(folder, key, {"t": samples_of(acc=values)}, **more)
-        for key, values in (("a", mine), ("b", theirs))
-    ]
+    both = {"a": mine, "b": theirs}.items()
+    logs = [evaluation(folder, key, {"t": samples_of(acc=values)}, **more) for key, values in both]
     [found] = compare(logs).to_json()["scores"]
     return found
 
@@ -149,10 +147,8 @@ def test_a_perplexity_is_lm_evals(tmp_path, named):
     entry = {"metric": "word_perplexity"} | ({"aggregation": "weighted_perplexity"} if named else {})
     values = [[(-10.0, 5), (-7.0, 2), (-3.0, 4)], [(-11.0, 5), (-6.0, 2), (-3.5, 4)]]
     scores = [weighted_perplexity(each) for each in values]
-    more = [
-        {"scores": {"t": {"word_perplexity,none": score}}, "configs": {"t": {"metric_list": [entry]}}}
-        for score in scores
-    ]
+    configs = {"t": {"metric_list": [entry]}}
+    more = [{"scores": {"t": {"word_perplexity,none": score}}, "configs": configs} for score in scores]
     [row], notes = rows_of(tmp_path, *(samples_of(word_perplexity=each) for each in values), *more)
     assert (row.baseline, row.value) == pytest.approx(tuple(scores))
     assert row.difference == pytest.approx(scores[1] - scores[0])

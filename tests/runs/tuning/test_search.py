@@ -358,17 +358,13 @@ def test_a_study_waits_for_a_living_process(tmp_path):
     assert other.exitcode == 0
 
 
-def test_of_equal_trials_the_untuned_one_is_best(tmp_path):
-    accuracy = search(4, metric="accuracy")
-    with Trials(tmp_path, accuracy, seed=0) as trials:
+def test_of_equal_trials_the_untuned_one_is_best_and_pruned_ones_count_and_are_never_best(tmp_path):
+    with Trials(tmp_path / "equal", search(4, metric="accuracy"), seed=0) as trials:
         for given in (0.5, 0.4, 0.5, 0.5):
             trial, _ = trials.claim()
             trials.tell(trial, given)
         assert trials.best().number == 0
-
-
-def test_pruned_trials_count_and_are_never_best(tmp_path):
-    with Trials(tmp_path, search(3), seed=0) as trials:
+    with Trials(tmp_path / "pruned", search(3), seed=0) as trials:
         for given in (1.0, None, 2.0):
             trial, _ = trials.claim()
             if given is None:

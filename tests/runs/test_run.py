@@ -473,12 +473,9 @@ def test_too_little_memory_says_what_needs_less_and_keeps_answers_and_a_defect_i
 ):
     computed: list[Any] = []
     run = prepare(replace(roe, baseline=False, limit=2))
+    two = watched(lambda *asked: short() if len(computed) == 2 else computed.append(asked))
     with monkeypatch.context() as patch:
-        patch.setattr(
-            EngineLM,
-            "answer",
-            watched(lambda *asked: short() if len(computed) == 2 else computed.append(asked)),
-        )
+        patch.setattr(EngineLM, "answer", two)
         with pytest.raises(MoeLabError, match=r"batch_size=(.|\n)*max_length=(.|\n)*method\.n=") as told:
             execute(run, ModelPool())
     assert told.value.exit_code == 1 and "Stored answers are kept" in str(told.value)

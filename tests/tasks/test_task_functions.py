@@ -141,18 +141,8 @@ def test_score_reads_the_filtered_answer():
         ("Q: Is ice cold?\nA:", ["Yes", "No"], "Q: Is ice cold?", ["Yes", "No"]),
         ("Is it?\nA. Yes\nB. No\nAnswer: ", ["Yes", "No"], "Is it?", ["Yes", "No"]),
         ("Which?\n\nA. Heat\nB. Big\nAnswer: ", ["A", "B"], "Which?", ["Heat", "Big"]),
-        (
-            "A. Smith met B. Jones.\nQ: Who?\nA:",
-            ["Ann", "Bob"],
-            "A. Smith met B. Jones.\nQ: Who?",
-            ["Ann", "Bob"],
-        ),
-        (
-            "Which?\nA. One\nB. Two\nC. Three\nAnswer:",
-            ["x", "y"],
-            "Which?\nA. One\nB. Two\nC. Three",
-            ["x", "y"],
-        ),
+        ("A. Li met B. Ray.\nQ: Who?\nA:", ["Ann", "Bob"], "A. Li met B. Ray.\nQ: Who?", ["Ann", "Bob"]),
+        ("Which?\nA. 1\nB. 2\nC. 3\nAnswer:", ["x", "y"], "Which?\nA. 1\nB. 2\nC. 3", ["x", "y"]),
     ],
 )
 def test_options_are_taken_out_of_the_prompt(inputs, targets, question, options):
@@ -268,11 +258,8 @@ def test_the_metric_of_letters_is_plain_accuracy():
 
 
 def test_choices_that_begin_alike_keep_their_words():
-    own = {
-        "doc_to_text": 0,
-        "doc_to_target": "won.",
-        "doc_to_choice": ["I hear that Mary Ann", "I hear that Mark"],
-    }
+    two = ["I hear that Mary Ann", "I hear that Mark"]
+    own = {"doc_to_text": 0, "doc_to_target": "won.", "doc_to_choice": two}
     columns = lettered(own, {})
     assert columns["letters_prompt"] == "Question: I hear that _ won.\nA. Mary Ann\nB. Mark\nAnswer:"
 

@@ -30,15 +30,10 @@ class Task:
 
 def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline") -> dict[str, Any]:
     """The block of a run with these values of each metric, compared with a run of those."""
-    run: Any = SimpleNamespace(
-        facts=facts(),
-        config=Config(method=RoE.Config(), task=TaskConfig(name="t")),
-        tasks={"tasks": {"t": Task()}},
-        method=SimpleNamespace(random=False, reports_changed_answers=True),
-        run_id="mine",
-        partial=False,
-        samples={},
-    )
+    of_run = {"run_id": "mine", "tasks": {"tasks": {"t": Task()}}, "samples": {}, "partial": False}
+    config = Config(method=RoE.Config(), task=TaskConfig(name="t"))
+    method = SimpleNamespace(random=False, reports_changed_answers=True)
+    run: Any = SimpleNamespace(**of_run, facts=facts(), config=config, method=method)
     samples = {"t": list(map(Sample.of, samples_of(**theirs)))}
     other = {"run_id": "theirs", "results": {"t": {}}, "samples": samples, "rounding": None}
     evaluated = {"results": {"t": {f"{key},none": 0.0 for key in mine}}, "samples": {"t": samples_of(**mine)}}

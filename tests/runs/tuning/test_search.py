@@ -40,12 +40,8 @@ def test_a_model_is_known_by_its_shape_whatever_it_is_called():
 
 
 def tuned(*overrides: str, method: dict | None = None, category: str | None = "math", **tuning) -> Config:
-    return Config(
-        method=get_method("roe").Config(**(method or {})),
-        task=TaskConfig(category=category),
-        tuning=TuningConfig(**{"name": "tpe", **tuning}),
-        overrides=list(overrides),
-    )
+    roe, search = get_method("roe").Config(**(method or {})), TuningConfig(**{"name": "tpe", **tuning})
+    return Config(method=roe, task=TaskConfig(category=category), tuning=search, overrides=list(overrides))
 
 
 def test_presets_fill_what_was_not_typed():

@@ -468,9 +468,7 @@ def raised(error: BaseException) -> Callable[[], None]:
     [raised(torch.OutOfMemoryError("CUDA out of memory")), raised(MemoryError()), lambda: torch.empty(2**60)],
     ids=["device", "machine", "cpu"],
 )
-def test_too_little_memory_says_what_needs_less_and_keeps_answers_and_a_defect_is_raised(
-    roe, monkeypatch, short
-):
+def test_too_little_memory_says_what_needs_less_and_keeps_answers_and_defects_raise(roe, monkeypatch, short):
     computed: list[Any] = []
     run = prepare(replace(roe, baseline=False, limit=2))
     two = watched(lambda *asked: short() if len(computed) == 2 else computed.append(asked))

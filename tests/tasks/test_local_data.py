@@ -193,13 +193,8 @@ ROWS: dict[str, tuple[str, str, list[dict[str, Any]], str | None]] = {
     "piqa": ("piqa", "validation", [rows.PIQA], "commonsense"),
     "winogrande": ("winogrande", "validation", [rows.WINOGRANDE], "commonsense"),
 }
-COMMONSENSE_QA = {
-    "id": "1",
-    "question": "What is wet?",
-    "question_concept": "wet",
-    "choices": {"label": list("ABCDE"), "text": ["fire", "sand", "water", "iron", "wood"]},
-    "answerKey": "C",
-}
+COMMONSENSE_QA = {"id": "1", "question": "What is wet?", "question_concept": "wet", "answerKey": "C"}
+COMMONSENSE_QA |= {"choices": {"label": list("ABCDE"), "text": ["fire", "sand", "water", "iron", "wood"]}}
 PAIR = {"premise": "It rains.", "hypothesis": "It is wet.", "idx": 0, "label": 0}
 WSC = {"text": "Ann met Eve. She left.", "span1_index": 0, "span2_index": 3, "idx": 0, "label": 1}
 WSC |= {"span1_text": "Ann", "span2_text": "She"}

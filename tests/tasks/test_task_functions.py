@@ -246,9 +246,7 @@ def test_what_is_in_letters_already_or_generated_stays_as_it_is(name, tmp_path):
     for split in ("dev", "validation", "test"):
         write_jsonl(tmp_path / "mmlu_virology" / f"{split}.jsonl", [MMLU])
     letters, text = (load(tmp_path, name, answer=answer, num_fewshot=0) for answer in ("letters", "text"))
-    asked = [
-        (task.doc_to_text(task.task_docs[0]), task.dump_config()["metric_list"]) for task in (letters, text)
-    ]
+    asked = [(one.doc_to_text(one.task_docs[0]), one.dump_config()["metric_list"]) for one in (letters, text)]
     assert asked[0] == asked[1]
 
 

@@ -242,8 +242,7 @@ def test_capacity_is_what_a_model_without_that_expert_loses(family, tokenizer, t
     for capacity in found["capacity"].values():
         loss = capacity["tasks"]["arc_easy"]["acc,none"]
         models = (model, without_experts(model, family, capacity["masked"]))
-        base, edited = (
-            run(each, tokenizer, tmp_path).results["results"]["arc_easy"]["acc,none"] for each in models
-        )
+        scores = [run(each, tokenizer, tmp_path).results["results"]["arc_easy"] for each in models]
+        base, edited = (each["acc,none"] for each in scores)
         assert (loss["base"], loss["changed"]) == (base, edited)
         assert loss["difference"] == pytest.approx(base - edited)

@@ -133,9 +133,7 @@ def test_the_ratio_is_that_of_two_sizes():
     sizes = [8.8e13 * loss ** (-1 / equivalent.ALPHA_N) for loss in (2.0, 2.5)]  # equation 1.1, solved for N
     assert equivalent.size_ratio(2.0, 2.5) == pytest.approx(sizes[0] / sizes[1])
     assert equivalent.size_ratio(2.5, 2.5) == 1.0
-    assert equivalent.size_ratio(2.6, 2.5) < 1 < equivalent.size_ratio(2.4, 2.5), (
-        "a lower loss is a larger model"
-    )
+    assert equivalent.size_ratio(2.6, 2.5) < 1 < equivalent.size_ratio(2.4, 2.5), "less loss: a larger model"
     # 10 ** -0.076 = 0.8395: Kaplan et al. (2020), section 1.2, as a power law in N
     assert equivalent.size_ratio(0.8394600, 1.0) == pytest.approx(10, rel=1e-4)
     # OLMoE-7B as good as a 10.5B model (section 3.4)

@@ -32,8 +32,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_same_command_writes_the_same_file_and_the_function_has_its_rows(logs, capsys):
     ended = [run_command(capsys, "mode=compare", "a=mine", "b=theirs") for _ in range(2)]
-    assert ended[0] == ended[1]
-    assert ended[0].code == 0
+    assert ended[0] == ended[1] and ended[0].code == 0
     path = ended[0].out.splitlines()[-1]
     [file] = (logs / "outputs" / "comparisons").glob("model-model-*/comparison.json")
     assert (logs / path).samefile(file)

@@ -106,8 +106,11 @@ def scale(doc):
     "tasks/own/tools.py": """\
 from shared.limits import MOST
 
+def marked(row):
+    return {"answer": row["answer"] + "!"}
+
 def documents(split):
-    return split.map(lambda row: {"answer": row["answer"] + "!"}).filter(lambda row: len(row["question"]) < MOST)
+    return split.map(marked).filter(lambda row: len(row["question"]) < MOST)
 """,
     "tasks/shared/__init__.py": "LEVEL = 1\n",
     "tasks/shared/limits.py": "from .deep import DEPTH\nMOST = 40 + DEPTH\n",

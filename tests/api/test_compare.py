@@ -30,18 +30,14 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_same_command_writes_the_same_file(logs, capsys):
+def test_the_same_command_writes_the_same_file_and_the_function_has_its_rows(logs, capsys):
     ended = [run_command(capsys, "mode=compare", "a=mine", "b=theirs") for _ in range(2)]
-    assert ended[0] == ended[1]
-    assert ended[0].code == 0
+    assert ended[0] == ended[1] and ended[0].code == 0
     path = ended[0].out.splitlines()[-1]
     [file] = (logs / "outputs" / "comparisons").glob("model-model-*/comparison.json")
     assert (logs / path).samefile(file)
     [row] = json.loads(file.read_text())["scores"]
     assert row["changed"] == {"to_right": [0, 1], "to_wrong": [3]}
-
-
-def test_the_rows_of_the_function_are_those_of_the_file(logs):
     found = moe_lab.compare(logs / "mine", str(logs / "theirs"), logs / "same", output_dir=logs)
     frame, rows = found.frame(), json.loads(found.file.read_text())["scores"]
     assert list(frame["run"]) == ["b1", "b2"] == [row["run"] for row in rows] and len(found) == 2
@@ -91,19 +87,11 @@ def evaluate(folder: Path, model: Path, tasks: list[str], **more: Any) -> None:
     from lm_eval.tasks import TaskManager
 
     tracker = EvaluationTracker(output_path=str(folder))
-    results = simple_evaluate(
-        model="hf",
-        model_args=f"pretrained={model},dtype=float32",
-        tasks=tasks,
-        task_manager=TaskManager(include_path=str(PACKAGE / "tasks" / "toy"), include_defaults=False),
-        limit=LIMIT,
-        device="cpu",
-        batch_size=16,
-        evaluation_tracker=tracker,
-        log_samples=True,
-        bootstrap_iters=0,
-        **more,
-    )
+    manager = TaskManager(include_path=str(PACKAGE / "tasks" / "toy"), include_defaults=False)
+    arguments = f"pretrained={model},dtype=float32"
+    of_model = {"model": "hf", "model_args": arguments, "device": "cpu", "batch_size": 16}
+    logged = {"evaluation_tracker": tracker, "log_samples": True, "limit": LIMIT, "bootstrap_iters": 0}
+    results = simple_evaluate(**of_model, **logged, tasks=tasks, task_manager=manager, **more)
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:

@@ -56,7 +56,7 @@ def test_without_the_best_expert(olmoe):
         assert not torch.allclose(olmoe(IDS).logits, expected, atol=1e-2)
 
 
-def test_generate_is_overridden(tokenizer):
+def test_a_policy_changes_generate_and_one_that_no_token_meets_is_an_error(tokenizer, olmoe):
     model = small_model("mixtral")
     inputs = left_padded(tokenizer, ["hello", "a longer prompt"])
     plain = model.generate(**inputs, max_new_tokens=6, do_sample=False)
@@ -64,9 +64,6 @@ def test_generate_is_overridden(tokenizer):
         assert not torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False), plain)
     with override(model, lambda router, routing: None):
         assert torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False), plain)
-
-
-def test_a_policy_that_no_token_meets_is_an_error(olmoe):
     with pytest.raises(RoutingError, match="changed nothing"), override(olmoe, second_best):
         make_model("olmoe", seed=1)(IDS)
     with pytest.raises(ZeroDivisionError), override(olmoe, second_best):

@@ -269,11 +269,9 @@ def test_a_seed_of_a_call_is_that_of_another_object(model, tokenizer, roe, olmoe
 def test_a_template_that_begins_with_bos_does_not_double_it(monkeypatch):
     """Of a tokenizer that adds the token itself, as Llama's does."""
     model, tokenizer = moe_lab.tiny()
-    first = tokenizer.convert_ids_to_tokens(0)
-    tokenizer.bos_token = first
-    tokenizer._tokenizer.post_processor = TemplateProcessing(
-        single=f"{first} $A", special_tokens=[(first, 0)]
-    )
+    bos = tokenizer.convert_ids_to_tokens(0)
+    tokenizer.bos_token = bos
+    tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, 0)])
     tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}"
     roe = RoE(model, tokenizer, n=2)
     assert tokenizer("a")["input_ids"][0] == 0

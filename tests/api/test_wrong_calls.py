@@ -72,7 +72,6 @@ WRONG = {
     "training mode": lambda m, t: roe(make_model("olmoe").train(), t),
     "tokenizer='my/model'": lambda m, t: roe(m, "my/model"),
     # generate
-    "text=tensor": lambda m, t: roe(m, t).generate(IDS),
     r"text=.*\{.*give a text.* tokenizer.apply_chat_template": lambda m, t: roe(m, t).generate(MESSAGES),
     r"text=\[\]": lambda m, t: roe(m, t).generate([]),
     "num_beams=2": lambda m, t: roe(m, t).generate("a", generation_config=GenerationConfig(num_beams=2)),
@@ -80,7 +79,6 @@ WRONG = {
     "ids='two'": lambda m, t: roe(m, t).next_token_logprobs("two"),
     r"ids=\[0.5\]": lambda m, t: roe(m, t).next_token_logprobs([0.5]),
     r"ids=\[9999\].*300": lambda m, t: roe(m, t).next_token_logprobs([9999]),
-    "1 to 512 token ids": lambda m, t: roe(m, t).next_token_logprobs([1] * 513),
     r"ids=\[0, 1, 2, [\d, ]{40,50}\.\.\.: ": lambda m, t: roe(m, t).next_token_logprobs(list(range(299)) * 2),
     # loglikelihood
     r"continuation=\['b', ''\]|continuation=''": lambda m, t: roe(m, t).loglikelihood("a", ""),

@@ -58,14 +58,8 @@ def test_cells_run_once_and_read_what_was_planned(tmp_path):
     """Of generated rows: RoE that is tuned, and choices. Its models are small."""
     twice = "import sys; from benchmarks.rehearse import main; sys.exit(main() or main())"
     keys = ["--experiment", "roe/figure6", "--output", str(tmp_path), "--only", "svamp"]
-    ended = subprocess.run(
-        [sys.executable, "-c", twice, *keys],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, environment = [sys.executable, "-c", twice, *keys], os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     lines = (tmp_path / "cells.jsonl").read_text(encoding="utf-8").splitlines()
     cell, drawn = map(json.loads, lines)

@@ -261,9 +261,7 @@ def test_hydra_composes_the_defaults_and_each_option_once(monkeypatch):
     loaded: list[list[str]] = []
     load = module._Source.load
     module._base.cache_clear()
-    monkeypatch.setattr(
-        module._Source, "load", lambda self, options: loaded.append(options) or load(self, options)
-    )
+    monkeypatch.setattr(module._Source, "load", lambda self, names: loaded.append(names) or load(self, names))
     for model in ("olmoe", "mixtral"):
         for seed in range(5):
             compose_cell([f"model={model}", "task=gsm8k", f"seed={seed}", "method.n=2", "model=tiny"], [])

@@ -41,17 +41,13 @@ from tests.support.requests import generating
 from tests.support.runs import config, small_data
 
 ROOT = Path(__file__).parents[2]
-ROW = Row(
-    run="a1b2c3d4",
-    config=Config(
-        model=ModelConfig(name="olmoe", path="allenai/OLMoE-1B-7B-0924-Instruct"),
-        method=get_method("finetune-freeze").Config(name="finetune-freeze"),
-        task=TaskConfig(name="arc_challenge_answer_format"),
-    ),
-    examples=1_172,
-    tokens=123_456_789,
-    state="interrupted, 1,000 of 4,687 answered",
+CONFIG = Config(
+    model=ModelConfig(name="olmoe", path="allenai/OLMoE-1B-7B-0924-Instruct"),
+    method=get_method("finetune-freeze").Config(name="finetune-freeze"),
+    task=TaskConfig(name="arc_challenge_answer_format"),
 )
+STATE = "interrupted, 1,000 of 4,687 answered"
+ROW = Row(run="a1b2c3d4", config=CONFIG, examples=1_172, tokens=123_456_789, state=STATE)
 
 
 def plan(rows: list[Row]) -> Plan:

@@ -165,14 +165,6 @@ def test_progress_names_each_run(roe, monkeypatch):
 
 
 @pytest.mark.slow
-def test_predict_only_has_no_score(roe):
-    asked = replace(roe, task=TaskConfig(name="addsub"), gen_kwargs={"max_gen_toks": 4}, num_fewshot=0)
-    block = run(replace(asked, limit=2, predict_only=True)).results["moe_lab"]
-    assert block["intervals"] == {"addsub": {}} and block["task"]["metric"] is None
-    assert not {"baseline", "paired"} & set(block)
-
-
-@pytest.mark.slow
 def test_a_damaged_result_of_the_baseline_is_made_again(roe, calls):
     """Broken by a stored result that is returned while the one that it is compared with stays damaged."""
     small = replace(roe, limit=2)
@@ -352,12 +344,18 @@ def test_the_votes_of_a_run_are_resumed(roe, calls):
 
 
 @pytest.mark.slow
-def test_several_tasks_in_one_run(roe):
-    both = TaskConfig(name=["arc_easy", "addsub"], metric="acc,none")
-    outcome = run(replace(roe, task=both, limit=3, gen_kwargs={"max_gen_toks": 4}))
+def test_several_tasks_in_one_run_and_predict_only_without_scores(roe):
+    names = ["arc_easy", "addsub"]
+    both = replace(
+        roe, task=TaskConfig(name=names, metric="acc,none"), gen_kwargs={"max_gen_toks": 4}, limit=3
+    )
+    outcome = run(both)
     block = outcome.results["moe_lab"]
     assert set(block["paired"]) == {"arc_easy", "addsub"} and outcome.run.num_documents == 6
     assert outcome.run.folder.name.startswith("small-roe-arc_easy-addsub-")
+    block = run(replace(both, task=TaskConfig(name=names), predict_only=True)).results["moe_lab"]
+    assert block["intervals"] == {"arc_easy": {}, "addsub": {}} and block["task"]["metric"] is None
+    assert not {"baseline", "paired"} & set(block)
 
 
 @pytest.mark.slow
@@ -470,25 +468,18 @@ def raised(error: BaseException) -> Callable[[], None]:
     [raised(torch.OutOfMemoryError("CUDA out of memory")), raised(MemoryError()), lambda: torch.empty(2**60)],
     ids=["device", "machine", "cpu"],
 )
-def test_too_little_memory_says_what_needs_less_and_keeps_answers(roe, monkeypatch, short):
+def test_too_little_memory_says_what_needs_less_and_keeps_answers_and_defects_raise(roe, monkeypatch, short):
     computed: list[Any] = []
     run = prepare(replace(roe, baseline=False, limit=2))
+    two = watched(lambda *asked: short() if len(computed) == 2 else computed.append(asked))
     with monkeypatch.context() as patch:
-        patch.setattr(
-            EngineLM,
-            "answer",
-            watched(lambda *asked: short() if len(computed) == 2 else computed.append(asked)),
-        )
+        patch.setattr(EngineLM, "answer", two)
         with pytest.raises(MoeLabError, match=r"batch_size=(.|\n)*max_length=(.|\n)*method\.n=") as told:
             execute(run, ModelPool())
     assert told.value.exit_code == 1 and "Stored answers are kept" in str(told.value)
     answers = [line for line in (run.folder / "responses.jsonl").read_text().splitlines() if '"key"' in line]
     assert len(answers) == 2
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a defect"):
+        patch.setattr(EngineLM, "answer", lambda *_: raised(RuntimeError("a defect"))())
+        execute(run, ModelPool())
     assert not execute(run, ModelPool()).stored
-
-
-@pytest.mark.slow
-def test_another_runtime_error_keeps_its_class(roe, monkeypatch):
-    monkeypatch.setattr(EngineLM, "answer", lambda *_: raised(RuntimeError("a defect"))())
-    with pytest.raises(RuntimeError, match="a defect"):
-        execute(prepare(roe), ModelPool())

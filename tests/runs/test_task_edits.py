@@ -106,8 +106,11 @@ def scale(doc):
     "tasks/own/tools.py": """\
 from shared.limits import MOST
 
+def marked(row):
+    return {"answer": row["answer"] + "!"}
+
 def documents(split):
-    return split.map(lambda row: {"answer": row["answer"] + "!"}).filter(lambda row: len(row["question"]) < MOST)
+    return split.map(marked).filter(lambda row: len(row["question"]) < MOST)
 """,
     "tasks/shared/__init__.py": "LEVEL = 1\n",
     "tasks/shared/limits.py": "from .deep import DEPTH\nMOST = 40 + DEPTH\n",
@@ -207,23 +210,12 @@ HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
     "line breaks": (SCORING, '["a", "b"]', '[\n    "a",\n    "b",\n]'),
     "a comment in an imported module": ("tasks/chain.py", "def link", "# next\ndef link"),
     "a comment in YAML": (MINE, "# The questions.", "# Those questions."),
-    "the order of keys": (
-        MINE,
-        "task: mine\ninclude: _common.yaml\noutput_type: generate_until\n",
-        "output_type: generate_until\ninclude: _common.yaml\ntask: mine\n",
-    ),
-    "the form of YAML": (
-        MINE,
-        "[{metric: acc, aggregation: !function scoring.center, higher_is_better: true}]",
-        "\n  - higher_is_better: true\n    metric: acc\n    aggregation: !function scoring.center",
-    ),
+    "the order of keys": (MINE, "task: mine\ninclude: _common.yaml\n", "include: _common.yaml\ntask: mine\n"),
+    "key order in a list": (CHOICE, "metric: acc, aggregation: mean", "aggregation: mean, metric: acc"),
+    "the form of YAML": (CHOICE, '{a: "yes", b: "no"}', '\n  a: "yes"\n  b: "no"'),
     "a tag and a name to show": (MINE, "num_fewshot: 0", "num_fewshot: 0\ntag: mine_too\ntask_alias: Mine"),
     "a group's name to show": (ALL, "group_alias: Everything", "group_alias: All"),
-    "the order of columns": (
-        DATA,
-        '{"question": "one", "answer": "x"}',
-        '{"answer": "x", "question": "one"}',
-    ),
+    "column order": (DATA, '{"question": "one", "answer": "x"}', '{"answer": "x", "question": "one"}'),
     "a file that nothing imports": ("tasks/unrelated.py", "X = 1", "X = 2"),
     "a new file": lambda folder: (folder / "tasks" / "new.py").write_text("Y = 1\n"),
     "the time of a file": lambda folder: os.utime(folder / SCORING, (1, 1)),

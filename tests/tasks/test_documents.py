@@ -11,7 +11,6 @@ import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
-from moe_lab.methods import get_method
 from moe_lab.tasks.documents import Holdout, document_hashes, documents_digest, select_documents
 from moe_lab.tasks.loading import load_tasks
 from tests.support.documents import HELLASWAG, PROBLEMS
@@ -82,13 +81,7 @@ HOLDOUT = Holdout(num_samples=4, seed=1234)
 
 
 def config(data: Path | None, task: str, **keys) -> Config:
-    return Config(
-        method=get_method("base").Config(name="base"),
-        task=TaskConfig(name=task),
-        data_dir=None if data is None else str(data),
-        offline=True,
-        **keys,
-    )
+    return Config(task=TaskConfig(name=task), data_dir=data and str(data), offline=True, **keys)
 
 
 def view(one: Config, holdout: Holdout = HOLDOUT):

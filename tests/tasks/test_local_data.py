@@ -39,18 +39,12 @@ def test_only_the_needed_splits_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            b'{"question": "q", "answer": "a"}\n\n{"question": "q", "answer": ',
-            "test.jsonl, line 3 cannot be read",
-        ),
+        (b'{"question": "q", "answer": "a"}\n\n{"question": ', "test.jsonl, line 3 cannot be read"),
         (b'{"question": "q", "answer": "a"}\n[1, 2]', "test.jsonl, line 2 cannot be read"),
         (b'{"question": "q", "answer": "a"}\n{"question": "q"}', "line 2 cannot be read: no column 'answer'"),
         (b"", "test.jsonl has no row"),
         (b"\xff\xfe\x00", "test.jsonl cannot be read: 'utf-8' codec"),
-        (
-            b'{"problem": "1 + 1", "solution": "2"}',
-            "UndefinedError: 'question' is undefined.\nIts documents: files in",
-        ),
+        (b'{"problem": "1 + 1"}', "UndefinedError: 'question' is undefined.\nIts documents: files in"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path, content, message):
@@ -199,13 +193,8 @@ ROWS: dict[str, tuple[str, str, list[dict[str, Any]], str | None]] = {
     "piqa": ("piqa", "validation", [rows.PIQA], "commonsense"),
     "winogrande": ("winogrande", "validation", [rows.WINOGRANDE], "commonsense"),
 }
-COMMONSENSE_QA = {
-    "id": "1",
-    "question": "What is wet?",
-    "question_concept": "wet",
-    "choices": {"label": list("ABCDE"), "text": ["fire", "sand", "water", "iron", "wood"]},
-    "answerKey": "C",
-}
+COMMONSENSE_QA = {"id": "1", "question": "What is wet?", "question_concept": "wet", "answerKey": "C"}
+COMMONSENSE_QA |= {"choices": {"label": list("ABCDE"), "text": ["fire", "sand", "water", "iron", "wood"]}}
 PAIR = {"premise": "It rains.", "hypothesis": "It is wet.", "idx": 0, "label": 0}
 WSC = {"text": "Ann met Eve. She left.", "span1_index": 0, "span2_index": 3, "idx": 0, "label": 1}
 WSC |= {"span1_text": "Ann", "span2_text": "She"}

@@ -26,10 +26,9 @@ from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 # answer_format/
 
 FIVE = choices(1)[0] | {"choices": {"text": list("vwxyz"), "label": list("12345")}, "answerKey": "5"}
-CASES: dict[str, tuple[str, str, dict[str, Any], str, int]] = {
+CASES: dict[str, tuple[str, dict[str, Any], str, int]] = {
     "arc_challenge_answer_format": (
         "arc_challenge",
-        "test",
         FIVE,
         "Please choose the correct answer to the question: Which colour is number 0?\n\n"
         "Answer1: v Answer2: w Answer3: x Answer4: y Answer5: z\n\n"
@@ -38,7 +37,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str, int]] = {
     ),
     "openbookqa_answer_format": (
         "openbookqa",
-        "test",
         OPENBOOKQA,
         "Please choose the correct answer to the question: Ice is\n\n"
         "Answer1: hot Answer2: cold Answer3: loud Answer4: old\n\n"
@@ -47,7 +45,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str, int]] = {
     ),
     "hellaswag_answer_format": (
         "hellaswag",
-        "validation",
         HELLASWAG,
         "Please choose the correct ending to complete the given sentence: Cooking: A pot boils. the cook\n\n"
         "Ending1: runs. Ending2: stirs it. Ending3: reads. Ending4: swims.\n\n"
@@ -59,8 +56,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str, int]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_prompt_and_the_names_to_choose_from(name, tmp_path):
-    folder, split, row, prompt, gold = CASES[name]
-    write_jsonl(tmp_path / folder / f"{split}.jsonl", [row])
+    folder, row, prompt, gold = CASES[name]
+    for split in ("validation", "test"):
+        write_jsonl(tmp_path / folder / f"{split}.jsonl", [row])
     task = load_task(tmp_path, name, data_folder=folder)
     task.build_all_requests()
     asked = [instance.args for instance in task.instances]
@@ -143,18 +141,8 @@ def test_score_reads_the_filtered_answer():
         ("Q: Is ice cold?\nA:", ["Yes", "No"], "Q: Is ice cold?", ["Yes", "No"]),
         ("Is it?\nA. Yes\nB. No\nAnswer: ", ["Yes", "No"], "Is it?", ["Yes", "No"]),
         ("Which?\n\nA. Heat\nB. Big\nAnswer: ", ["A", "B"], "Which?", ["Heat", "Big"]),
-        (
-            "A. Smith met B. Jones.\nQ: Who?\nA:",
-            ["Ann", "Bob"],
-            "A. Smith met B. Jones.\nQ: Who?",
-            ["Ann", "Bob"],
-        ),
-        (
-            "Which?\nA. One\nB. Two\nC. Three\nAnswer:",
-            ["x", "y"],
-            "Which?\nA. One\nB. Two\nC. Three",
-            ["x", "y"],
-        ),
+        ("A. Li met B. Ray.\nQ: Who?\nA:", ["Ann", "Bob"], "A. Li met B. Ray.\nQ: Who?", ["Ann", "Bob"]),
+        ("Which?\nA. 1\nB. 2\nC. 3\nAnswer:", ["x", "y"], "Which?\nA. 1\nB. 2\nC. 3", ["x", "y"]),
     ],
 )
 def test_options_are_taken_out_of_the_prompt(inputs, targets, question, options):
@@ -172,9 +160,11 @@ def test_bigbench_keeps_the_rows_with_one_right_choice(tmp_path):
     assert gold_choice(task, document) == 0
 
 
-def test_without_files_it_says_which():
+def test_a_task_without_its_files_or_without_choices_is_refused(tmp_path):
     with pytest.raises(TaskError, match=r"data_dir=<folder> with bigbench/test.jsonl"):
         load_task(None, "bigbench_choice", num_fewshot=0)
+    with pytest.raises(TaskError, match="no multiple-choice task"):
+        load(tmp_path, "toy_text")
 
 
 # Letters
@@ -183,20 +173,17 @@ def test_without_files_it_says_which():
 MMLU = {"question": "1 + 1 = ?", "choices": list("1234"), "answer": 1, "subject": "x"}
 LETTERED = {
     "winogrande": (
-        "validation",
         WINOGRANDE,
         "Question: Sandra thanked Sam because _ had helped.\nA. Sandra\nB. Sam\nAnswer:",
-        1,
     ),
-    "copa": ("validation", COPA, "It rained therefore\nA. sun.\nB. wet.\nAnswer:", 1),
-    "piqa": ("validation", PIQA, "Question: Boil water.\nA. Freeze it.\nB. Heat it.\nAnswer:", 1),
+    "copa": (COPA, "It rained therefore\nA. sun.\nB. wet.\nAnswer:"),
+    "piqa": (PIQA, "Question: Boil water.\nA. Freeze it.\nB. Heat it.\nAnswer:"),
     "knowref": (
-        "test",
         KNOWREF,
         "Ann met Eve when [she] left.\nQuestion: Who is meant by the word in brackets?\nA. Ann\nB. Eve\nAnswer:",
-        1,
     ),
 }
+"""Documents whose second choice is right, and their prompts."""
 
 
 def load(folder: Path, name: str, **keys):
@@ -205,13 +192,14 @@ def load(folder: Path, name: str, **keys):
 
 @pytest.mark.parametrize("name", LETTERED)
 def test_the_prompt_is_the_one_written_by_hand(name, tmp_path):
-    split, document, prompt, gold = LETTERED[name]
-    write_jsonl(tmp_path / name / f"{split}.jsonl", [document])
+    document, prompt = LETTERED[name]
+    for split in ("validation", "test"):
+        write_jsonl(tmp_path / name / f"{split}.jsonl", [document])
     task = load(tmp_path, name, num_fewshot=0)
     own = task.task_docs[0]
     assert task.doc_to_text(own) == prompt
     assert task.doc_to_choice(own) == ["A", "B"]
-    assert task.doc_to_target(own) == gold
+    assert task.doc_to_target(own) == 1
     assert [metric["metric"] for metric in task.config.metric_list] == ["acc"]
     [first, second, *_] = task.construct_requests(own, prompt, doc_id=0)
     assert (first.args, second.args) == ((prompt, " A"), (prompt, " B"))
@@ -258,15 +246,8 @@ def test_what_is_in_letters_already_or_generated_stays_as_it_is(name, tmp_path):
     for split in ("dev", "validation", "test"):
         write_jsonl(tmp_path / "mmlu_virology" / f"{split}.jsonl", [MMLU])
     letters, text = (load(tmp_path, name, answer=answer, num_fewshot=0) for answer in ("letters", "text"))
-    asked = [
-        (task.doc_to_text(task.task_docs[0]), task.dump_config()["metric_list"]) for task in (letters, text)
-    ]
+    asked = [(one.doc_to_text(one.task_docs[0]), one.dump_config()["metric_list"]) for one in (letters, text)]
     assert asked[0] == asked[1]
-
-
-def test_a_task_that_scores_texts_is_refused(tmp_path):
-    with pytest.raises(TaskError, match="no multiple-choice task"):
-        load(tmp_path, "toy_text")
 
 
 def test_the_metric_of_letters_is_plain_accuracy():
@@ -275,11 +256,8 @@ def test_the_metric_of_letters_is_plain_accuracy():
 
 
 def test_choices_that_begin_alike_keep_their_words():
-    own = {
-        "doc_to_text": 0,
-        "doc_to_target": "won.",
-        "doc_to_choice": ["I hear that Mary Ann", "I hear that Mark"],
-    }
+    two = ["I hear that Mary Ann", "I hear that Mark"]
+    own = {"doc_to_text": 0, "doc_to_target": "won.", "doc_to_choice": two}
     columns = lettered(own, {})
     assert columns["letters_prompt"] == "Question: I hear that _ won.\nA. Mary Ann\nB. Mark\nAnswer:"
 

@@ -20,6 +20,7 @@ from moe_lab.models.memory import ModelPool
 from moe_lab.results.logs import ResponseLog
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
+from moe_lab.runs.run import Outcome
 from tests.support.command import run_command
 from tests.support.interventions import without_experts
 from tests.support.models import make_model
@@ -224,17 +225,11 @@ def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch
 # A model without an expert
 
 
-def accuracy(model: Any, tokenizer: Any, folder: Path) -> float:
-    """Of the untouched engine, without any policy."""
-    results = json.loads((run(model, tokenizer, folder) / "results.json").read_text())
-    return results["results"]["arc_easy"]["acc,none"]
-
-
-def run(model: Any, tokenizer: Any, folder: Path, **keys: Any) -> Path:
+def run(model: Any, tokenizer: Any, folder: Path, **keys: Any) -> Outcome:
     place = folder / f"model-{len(list(folder.glob('model-*')))}"
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
-    return execute(prepare(config(place, folder / "data", folder / "out", **keys)), ModelPool()).path.parent
+    return execute(prepare(config(place, folder / "data", folder / "out", **keys)), ModelPool())
 
 
 @pytest.mark.slow
@@ -242,11 +237,12 @@ def run(model: Any, tokenizer: Any, folder: Path, **keys: Any) -> Path:
 def test_capacity_is_what_a_model_without_that_expert_loses(family, tokenizer, tmp_path):
     model = make_model(family)
     write_jsonl(tmp_path / "data" / "arc_easy" / "test.jsonl", choices(10))
-    folder = run(model, tokenizer, tmp_path, metrics="expert")
+    folder = run(model, tokenizer, tmp_path, metrics="expert").path.parent
     found = json.loads((folder / "expert_metrics.json").read_text())
     for capacity in found["capacity"].values():
         loss = capacity["tasks"]["arc_easy"]["acc,none"]
-        assert loss["base"] == accuracy(model, tokenizer, tmp_path)
-        edited = accuracy(without_experts(model, family, capacity["masked"]), tokenizer, tmp_path)
-        assert loss["changed"] == edited
-        assert loss["difference"] == pytest.approx(loss["base"] - edited)
+        models = (model, without_experts(model, family, capacity["masked"]))
+        scores = [run(each, tokenizer, tmp_path).results["results"]["arc_easy"] for each in models]
+        base, edited = (each["acc,none"] for each in scores)
+        assert (loss["base"], loss["changed"]) == (base, edited)
+        assert loss["difference"] == pytest.approx(base - edited)

@@ -136,12 +136,16 @@ def answers_to(*texts: str, repeats: int = 1) -> list[str]:
 # One process: answers that are stored are not asked again
 
 
-def test_only_missing_answers_are_asked(tmp_path):
+def test_only_missing_answers_are_asked_after_an_interruption_too(tmp_path):
     model = StubLM()
     assert ask(recorded(tmp_path, model), "a", "b") == answers_to("a", "b")
     assert ask(recorded(tmp_path, model), "c", "b", "a") == answers_to("c", "b", "a")
     assert model.asked == [("b", 0), ("a", 0), ("c", 0)]
     assert ask(recorded(tmp_path, None), "c", "a") == answers_to("c", "a")
+    with pytest.raises(KeyboardInterrupt):
+        ask(recorded(tmp_path, StubLM(fails_at="x")), "x", "y")
+    model = StubLM()
+    assert ask(recorded(tmp_path, model), "x", "y") == answers_to("x", "y") and model.asked == [("x", 0)]
 
 
 def test_repeats_are_numbered_and_equal_prompts_shared(tmp_path):
@@ -158,13 +162,6 @@ def test_cost_is_the_whole_runs(tmp_path):
     ask(lm, "aaaaa", "ccccc")
     assert lm.log.cost["tokens_in"] == 17, "two answers and one, five each, and one more per session"
     assert lm.log.cost["wall_seconds"] > 0 and lm.log.cost["peak_memory_bytes"] > 2**20
-
-
-def test_an_interrupted_model_loses_nothing_that_it_answered(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        ask(recorded(tmp_path, StubLM(fails_at="a")), "a", "b")
-    model = StubLM()
-    assert ask(recorded(tmp_path, model), "a", "b") == answers_to("a", "b") and model.asked == [("a", 0)]
 
 
 def test_chat_prompts_are_lm_evals_own_without_weights(tmp_path, olmoe, tokenizer):

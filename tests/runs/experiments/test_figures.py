@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
@@ -27,6 +27,7 @@ from moe_lab.results.score_table import NO_COMPARISONS
 from moe_lab.runs.experiments import equivalent, runner
 from moe_lab.runs.experiments.equivalent import measure_in_turns, non_embedding_parameters, of_depth
 from tests.support.command import run_command
+from tests.support.runs import config
 from tests.support.stored_results import results_of
 from tests.support.stored_studies import write_study
 from tests.support.stored_traces import traced_run
@@ -132,9 +133,7 @@ def test_the_ratio_is_that_of_two_sizes():
     sizes = [8.8e13 * loss ** (-1 / equivalent.ALPHA_N) for loss in (2.0, 2.5)]  # equation 1.1, solved for N
     assert equivalent.size_ratio(2.0, 2.5) == pytest.approx(sizes[0] / sizes[1])
     assert equivalent.size_ratio(2.5, 2.5) == 1.0
-    assert equivalent.size_ratio(2.6, 2.5) < 1 < equivalent.size_ratio(2.4, 2.5), (
-        "a lower loss is a larger model"
-    )
+    assert equivalent.size_ratio(2.6, 2.5) < 1 < equivalent.size_ratio(2.4, 2.5), "less loss: a larger model"
     # 10 ** -0.076 = 0.8395: Kaplan et al. (2020), section 1.2, as a power law in N
     assert equivalent.size_ratio(0.8394600, 1.0) == pytest.approx(10, rel=1e-4)
     # OLMoE-7B as good as a 10.5B model (section 3.4)
@@ -146,11 +145,8 @@ def test_the_ratio_is_that_of_two_sizes():
 
 @pytest.fixture
 def roe(tiny_olmoe_dir: Path, tmp_path: Path) -> Config:
-    method = get_method("roe").Config(n=3, temperature=0.2)
-    model = ModelConfig(name="small", path=str(tiny_olmoe_dir))
-    return Config(
-        model=model, method=method, batch_size=1, output_dir=str(tmp_path), device="cpu", offline=True
-    )
+    keys = {"n": 3, "temperature": 0.2}
+    return config(tiny_olmoe_dir, tmp_path, tmp_path, "toy_math", "roe", method_keys=keys, batch_size=1)
 
 
 def opened(model, tokenizer, order: list[str], name: str):

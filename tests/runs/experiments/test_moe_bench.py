@@ -135,9 +135,7 @@ def test_table_6_has_23_rows_with_both_readings_and_marks_what_cannot_be_a_targe
     assert wrong == marked("table6", "method.regularizers", "method.label", "measure") and len(wrong) == 10
 
 
-@pytest.mark.parametrize(
-    ("name", "designs"), [("table3", 20), ("table6", 23), ("figure2", 13), ("figure3", 16)]
-)
+@pytest.mark.parametrize("name, designs", [("table3", 20), ("table6", 23), ("figure2", 13), ("figure3", 16)])
 def test_each_design_has_a_place_of_its_own_and_every_number_a_cell(name, designs):
     for scale in ("tiny", "paper"):
         found, cells = cells_of(name, scale)
@@ -166,9 +164,7 @@ def test_the_designs_of_a_table_have_equal_active_size_and_the_tables_share_thei
     assert len(recipes["figure3"] - recipes["table6"]) == 4, "those with a bias"
 
 
-@pytest.mark.parametrize(
-    "name", ["table3", "table6", "figure2", "figure3", "table4", "table7", "table9", "figure1"]
-)
+@pytest.mark.parametrize("name", "table3 table6 figure2 figure3 table4 table7 table9 figure1".split())
 def test_tiny_trainings_have_five_seeds(name):
     """One seed cannot rank trainings of this size."""
     trainings = [cell for cell in load(name).scale("tiny").overrides() if "method=base" not in cell]

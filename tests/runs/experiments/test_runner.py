@@ -77,9 +77,7 @@ def runs(monkeypatch, tmp_path, write):
 def seen(runs, monkeypatch):
     """The configurations that are prepared."""
     seen = []
-    monkeypatch.setattr(
-        moe_lab.runs.jobs, "prepare", lambda config: seen.append(config) or runs.prepare(config)
-    )
+    monkeypatch.setattr(moe_lab.runs.jobs, "prepare", lambda one: seen.append(one) or runs.prepare(one))
     return seen
 
 
@@ -376,9 +374,7 @@ def test_a_malformed_experiment_is_named(change, message, tmp_path):
     assert str(file) in str(error.value) and message in str(error.value)
 
 
-def test_names_are_found_with_and_without_their_folder_and_in_the_folders_of_config_dir(
-    runs, write, tmp_path
-):
+def test_names_are_found_with_and_without_their_folder_and_in_folders_of_config_dir(runs, write, tmp_path):
     assert [each.name for each in find_experiments("table_t")] == ["paper/table_t"]
     assert [each.name for each in find_experiments("paper/table_t,table_t")] == ["paper/table_t"]
     write("table_10", folder="mine/experiments/own")
@@ -489,9 +485,7 @@ def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, o
 def test_another_method_takes_its_settings_in_every_cell_and_equal_cells_are_one(seen, capsys, monkeypatch):
     monkeypatch.setattr(C3PO, "references_left", lambda *asked: {})
     assert run_command(capsys, "experiment=table_t", "method=c3po", "method.k=5", "mode=plan").code == 0
-    assert [(config.method.name, config.method.k) for config in seen] == [("c3po", 5)] * 2, (
-        "base and roe are one"
-    )
+    assert [(config.method.name, config.method.k) for config in seen] == [("c3po", 5)] * 2, "both are one"
     seen.clear()
     assert run_command(capsys, "experiment=table_t", "scale=small", "mode=plan").code == 0
     assert [config.method.n for config in seen] == [4, 8]

@@ -40,12 +40,8 @@ def test_a_model_is_known_by_its_shape_whatever_it_is_called():
 
 
 def tuned(*overrides: str, method: dict | None = None, category: str | None = "math", **tuning) -> Config:
-    return Config(
-        method=get_method("roe").Config(**(method or {})),
-        task=TaskConfig(category=category),
-        tuning=TuningConfig(**{"name": "tpe", **tuning}),
-        overrides=list(overrides),
-    )
+    roe, search = get_method("roe").Config(**(method or {})), TuningConfig(**{"name": "tpe", **tuning})
+    return Config(method=roe, task=TaskConfig(category=category), tuning=search, overrides=list(overrides))
 
 
 def test_presets_fill_what_was_not_typed():
@@ -358,17 +354,13 @@ def test_a_study_waits_for_a_living_process(tmp_path):
     assert other.exitcode == 0
 
 
-def test_of_equal_trials_the_untuned_one_is_best(tmp_path):
-    accuracy = search(4, metric="accuracy")
-    with Trials(tmp_path, accuracy, seed=0) as trials:
+def test_of_equal_trials_the_untuned_one_is_best_and_pruned_ones_count_and_are_never_best(tmp_path):
+    with Trials(tmp_path / "equal", search(4, metric="accuracy"), seed=0) as trials:
         for given in (0.5, 0.4, 0.5, 0.5):
             trial, _ = trials.claim()
             trials.tell(trial, given)
         assert trials.best().number == 0
-
-
-def test_pruned_trials_count_and_are_never_best(tmp_path):
-    with Trials(tmp_path, search(3), seed=0) as trials:
+    with Trials(tmp_path / "pruned", search(3), seed=0) as trials:
         for given in (1.0, None, 2.0):
             trial, _ = trials.claim()
             if given is None:

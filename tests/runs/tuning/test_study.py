@@ -210,11 +210,8 @@ def lm_for(olmoe, tokenizer, ensemble=None, reuse=True) -> EngineLM:
 
 
 ANSWERS = {
-    "gsm8k": lambda task, d: (f"Question: {d['question']}\nAnswer:", " " + d["answer"]),
-    "arc_easy": lambda task, d: (
-        f"Question: {d['question']}\nAnswer:",
-        " " + d["choices"]["text"]["ABC".index(d["answerKey"])],
-    ),
+    "gsm8k": lambda row: row["answer"],
+    "arc_easy": lambda row: row["choices"]["text"]["ABC".index(row["answerKey"])],
 }
 
 
@@ -224,7 +221,7 @@ def test_perplexity_is_that_of_the_reference_answers(task, tiny_olmoe_dir, data,
     study = study_of(tiny_olmoe_dir, data, tmp_path, task, num_fewshot=0, tuning={"metric": "perplexity"})
     cost = tokens = 0.0
     for document in study.task.task_docs:
-        context, answer = ANSWERS[task](study.task, document)
+        context, answer = f"Question: {document['question']}\nAnswer:", f" {ANSWERS[task](document)}"
         length = len(tokenizer(answer).input_ids)
         ids = torch.tensor([tokenizer(context).input_ids + tokenizer(answer).input_ids])
         with torch.no_grad():

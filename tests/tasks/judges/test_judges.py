@@ -101,9 +101,7 @@ def verdicts(judge: Judge, exchanges: list[Exchange]) -> list[dict[str, Any]]:
     return list(judge.judge(exchanges))
 
 
-@pytest.mark.parametrize(
-    ("labels", "template"), [(1, None), (2, None), (1, CHAT)], ids=["one", "two", "chat"]
-)
+@pytest.mark.parametrize("labels, template", [(1, None), (2, None), (1, CHAT)], ids=["one", "two", "chat"])
 @pytest.mark.parametrize("batch_size", first_fast([1, 3]))
 def test_a_reward_is_that_of_the_exchange_alone(tmp_path, labels, template, batch_size):
     folder = reward_folder(tmp_path, labels, template=template)

@@ -72,9 +72,8 @@ def test_the_program_is_lm_evals(data):
 
 def lm_evals(name: str) -> dict[str, Any]:
     """lm-eval's YAML of a task."""
-    return load_yaml(
-        Path(lm_eval.__file__).parent / "tasks" / "humaneval" / f"{name}.yaml", resolve_func=False
-    )
+    file = Path(lm_eval.__file__).parent / "tasks" / "humaneval" / f"{name}.yaml"
+    return load_yaml(file, resolve_func=False)
 
 
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])

@@ -129,7 +129,9 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
     commit = model_commit(model, offline=offline)
     folder = Path(source) if commit is None else _fetched(source, SMALL_FILES, "model", offline, commit)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{source} has no config.json. model.path takes a folder in Hugging Face format.")
+        raise ModelError(
+            f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
+        )
     if (folder / ADAPTER).exists():  # peft imports modules that an adapter's configuration names
         raise ModelError(
             f"{source} has an adapter next to its weights ({ADAPTER}), which is not loaded: it may name code to run. "

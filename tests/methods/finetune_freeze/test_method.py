@@ -192,13 +192,14 @@ def test_the_defaults_are_the_papers():
     assert (pairs.pass_size, pairs.step_passes) == (2, 2)
 
 
-def test_what_saves_memory_is_refused_where_it_does_not_work(tmp_path, capsys, monkeypatch):
+def test_what_needs_a_package_or_one_process_is_refused_without_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: name != "torchao" or None)
     ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit", "baseline=false")
     assert ended.code == 2 and "pip install 'moe-lab[torchao]'" in ended.err
     monkeypatch.setattr(module, "num_processes", lambda: 2)
-    ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit")
-    assert ended.code == 2 and "trains in one process" in ended.err
+    for key, value in (("method.optimizer", "adamw_torch_8bit"), ("method.partners", "8")):
+        ended = command(capsys, tmp_path, *SHORT, f"{key}={value}")
+        assert ended.code == 2 and key in ended.err and "trains in one process" in ended.err
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_an_adapter_is_trained_once_for_all_tasks_and_before_any_answer(tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(training, "fit", None)
         for more in (["task=arc_easy"], ["task=arc_challenge"], ["task=arc_easy", "limit=1"]):
-            block_of(command(capsys, "soft-prompt", tmp_path, *more, *keys))
+            block_of(command(capsys, "soft-prompt", tmp_path, *keys, *more))
     assert models(tmp_path) == [first]
     for more in ("seed=1", "method.learning_rate=0.02", "method.virtual_tokens=4", "method.reference_size=9"):
         block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys, more))

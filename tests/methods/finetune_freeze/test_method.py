@@ -8,6 +8,7 @@ routers, experts or shared experts are not found, or another parameter taken for
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
 
 from moe_lab.cli.main import main
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze import method as module
 from moe_lab.methods.finetune_freeze import training
@@ -179,6 +180,16 @@ def test_seed_data_and_recipe_make_other_models_and_save_steps_does_not(tmp_path
     names = [model(), *(model(**other) for other in others)]
     assert len(set(names)) == 5
     assert model(save_steps=1) == names[0]
+
+
+def test_the_trained_model_is_read_without_the_adapter_that_is_merged_into_it(monkeypatch):
+    trained = SimpleNamespace(folder=Path("trained"), made="model", load_or_train=lambda *_: {})
+    method = module.FinetuneFreeze(FinetuneConfig())
+    monkeypatch.setattr(method, "trained", lambda *_: trained)
+    model = ModelConfig(path="owner/name", revision="main", peft="adapter")
+    found = method.resolve_model(Config(model=model), SimpleNamespace(dtype="bfloat16"), None)
+    assert (found.model.path, found.model.revision, found.model.peft) == ("trained/model", None, None)
+    assert found.dtype == "bfloat16"
 
 
 def test_the_defaults_are_the_papers():

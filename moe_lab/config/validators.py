@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from moe_lab.errors import ConfigError
@@ -54,7 +55,7 @@ def unknown_key(
 
 
 def coerce(value: Any, annotation: Any, key: str) -> Any:
-    """The value in the type of its annotation; an int may be a float, a number text. Raises ConfigError."""
+    """The value in the type of its annotation. An int becomes a float, a number or path a text. Raises ConfigError."""
     choices = _alternatives(annotation)
     finite = not isinstance(value, int | float) or abs(value) <= sys.float_info.max
     if not finite and (float in choices or str not in choices):
@@ -87,7 +88,7 @@ def _fit(value: Any, annotation: Any, key: str) -> tuple[bool, Any]:
         return True, build(annotation, value, f"{key}.")  # type: ignore[arg-type]
     if origin is Literal:
         return value in get_args(annotation), value
-    if origin in (list, tuple) and isinstance(value, list):
+    if origin in (list, tuple) and isinstance(value, (list, tuple)):
         inner = (get_args(annotation) or (Any,))[0]
         return True, origin(coerce(item, inner, f"{key}[{index}]") for index, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
@@ -95,7 +96,7 @@ def _fit(value: Any, annotation: Any, key: str) -> tuple[bool, Any]:
         return True, {str(name): coerce(item, inner, f"{key}.{name}") for name, item in value.items()}
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
         return True, float(value)
-    if annotation is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if annotation is str and isinstance(value, (int, float, Path)) and not isinstance(value, bool):
         return True, str(value)
     plain = isinstance(annotation, type) and isinstance(value, annotation)
     return plain and not (isinstance(value, bool) and annotation is not bool), value

@@ -110,7 +110,7 @@ class EngineLM(CountedHF):
     """Name of this LM in the messages of `running`."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Inside the context this LM runs the model. Raises RoutingError inside another LM, `record` or `replay`."""
+        """Inside the context this LM runs the model. Raises RoutingError inside another LM or `record`."""
         return opened(self.model, self.label, alone=True)
 
     def set_ensemble(self, ensemble: Ensemble) -> None:

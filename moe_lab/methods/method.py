@@ -243,8 +243,8 @@ class TrainingMethod(Method):
                 "dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.": (
                     facts.dtype == "float16"
                 ),
-                f"method={self.config.name} trains whole layers on one device: leave device_map out. "
-                "Several processes can share the work (torchrun).": (config.model.device_map),
+                f"method={self.config.name} trains whole layers on one device: leave model.device_map "
+                "out. Several processes can share the work (torchrun).": config.model.device_map,
             }
         )
 

@@ -154,7 +154,7 @@ class RunResult(LmEvalResults):
     top_k: int | None = _block("model", "top_k", default=None)
     method: Name = _block("method", "name")
     method_config: Annotated[dict[str, Any], AfterValidator(flat)] = _block("method", "config", default={})
-    """The method's keys; those of a key with keys as `key.key`."""
+    """The method's keys, nested ones with dots: `space.scale`."""
     requested: Annotated[
         list[Name], BeforeValidator(lambda name: [name] if isinstance(name, str) else name)
     ] = _block("task", "name")

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 import moe_lab
 from moe_lab import RoE
 from moe_lab.api.language_model import loaded_model
+from moe_lab.errors import ConfigError
 from tests.support import roe_reference, rounding
 from tests.support.command import run_command
 from tests.support.models import left_padded, make_model, small_model
@@ -56,6 +57,13 @@ def new_of(ids, inputs):
 
 def test_it_says_what_it_is(roe):
     assert repr(roe) == f"RoE({type(roe.model).__name__}, n={N}, temperature={TEMPERATURE}, cache=clean)"
+
+
+def test_temperatures_are_a_tuple_or_the_path_of_a_profile_too(olmoe, tokenizer, tmp_path):
+    own = [0.1 * (layer + 1) for layer in range(4)]
+    assert RoE(olmoe, tokenizer, n=2, temperature=tuple(own)).temperatures == own
+    with pytest.raises(ConfigError, match="best.yaml is no profile"):
+        RoE(olmoe, tokenizer, n=2, temperature=tmp_path / "best.yaml")
 
 
 def test_next_tokens_are_those_of_a_slow_reference(family, roe):

@@ -35,7 +35,7 @@ from tests.support.models import small_model
 from tests.support.opened_methods import facts_of
 from tests.support.routed_designs import Seen
 from tests.support.tiers import first_fast
-from tests.support.trainings import assert_same, training_of
+from tests.support.trainings import assert_same, interrupted, training_of
 
 FEW = ["model=tiny", "task=toy_choice", "limit=6", "method.dataset_size=12"]
 
@@ -188,6 +188,19 @@ def test_activation_checkpointing_repeats_the_constrained_choice(tmp_path):
         finetune(replace(training_of(tmp_path / str(checkpointing), **settings), allowed_LEE=allowed), model)
         trained.append(model)
     assert_same(*trained)
+
+
+def test_a_training_that_stops_continues_under_the_constraint(tmp_path):
+    allowed = partners_of(pairs_of(small_model("olmoe")), 2)
+
+    def train(name):
+        training = replace(training_of(tmp_path / name, partners=2, save_steps=2), allowed_LEE=allowed)
+        return finetune(training, deepcopy(small_model("olmoe")))[0]
+
+    whole = train("whole")
+    with interrupted(3):
+        train("broken")
+    assert_same(whole, train("broken"))
 
 
 def test_the_profile_is_part_of_the_id(tmp_path):

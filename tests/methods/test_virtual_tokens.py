@@ -85,17 +85,23 @@ def test_planned_tokens_are_those_that_are_read(method, tmp_path, capsys):
     assert block["cost"]["tokens_in"] == run.method.forward_tokens(workload_of(run), run.config, run.facts)
 
 
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.slow
-def test_an_adapter_is_trained_once_for_all_tasks(tmp_path, capsys, monkeypatch):
+def test_an_adapter_is_trained_once_for_all_tasks_and_before_any_answer(tmp_path, capsys, monkeypatch):
     write_jsonl(tmp_path / "data" / "arc_challenge" / "test.jsonl", choices(6))
     keys = [f"data_dir={arc(tmp_path / 'data')}", "method.reference=arc_easy:train", "method.epochs=1"]
     keys += ["limit=2", "baseline=false"]
-    block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys))
+    with monkeypatch.context() as patch:
+        patch.setattr(training.VirtualTokensLM, "answer", interrupted)
+        assert command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys).code == 130
     [first] = models(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(training, "fit", None)
-        for more in (["task=arc_challenge"], ["task=arc_easy", "limit=1"]):
-            block_of(command(capsys, "soft-prompt", tmp_path, *more, *keys))
+        for more in (["task=arc_easy"], ["task=arc_challenge"], ["task=arc_easy", "limit=1"]):
+            block_of(command(capsys, "soft-prompt", tmp_path, *keys, *more))
     assert models(tmp_path) == [first]
     for more in ("seed=1", "method.learning_rate=0.02", "method.virtual_tokens=4", "method.reference_size=9"):
         block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys, more))

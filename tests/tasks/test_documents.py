@@ -182,6 +182,13 @@ def test_a_question_is_the_same_whatever_its_row_is_called(data):
     assert first & same and first & gold and not first & other
 
 
+def test_other_choices_are_another_question_where_they_are_a_column(tmp_path):
+    other = HELLASWAG | {"endings": [f"{ending} Again." for ending in HELLASWAG["endings"]]}
+    write_jsonl(tmp_path / "hellaswag" / "validation.jsonl", [HELLASWAG, other])
+    first, second = document_hashes(load_tasks(config(tmp_path, "hellaswag"))["tasks"]["hellaswag"])
+    assert not first & second
+
+
 @pytest.mark.parametrize(
     "tuned, tested", [("humaneval", "humaneval_plus"), ("hellaswag_answer_format", "hellaswag")]
 )

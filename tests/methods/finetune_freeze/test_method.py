@@ -8,6 +8,7 @@ routers, experts or shared experts are not found, or another parameter taken for
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
 
 from moe_lab.cli.main import main
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze import method as module
 from moe_lab.methods.finetune_freeze import training
@@ -181,6 +182,16 @@ def test_seed_data_and_recipe_make_other_models_and_save_steps_does_not(tmp_path
     assert model(save_steps=1) == names[0]
 
 
+def test_the_trained_model_is_read_without_the_adapter_that_is_merged_into_it(monkeypatch):
+    trained = SimpleNamespace(folder=Path("trained"), made="model", load_or_train=lambda *_: {})
+    method = module.FinetuneFreeze(FinetuneConfig())
+    monkeypatch.setattr(method, "trained", lambda *_: trained)
+    model = ModelConfig(path="owner/name", revision="main", peft="adapter")
+    found = method.resolve_model(Config(model=model), SimpleNamespace(dtype="bfloat16"), None)
+    assert (found.model.path, found.model.revision, found.model.peft) == ("trained/model", None, None)
+    assert found.dtype == "bfloat16"
+
+
 def test_the_defaults_are_the_papers():
     """MoE-Bench, Table 1."""
     recipe = FinetuneConfig(dataset="lima").recipe()
@@ -192,13 +203,14 @@ def test_the_defaults_are_the_papers():
     assert (pairs.pass_size, pairs.step_passes) == (2, 2)
 
 
-def test_what_saves_memory_is_refused_where_it_does_not_work(tmp_path, capsys, monkeypatch):
+def test_what_needs_a_package_or_one_process_is_refused_without_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: name != "torchao" or None)
     ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit", "baseline=false")
     assert ended.code == 2 and "pip install 'moe-lab[torchao]'" in ended.err
     monkeypatch.setattr(module, "num_processes", lambda: 2)
-    ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit")
-    assert ended.code == 2 and "trains in one process" in ended.err
+    for key, value in (("method.optimizer", "adamw_torch_8bit"), ("method.partners", "8")):
+        ended = command(capsys, tmp_path, *SHORT, f"{key}={value}")
+        assert ended.code == 2 and key in ended.err and "trains in one process" in ended.err
 
 
 @pytest.mark.slow

@@ -289,3 +289,10 @@ def test_a_template_that_begins_with_bos_does_not_double_it(monkeypatch):
     messages = [{"role": "user", "content": "hello"}]
     roe.generate(tokenizer.apply_chat_template(messages, tokenize=False), max_new_tokens=1)
     assert prompts[0][0].tolist().count(0) == 1
+
+
+def test_inputs_that_the_engine_does_not_read_are_refused(olmoe, tokenizer):
+    inputs = left_padded(tokenizer, ["hello"])
+    asked = RoE(olmoe, tokenizer, n=2)
+    with pytest.raises(ValueError, match="takes no token_type_ids: it reads token ids alone"):
+        asked(olmoe, inputs["input_ids"], [], [], olmoe.generation_config, token_type_ids=inputs["input_ids"])

@@ -90,7 +90,7 @@ def next_scores(engine: Engine, prompts: Sequence[Sequence[int]], texts: Sequenc
 
     def take(scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
         found.update((state.index, scores_V) for state, scores_V in zip(states, scores_AV, strict=True))
-        return [0] * len(states)
+        return [0] * len(states)  # the only new token, which is not used
 
     engine.generate(states, Decoding(take, lambda generated: True, max_new_tokens=1), lambda state: None)
     return torch.stack([found[b] for b in range(len(prompts))])

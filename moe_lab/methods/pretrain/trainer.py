@@ -230,13 +230,14 @@ class PretrainTrainer(MoeTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Cross-entropy plus each regularizer times its coefficient: the mean over MoE layers and the step's passes."""
+        """Cross-entropy plus each regularizer times its coefficient, a mean over MoE layers and the step's passes."""
         inputs = dict(inputs)
         row_B = inputs.pop("row").to(self.args.device)
         with self.routing.one_pass(row_B, inputs["input_ids"].shape[1]):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.balance:
             self.balance.count(self.routing.layers)
+        # the Trainer divides a loss by the passes unless the model takes num_items_in_batch
         divided = self.current_gradient_accumulation_steps if self.model_accepts_loss_kwargs else 1
         for name, values_L in self._regularizers().items():
             loss = loss + self.weights[name] * values_L.mean() / divided

@@ -92,7 +92,7 @@ class DeepseekModel(DeepseekPreTrainedModel, OlmoeModel):
     """The decoder. Its forward pass is OLMoE's, which is Llama's with router logits in the output."""
 
     def __init__(self, config: Any, layer_class: type[LlamaDecoderLayer] = DeepseekDecoderLayer):
-        PreTrainedModel.__init__(self, config)
+        PreTrainedModel.__init__(self, config)  # OlmoeModel's builds OLMoE's layers
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         layers = [layer_class(config, layer) for layer in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)

@@ -65,6 +65,8 @@ def peak_bytes(
     config, tokens = model.config.get_text_config(decoder=True), rows * length
     if config._attn_implementation == "eager":
         kept += kept // 2  # attention scores in other dtypes, and their gradients
+    elif rows > 1:  # each layer keeps the mask of padded rows as numbers
+        kept += config.num_hidden_layers * tokens * length * model.dtype.itemsize
     copies = 0
     if bf16 and model.dtype == torch.float32:
         # autocast copies experts [E, ...] again with their layer, and keeps copies of matrices

@@ -3,11 +3,12 @@
 Broken by: an expert too many or too few, weights that are not the family's for this number, a token that takes more than
 k_max, padding that is counted as tokens, the model's own number or p=1 that is not the base model bit for bit. For a
 function of a file: keys that do not reach it, a decision that does not reach the experts, a missing expert that has a
-weight, a run id without the file's content or with its path, noise of RoE that comes after the function, a study whose
-first trial is taken for the base model, a function that no worker can import.
+weight, a run id without the file's content or with its path, a study whose first trial is taken for the base model, a
+function that no worker can import.
 """
 
 import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,14 @@ def test_a_decision_is_returned_and_not_written(ideas, tokenizer):
     told = pytest.raises(RoutingError, match="wrote into the decision for model.layers.0.mlp.gate")
     with told, opened(policy("writes"), small_model("olmoe"), tokenizer) as lm:
         answered(lm, "loglikelihood", PAIRS)
+
+
+def test_expert_metrics_of_a_function_are_counted(ideas, tmp_path, capsys):
+    keys = ["method.policy=ideas.py:drop_weakest", "metrics=expert", "task=toy_choice", "limit=2"]
+    ended = run_command(capsys, "method=policy", *keys, "baseline=false", f"output_dir={tmp_path}")
+    assert ended.code == 0, ended.err
+    found = json.loads((ended.folders[-1] / "expert_metrics.json").read_text())
+    assert found["load_balance"]["all"]["value"] > 0 and found["capacity"] is None
 
 
 def test_what_was_tuned_is_noted(ideas):

@@ -24,6 +24,7 @@ from moe_lab.engine.footprint import Meter, known_of
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, SCHEDULES
 from moe_lab.methods.finetune_freeze.trainer import Freezing
 from moe_lab.methods.finetune_freeze.training import finetune, load_to_train
+from moe_lab.methods.pretrain import method as pretrain_method
 from moe_lab.methods.pretrain import training as pretraining
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.pretrain.trainer import AtCheckpoints
@@ -129,6 +130,20 @@ def test_the_plan_of_a_pre_training_holds(settings, tmp_path, monkeypatch):
     with Meter(()) as meter:
         pretraining.train(training)
     assert peaks[-1] <= planned <= 1.75 * peaks[-1]
+
+
+@pytest.mark.parametrize(("backbone", "routed"), [("olmoe", 1), ("dense", 0)])
+def test_the_plan_of_a_pre_training_has_the_losses_of_its_routers(backbone, routed, tmp_path, monkeypatch):
+    """They are small next to what a bound leaves free, so that no measured peak would miss them."""
+    training = pretrainings.training_of(tmp_path, backbone=backbone)
+    method, design = Pretrain(training.design), training.design
+    method._read = (None, training.tokenizer)
+    planned = []
+    for size in (0, 10**6):
+        monkeypatch.setattr(pretrain_method, "REGULARIZER_BYTES", size)
+        planned.append(method.planned_memory(training.config, SimpleNamespace(dtype=training.dtype)))
+    scores = design.batch_size * design.sequence_length * design.experts * design.layers
+    assert planned[1] - planned[0] == routed * 10**6 * scores
 
 
 SETTINGS = {

@@ -42,6 +42,7 @@ def full_passes(
     """Gradient descent for one question by whole passes."""
     ids_KT, gold_K = torch.tensor(neighbours), torch.arange(K)
     model.requires_grad_(False)
+    first_rate, last_rate = C3POConfig().learning_rate
 
     def run() -> None:
         pathways = Pathways(question.pathway_WME[None], LAYERS, CORE)
@@ -57,7 +58,7 @@ def full_passes(
             weights_TK = routing.weights_TK.index_copy(0, last, weights_K)
             return Routing(routing.logits_TE, weights_TK, routing.index_TK.index_copy(0, last, index_K))
 
-        for rate in learning_rates("cosine", *C3POConfig().learning_rate, 10):
+        for rate in learning_rates("cosine", first_rate, last_rate, 10):
             optimizer.param_groups[0]["lr"] = rate
             with routed(model, policy):
                 logits_KV = model(ids_KT, use_cache=False, logits_to_keep=1).logits[:, -1]

@@ -9,6 +9,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 
 from benchmarks.measure import side_by_side
 
@@ -31,7 +32,7 @@ def main() -> None:
     promised = PROMISED | {ANY_TASK: 10}
     with tempfile.TemporaryDirectory() as folder:
 
-        def candidate(command: str) -> object:
+        def candidate(command: str) -> Callable[[], object]:
             data = [f"data_dir={options.data_dir}"] if options.data_dir and "toy" not in command else []
             arguments = [*command.split(), *([] if command == "--help" else data), f"output_dir={folder}"]
             return lambda: subprocess.run(

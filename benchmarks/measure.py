@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 
-def side_by_side(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def side_by_side(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median seconds of each candidate over `rounds` turns, after one that is not counted."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(rounds + 1):

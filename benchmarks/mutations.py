@@ -181,8 +181,9 @@ def tested(folder: Path, arguments: list[str], timeout: float | None, **environm
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     variables = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"} | environment
     with (folder / "pytest.log").open("w") as log:
-        streams = {"stdout": log, "stderr": log}
-        process = subprocess.Popen(command, cwd=folder, env=variables, start_new_session=True, **streams)
+        process = subprocess.Popen(
+            command, cwd=folder, env=variables, start_new_session=True, stdout=log, stderr=log
+        )
         try:
             return "passed" if process.wait(timeout) in (0, NO_TESTS) else "failed"
         except subprocess.TimeoutExpired:

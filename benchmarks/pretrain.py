@@ -21,8 +21,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from benchmarks.measure import side_by_side
 from moe_lab.config.schema import Config
-from moe_lab.methods import get_method
-from moe_lab.methods.pretrain.config import architecture
+from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import pack, read_corpus, tokenizer_of
 from moe_lab.methods.pretrain.training import Training, train
 
@@ -51,7 +50,7 @@ def plain(training: Training) -> None:
 
 def training_of(folder: Path, steps: int, **keys: Any) -> Training:
     """The training of a design on the toy corpus, without checkpoints on the way."""
-    method = get_method("pretrain").Config(
+    method = PretrainConfig(
         name="pretrain", steps=steps, save_steps=steps + 1, validation_rows=HELD_OUT, **keys
     )
     config = Config(method=method, device="cpu")

@@ -78,12 +78,12 @@ def steps(forward: EnsembleForward, cache: KVCache) -> Callable[[], None]:
 def plain_steps_of_transformers(model: torch.nn.Module, past: int) -> Callable[[], None]:
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
-        model(torch.tensor([prompt(past)]), past_key_values=cache, use_cache=True)
+        model(torch.tensor([prompt(past)]), cache=cache, use_cache=True)
 
     @torch.inference_mode()
     def run() -> None:
         for _ in range(STEPS):
-            model(torch.randint(1, VOCAB, (1, 1)), past_key_values=cache, use_cache=True).logits.argmax(-1)
+            model(torch.randint(1, VOCAB, (1, 1)), cache=cache, use_cache=True).logits.argmax(-1)
             cache.crop(-1)
 
     return run

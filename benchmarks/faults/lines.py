@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from moe_lab.cli.main import main
 from moe_lab.config.schema import GROUP_CONFIGS, Config
@@ -154,14 +155,14 @@ def _no_weights() -> Iterator[None]:
     def hang(*_: Any) -> None:
         raise TimeoutError(f"it took {PATIENCE} seconds")
 
-    whole, load.load_model = load.load_model, refuse
-    trained, PretrainTiny._train = PretrainTiny._train, refuse
-    load_or_train, Trained.load_or_train = Trained.load_or_train, refuse
     signal.signal(signal.SIGALRM, hang)
     signal.alarm(PATIENCE)
     try:
-        yield
+        with (
+            patch.object(load, "load_model", refuse),
+            patch.object(PretrainTiny, "_train", refuse),
+            patch.object(Trained, "load_or_train", refuse),
+        ):
+            yield
     finally:
         signal.alarm(0)
-        load.load_model, PretrainTiny._train = whole, trained
-        Trained.load_or_train = load_or_train

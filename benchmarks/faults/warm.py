@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 OUTPUT = "output_dir="
 
@@ -18,7 +19,8 @@ def warm() -> Iterator[None]:
     import moe_lab.models.load as loading
     import moe_lab.tasks.loading as tasks
 
-    compose, load, keep = composing.compose, loading.load_model, tasks.task_cache
+    compose = composing.compose
+    load = loading.load_model
     cells: dict[tuple[str, ...], Any] = {}
     models: dict[str, Any] = {}
 
@@ -39,12 +41,13 @@ def warm() -> Iterator[None]:
             models[key] = load(model, **options)
         return replace(models[key], model=copy.deepcopy(models[key].model))
 
-    composing.compose, loading.load_model, tasks.task_cache = composed, loaded, contextlib.nullcontext
-    try:
-        with keep():
-            yield
-    finally:
-        composing.compose, loading.load_model, tasks.task_cache = compose, load, keep
+    with (
+        tasks.task_cache(),
+        patch.object(composing, "compose", composed),
+        patch.object(loading, "load_model", loaded),
+        patch.object(tasks, "task_cache", contextlib.nullcontext),
+    ):
+        yield
 
 
 def _with_output(cell: Any, output: str) -> Any:

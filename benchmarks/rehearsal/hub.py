@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from benchmarks.rehearsal import data, models
@@ -41,17 +42,15 @@ def stage(folder: Path, ids: Iterable[str], data_dir: Path | None) -> Iterator[N
             folder / "tokenizer.json", lambda file: models.train_vocabulary(_texts(data_dir), file)
         )
         for id in ids:
-            _publish(
-                hub, "models", id, folder, lambda place, id=id: models.write_model(id, place, vocabulary)
-            )
+            write_model = partial(models.write_model, id, vocabulary=vocabulary)
+            _publish(hub, "models", id, folder, write_model)
         for id in DATA_SETS:
-            _publish(
-                hub, "datasets", id, folder, lambda place, id=id: data.write_data_set(id, place, data_dir)
-            )
+            write_data_set = partial(data.write_data_set, id, data_dir=data_dir)
+            _publish(hub, "datasets", id, folder, write_data_set)
         yield
 
 
-def _publish(hub: Hub, kind: str, id: str, folder: Path, write) -> None:
+def _publish(hub: Hub, kind: str, id: str, folder: Path, write: Callable[[Path], object]) -> None:
     place = _made(folder / kind / id.replace("/", "--"), write)
     files = {
         file.relative_to(place).as_posix(): file.read_bytes()
@@ -61,7 +60,7 @@ def _publish(hub: Hub, kind: str, id: str, folder: Path, write) -> None:
     hub.add(Repository(id, kind)).commit(files)
 
 
-def _made(path: Path, write) -> Path:
+def _made(path: Path, write: Callable[[Path], object]) -> Path:
     """A file or folder, written by `write(path)` if it is missing. An interrupted one is written again."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

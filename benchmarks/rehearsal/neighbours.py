@@ -112,7 +112,7 @@ def demonstrated_tokens(run: Any) -> int:
     design = load_config(config.model, offline=config.offline)
     encoder = encoder_of(design, framing.tokenizer, config.max_length, config.model.add_bos_token)
     for name, task in run.tasks["tasks"].items():
-        for instances in build_requests(config, task, framing, run.samples[name]):
+        for instances in build_requests(config, task, framing, samples=run.samples[name]):
             for instance in instances:
                 prompt, continuation = instance.args
                 asked.read(encoder, instance.request_type, (shown[prompt], continuation))

@@ -17,8 +17,9 @@ from moe_lab.engine.engine import Engine
 from moe_lab.engine.sampling import RETURNED, Decoding, GenerationState, Sampler, unsupported
 from moe_lab.models.transformers_internals import pad_token
 from moe_lab.routing.noise import document_key
+from moe_lab.routing.passes import CACHE
 
-_PREPARED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+_PREPARED = {"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep"}
 """Inputs that transformers prepares for every model."""
 
 
@@ -166,14 +167,14 @@ def _check(config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: 
     """Raise ValueError for an argument that would have no effect."""
     alone = [name for name in RETURNED[1:] if getattr(config, name) and not config.return_dict_in_generate]
     unknown = [key for key in model_kwargs if key not in _PREPARED and model_kwargs[key] is not None]
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get(CACHE)
     problems = [
         unsupported(config, returned=True),
         alone and f"{alone[0]}=True has no effect without return_dict_in_generate=True.",
         unknown and f"The ensemble takes no {', '.join(unknown)}: it reads token ids alone. Leave it out.",
         cache is not None
         and cache.get_seq_length()
-        and "The ensemble reads whole prompts: give no past_key_values that hold tokens.",
+        and f"The ensemble reads whole prompts: give no {CACHE} that holds tokens.",
         streamer is not None
         and sequences > 1
         and f"A streamer takes one sequence, and {sequences} are generated.",

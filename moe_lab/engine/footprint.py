@@ -140,7 +140,7 @@ class Footprint:
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
             )
         return meter.peak - cache.nbytes, cache.nbytes

@@ -18,7 +18,7 @@ from moe_lab.config.progress import Progress
 from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward, Observer
-from moe_lab.engine.forward.layers import reads_the_batch, require_masks, runs_on_kv_cache
+from moe_lab.engine.forward.layers import kv_cache_obstacle, reads_the_batch, require_masks
 from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Pair, Request
 from moe_lab.engine.pass_size import LEAST_TOKENS, pass_budget
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
@@ -101,10 +101,17 @@ class EngineLM(CountedHF):
         self.engine: Engine | None = None
         if make_engine:
             self.engine = make_engine(self)
-        elif runs_on_kv_cache(model):
+        elif obstacle := kv_cache_obstacle(model):
+            if not self.ensemble.plain:
+                self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
+            logger.warning(
+                "%s does not run over the shared KV cache, because %s. It runs %s, which is slower.",
+                type(model).__name__,
+                obstacle,
+                "one request at a time" if self.engine else "by lm-eval's own code",
+            )
+        else:
             self.engine = KVEngine(EnsembleForward(model, self.ensemble), self.budget, reuse)
-        elif not self.ensemble.plain:
-            self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
 
     label = "moe_lab.lm"
     """Name of this LM in the messages of `running`."""

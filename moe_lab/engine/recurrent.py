@@ -118,13 +118,13 @@ class RecurrentForward:
         position = torch.arange(state.length, state.length + len(ids), device=self.device)
         output = self.model(
             input_ids=torch.tensor(ids, device=self.device).expand(state.entries, -1),
-            past_key_values=state.cache,
+            cache=state.cache,
             use_cache=True,
             **({"position_ids": position.expand(state.entries, -1)} if self._takes_positions else {}),
         )
-        if output.past_key_values is None:
+        if output.cache is None:
             raise RoutingError(f"{type(self.model).__name__} returns no cache. Use method=base.")
-        state.cache = output.past_key_values
+        state.cache = output.cache
         state.length += len(ids)
         self.tokens_in += state.entries * len(ids)
         return output.logits[:, -1]

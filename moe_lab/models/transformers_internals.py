@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-FIRST, BEFORE = "5.23", "6"
+FIRST, BEFORE = "5.24", "5.25"
 SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"
 """transformers' environment variable that disables reading ahead."""
 

@@ -6,7 +6,7 @@ the model inside. So hooks on passes belong on both (`on_passes`).
 B = sequences of a pass, S = tokens of each, T = B x S.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import ModelError
+
+CACHE = "cache"
+"""The argument of models and of their layers that holds the cache of keys and values."""
+OLD_CACHE = "past_key_values"
+"""Its name before transformers 5.24. Models take both names until 5.40."""
+
+
+def cache_of(arguments: Mapping[str, Any]) -> Any:
+    """The cache among the arguments of a forward pass, under either name; None if there is none."""
+    cache = arguments.get(CACHE)
+    if cache is None:
+        return arguments.get(OLD_CACHE)
+    return cache
 
 
 def is_peft(module: nn.Module) -> bool:
@@ -142,7 +155,8 @@ def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iter
         nonlocal begun, last
         inputs: Any = args[0] if args else kwargs.get("input_ids")
         B, S = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
-        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+        cache = cache_of(kwargs)
+        mask = kwargs.get("attention_mask")
         cached = 0 if cache is None else int(cache.get_seq_length())
         positions, real_BS = kwargs.get("position_ids"), torch.ones(B, S, dtype=torch.bool)
         if isinstance(mask, Tensor) and mask.dim() == 2:

@@ -319,6 +319,6 @@ def test_padding_on_the_right_and_other_models_are_refused(olmoe, tokenizer):
     asked = {"custom_generate": RoE(free, tokenizer, n=2), "max_new_tokens": 2}
     with pytest.raises(ValueError, match="different lengths need pad_token_id"):
         free.generate(ids, stopping_criteria=[lambda ids, *_, **__: ids[:, 0] == 1], **asked)
-    cache = olmoe(ids[:, :1]).past_key_values
-    with pytest.raises(ValueError, match="past_key_values"):
-        olmoe.generate(ids, past_key_values=cache, custom_generate=roe, max_new_tokens=2)
+    cache = olmoe(ids[:, :1]).cache
+    with pytest.raises(ValueError, match="give no cache that holds"):
+        olmoe.generate(ids, cache=cache, custom_generate=roe, max_new_tokens=2)

@@ -164,7 +164,7 @@ def by_hand(model, virtual: torch.Tensor, kind: str, prompt: list[int], answer: 
             keys, values = (per_layer[:, layer, part].permute(1, 0, 2)[None] for part in (0, 1))
             cache.update(keys, values, layer)
         positions = torch.arange(len(virtual), len(virtual) + ids.shape[1])[None]
-        logits = model(ids, past_key_values=cache, position_ids=positions).logits[0]
+        logits = model(ids, cache=cache, position_ids=positions).logits[0]
     return log_likelihood(logits, answer)
 
 

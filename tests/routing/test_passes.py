@@ -168,9 +168,9 @@ def test_from_a_mask_with_padding(olmoe):
 
 def test_from_a_cache_and_from_positions(olmoe):
     with torch.no_grad():
-        cache = olmoe(PASS_IDS).past_key_values
+        cache = olmoe(PASS_IDS).cache
     first = {"input_ids": PASS_IDS}
-    step = {"input_ids": PASS_IDS[:, :1], "past_key_values": cache}
+    step = {"input_ids": PASS_IDS[:, :1], "cache": cache}
     embeds = olmoe.get_input_embeddings()(PASS_IDS)
     given = {"inputs_embeds": embeds, "position_ids": torch.tensor([[4, 5, 6]])}
     found = seen(olmoe, first, step, given)

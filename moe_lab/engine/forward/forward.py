@@ -178,7 +178,7 @@ class EnsembleForward:
             input_ids=tokens.ids_BS,
             attention_mask=masks and masks.of(FULL),
             position_ids=tokens.position_BS,
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
         ).logits
         count = len(tokens.logit_positions_M)

@@ -21,11 +21,12 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.models.transformers_internals import attention_of, keeps_states
 from moe_lab.routing import Router, find_routers
+from moe_lab.routing.passes import CACHE
 
 _PER_TOKEN = ("position_ids", "position_embeddings")
 """Inputs of a decoder layer with a value for each token."""
 _LAYER_INPUTS = {
-    *("hidden_states", "attention_mask", "past_key_values", *_PER_TOKEN),
+    *("hidden_states", "attention_mask", CACHE, *_PER_TOKEN),
     *("use_cache", "output_attentions", "output_router_logits"),
     *("per_layer_input", "shared_kv_states"),
 }
@@ -101,26 +102,43 @@ class PerToken:
 
 
 def runs_on_kv_cache(model: Any) -> bool:
-    """Whether this model can run over a `KVCache`, whose slots are selected by a mask.
+    """Whether this model can run over a `KVCache`, whose slots are selected by a mask."""
+    return kv_cache_obstacle(model) is None
 
-    Other models keep more than keys and values (recurrent states, keys of an index, keys shared by layers), pass
-    unknown inputs to their layers (routers of words, sentences and expert choice), derive positions from the cache's
-    length, or take no masks.
+
+def kv_cache_obstacle(model: Any) -> str | None:
+    """Why this model cannot run over a `KVCache`; None if it can.
+
+    Some models keep more than keys and values (recurrent states, keys of an index, keys shared by layers), pass unknown
+    inputs to their layers (routers of words, sentences and expert choice), derive positions from the cache's length, or
+    take no masks.
     """
     config = model.config.get_text_config(decoder=True)
     layers = decoder_layers(model)
-    inputs = [set(_names(type(layer).forward)) - {"args", "kwargs"} for layer in layers]
-    return (
-        len(layers) == len(get_layer_types_and_kwargs(config)[0]) > 0
-        and model.get_output_embeddings() is not None
-        and attention_of(config) in _MASKED_ATTENTION
-        and not is_recurrent(model)
-        and all(any(router.module in layer.modules() for layer in layers) for router in find_routers(model))
-        and not getattr(config, "hidden_size_per_layer_input", None)
-        and not _counts_slots(config)
-        and "position_ids" in _names(type(model).forward)
-        and all({"attention_mask", "past_key_values"} <= names <= _LAYER_INPUTS for names in inputs)
-    )
+    if not layers or len(layers) != len(get_layer_types_and_kwargs(config)[0]):
+        return "its decoder layers were not found"
+    if model.get_output_embeddings() is None:
+        return "it has no output head"
+    if attention_of(config) not in _MASKED_ATTENTION:
+        return f"attn_implementation={attention_of(config)} takes no mask for single tokens"
+    if is_recurrent(model):
+        return "its layers keep more than keys and values"
+    for router in find_routers(model):
+        if not any(router.module in layer.modules() for layer in layers):
+            return f"the router {router.name} is outside of the decoder layers"
+    if getattr(config, "hidden_size_per_layer_input", None):
+        return "its layers take inputs of their own (hidden_size_per_layer_input)"
+    if _counts_slots(config):
+        return "it scales queries by the length of the cache (attn_temperature_tuning)"
+    if "position_ids" not in _names(type(model).forward):
+        return "it takes no position_ids"
+    for layer in layers:
+        inputs = set(_names(type(layer).forward)) - {"args", "kwargs"}
+        if missing := sorted({"attention_mask", CACHE} - inputs):
+            return f"{type(layer).__name__} takes no {' and no '.join(missing)}"
+        if unknown := sorted(inputs - _LAYER_INPUTS):
+            return f"{type(layer).__name__} takes {', '.join(unknown)}"
+    return None
 
 
 def require_masks(model: Any) -> None:

@@ -86,7 +86,7 @@ class SuffixForward:
             inputs_embeds=batch.hidden_BSD,
             attention_mask=batch.masks.of(FULL),
             position_ids=batch.position_BS,
-            past_key_values=Cache(layers=batch.layers),
+            cache=Cache(layers=batch.layers),
             use_cache=True,
         ).logits[0]
 

@@ -22,7 +22,7 @@ class DeepseekConfig(PreTrainedConfig):
     model_type: ClassVar[str] = "deepseek"
     modeling: ClassVar[str] = "moe_lab.models.designs.deepseek"
     """The module that registers the model's classes. It is imported with the first configuration."""
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache"]
     attribute_map: ClassVar[dict[str, str]] = {
         "num_experts": "n_routed_experts",
         "router_aux_loss_coef": "aux_loss_alpha",

@@ -81,21 +81,21 @@ class SequenceDecoderLayer(DesignDecoderLayer):
         units: Units | None = None,
         real_BS: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """`units`: of words and sentences. `real_BS`: of expert choice, bool, false for padding."""
         attended, _ = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states),
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             **kwargs,
         )
         hidden_states = hidden_states + attended
         normed = self.post_attention_layernorm(hidden_states)
         if not isinstance(self.mlp, DesignMoE):
             return hidden_states + self.mlp(normed)
-        extra = (real_BS,) if units is None else (units, past_key_values)
+        extra = (real_BS,) if units is None else (units, cache)
         return hidden_states + self.mlp(normed, *extra)
 
 
@@ -131,7 +131,7 @@ class MoeDesignModel(MoeDesignPreTrainedModel, DeepseekModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> Any:
         if self.config.router != "token":
@@ -139,15 +139,13 @@ class MoeDesignModel(MoeDesignPreTrainedModel, DeepseekModel):
             if self.units is not None:
                 layers = range(self.config.num_hidden_layers)
                 first = next(layer for layer in layers if self.config.is_moe_layer(layer))
-                kwargs["units"] = self.units(input_ids, real_BS, last_kind(past_key_values, first))
+                kwargs["units"] = self.units(input_ids, real_BS, last_kind(cache, first))
             else:
-                if past_key_values is not None and past_key_values.get_seq_length():
-                    raise ValueError("Expert choice reads whole sequences: it runs without past_key_values.")
-                past_key_values = None
+                if cache is not None and cache.get_seq_length():
+                    raise ValueError("Expert choice reads whole sequences: it runs without a cache.")
+                cache = None
                 kwargs |= {"real_BS": real_BS, "use_cache": False}
-        return super().forward(
-            input_ids=input_ids, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs
-        )
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, cache=cache, **kwargs)
 
 
 def _real(ids_BS: Tensor | None, attention_mask: Tensor | None) -> Tensor:

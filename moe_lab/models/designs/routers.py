@@ -127,7 +127,7 @@ def last_kind(cache: Cache | None, layer: int) -> Tensor | None:
     if len(cache.layers) <= layer or not isinstance(
         cache.layers[layer], LinearAttentionAndFullAttentionLayer
     ):
-        raise ValueError("Word and sentence routers need past_key_values=DynamicCache(config=model.config).")
+        raise ValueError("Word and sentence routers need cache=DynamicCache(config=model.config).")
     return cache.get_conv_state(layer)[:, 0] if cache.has_previous_state(layer) else None
 
 

@@ -95,7 +95,7 @@ IDS = torch.arange(11)[None] * 13 % VOCAB
 
 def filled(model, cache, ids=IDS):
     with torch.no_grad():
-        model(ids, past_key_values=cache, use_cache=True)
+        model(ids, cache=cache, use_cache=True)
     return cache
 
 

@@ -99,7 +99,7 @@ def test_reading_in_parts_over_a_cache_is_reading_at_once(router, backbone):
     for ids in (IDS, changed):
         cache, found = DynamicCache(config=model.config), []
         for part in ids.split([4, 1, 1, 1, 6, 1], dim=1):
-            found.append(logits_of(model, part, past_key_values=cache))
+            found.append(logits_of(model, part, cache=cache))
         read.append(torch.cat(found, dim=1))
     torch.testing.assert_close(read[0], whole, rtol=1e-4, atol=1e-5)
     assert torch.equal(read[0][:, :11], read[1][:, :11]) and not torch.equal(read[0][:, 11], read[1][:, 11])

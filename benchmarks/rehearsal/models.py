@@ -23,6 +23,9 @@ HIDDEN, HEADS, WIDTH, EXPERT_WIDTH = 64, 4, 64, 32
 VOCABULARY = 4000
 GUARD, REWARD = "meta-llama/Llama-Guard-3-8B", "safepaca/absolute-harmfulness-predictor-redteam"
 
+BIN_ONLY = (REWARD, "deepseek-ai/deepseek-llm-7b-base")
+"""Repositories without safetensors."""
+
 
 def _dense(model_type: str, layers: int, positions: int, groups: int = 1, **more: Any) -> dict[str, Any]:
     """A dense model; `groups`: query heads that share a key head."""
@@ -119,6 +122,28 @@ def train_vocabulary(texts: Iterable[str], file: Path) -> None:
 
 def write_model(id: str, folder: Path, vocabulary: Path) -> None:
     """The files of a model's repository."""
+    _write_safetensors(id, folder, vocabulary)
+    if id in BIN_ONLY:
+        _as_bin(folder)
+
+
+def _as_bin(folder: Path) -> None:
+    """Replace the weights of a folder by two .bin files and their index."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    file.unlink()
+    names = list(weights)
+    weight_map: dict[str, str] = {}
+    for part in (0, 1):
+        shard = f"pytorch_model-{part + 1:05}-of-00002.bin"
+        in_shard = {name: weights[name] for name in names[part::2]}
+        torch.save(in_shard, folder / shard)
+        weight_map |= dict.fromkeys(in_shard, shard)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def _write_safetensors(id: str, folder: Path, vocabulary: Path) -> None:
     tokenizer = _tokenizer(id, vocabulary)
     if id.startswith("sentence-transformers/"):
         return _write_encoder(folder, tokenizer)

@@ -6,6 +6,7 @@ command are of one state of the repository. huggingface_hub downloads and caches
 
 import os
 import sys
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def commit_of(id: str, kind: str = "model", revision: str | None = None, *, offl
 
     if not (offline or is_offline()):
         try:
-            return _requested(id, kind, revision)
+            return _requested(id, kind, revision).commit
         except (errors.HfHubHTTPError, httpx2.TransportError) as error:
             status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 500
             if status < 500 and status not in (408, 429):  # neither busy nor out of order
@@ -55,17 +56,35 @@ def commit_of(id: str, kind: str = "model", revision: str | None = None, *, offl
     return Path(snapshot_download(id, repo_type=kind, revision=revision, **cached)).name
 
 
+@dataclass(frozen=True)
+class Revision:
+    """What the hub says of a revision of a repository."""
+
+    commit: str
+    files: frozenset[str]
+    """Paths in the repository."""
+
+
+def files_of(id: str, kind: str = "model", revision: str | None = None) -> frozenset[str] | None:
+    """The paths of all files in a revision, of the request that finds its commit; None where the hub is not asked.
+
+    Raises the errors of `commit_of`.
+    """
+    commit_of(id, kind, revision)
+    return None if is_offline() else _requested(id, kind, revision).files
+
+
 @lru_cache(maxsize=64)
-def _requested(id: str, kind: str, revision: str | None) -> str:
+def _requested(id: str, kind: str, revision: str | None) -> Revision:
     from huggingface_hub import HfApi, constants
 
-    info = HfApi().repo_info(id, repo_type=kind, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    info: Any = HfApi().repo_info(id, repo_type=kind, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     commit = str(info.sha)
     if revision != commit:  # where the hub's client looks for the commit of a branch or tag offline
         ref = snapshot(id, kind, commit).parents[1] / "refs" / (revision or constants.DEFAULT_REVISION)
         ref.parent.mkdir(parents=True, exist_ok=True)
         ref.write_text(commit, encoding="utf-8")
-    return commit
+    return Revision(commit, frozenset(file.rfilename for file in info.siblings or ()))
 
 
 def snapshot(id: str, kind: str, commit: str) -> Path:

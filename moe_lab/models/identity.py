@@ -75,7 +75,12 @@ def _hash(file: Path, size: int) -> str:
 SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Endings of configurations, weight indices and tokenizer files."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-LOADED = ("model.safetensors", "model.safetensors.index.json")
+LOADED = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 """Files with weights in the order of transformers, which takes the first that exists."""
 
 

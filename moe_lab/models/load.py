@@ -80,6 +80,7 @@ def load_model(
                 attn_implementation=model.attn_implementation or attention_of(config),
                 local_files_only=True,
                 ignore_mismatched_sizes=True,  # reported below, with the names
+                weights_only=True,  # nothing of a .bin file is executed
                 output_loading_info=True,
                 **NO_CODE,
                 **options,

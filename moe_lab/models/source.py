@@ -15,8 +15,8 @@ from transformers.utils import logging as transformers_logging
 import moe_lab.models.designs  # noqa: F401 - registers this package's models with AutoConfig
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, reading
-from moe_lab.models.hub import ADAPTER, commit_of, explain, fetch, is_offline
-from moe_lab.models.identity import SMALL, known_weights
+from moe_lab.models.hub import ADAPTER, commit_of, explain, fetch, files_of, is_offline
+from moe_lab.models.identity import LOADED, SMALL, known_weights
 from moe_lab.models.transformers_internals import attention_of
 from moe_lab.routing import family_of_type
 
@@ -72,6 +72,11 @@ def reading_files(source: str) -> Iterator[None]:
             raise ModelError(
                 f"{source} needs code of its own, which is never run (docs/models.md)."
             ) from error
+
+
+def check_has_weights(model: ModelConfig, *, offline: bool) -> None:
+    """Raise ModelError for a model without weights that can be read. Fetches small files only."""
+    first_weights(model, model_folder(model, offline=offline), offline=offline)
 
 
 def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
@@ -137,13 +142,48 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
             f"{source} has an adapter next to its weights ({ADAPTER}), which is not loaded: it may name code to run. "
             "Move it to a folder of its own and give model.peft=<folder>, or remove it."
         )
-    if weights:
-        names = known_weights(folder) or ["model.safetensors"]
-        if commit is not None:
-            _fetched(source, tuple(names), "model", offline, commit)
-        if missing := [name for name in names if not (folder / name).exists()]:
-            raise ModelError(f"{source} has no file {missing[0]}. Fetch or copy its weights again.")
+    if not weights:
+        return folder
+    first = first_weights(model, folder, offline=offline)
+    names = known_weights(folder) if first.endswith(".index.json") else [first]
+    if commit is not None:
+        _fetched(source, tuple(names), "model", offline, commit)
+    for name in names:
+        if not (folder / name).exists():
+            raise ModelError(f"{source} has no file {name}. Fetch or copy its weights again.")
     return folder
+
+
+def first_weights(model: ModelConfig, folder: Path, *, offline: bool) -> str:
+    """The file of `LOADED` that transformers reads of a model, whose other files are in `folder`.
+
+    Fetches nothing. Offline, the weights of a hub model may not be in the cache; they are then taken for safetensors.
+    Raises ModelError for a model without weights in safetensors or .bin.
+    """
+    source = model_source(model)
+    is_local = _is_folder(source)
+    listed = None if is_local else repository_files(source, "model", model.revision, offline=offline)
+    if listed is None:
+        listed = frozenset(file.name for file in folder.iterdir())
+    for name in LOADED:
+        if name in listed:
+            return name
+    if not is_local and (offline or is_offline()):
+        return LOADED[0]
+    raise ModelError(
+        f"{source} has no weights that can be read, neither {LOADED[0]} nor {LOADED[2]} nor parts of one.\n"
+        "Copy them into it, or take a model that has them."
+    )
+
+
+def repository_files(
+    source: str, what: str, revision: str | None = None, *, offline: bool
+) -> frozenset[str] | None:
+    """The paths of the files of a repository of models; None offline. Raises ModelError with a remedy."""
+    if offline or is_offline():
+        return None
+    with _explained(source, what):
+        return files_of(source, revision=revision)
 
 
 def adapter_folder(model: ModelConfig, *, offline: bool) -> Path | None:

@@ -201,13 +201,13 @@ class _Watch:
     def start(self, args: tuple, kwargs: dict) -> None:
         self.called.clear()
         if self.model.training and torch.is_grad_enabled():
-            self._refuse(bool(getattr(transformers_model(self.model), "is_gradient_checkpointing", False)))
+            self._refuse(bool(getattr(transformers_model(self.model), "is_activation_checkpointing", False)))
 
     def _refuse(self, checkpointing: bool) -> None:
         if checkpointing and not self.repeats:
             raise RoutingError(
                 "Gradient checkpointing routes tokens again in the backward pass, which contexts on routing do not "
-                "support. Call model.gradient_checkpointing_disable() first, or use torch.no_grad()."
+                "support. Call model.activation_checkpointing_disable() first, or use torch.no_grad()."
             )
 
     def decide(self, router: Router, policy: Policy) -> Decide:

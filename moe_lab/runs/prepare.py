@@ -21,7 +21,7 @@ from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
 from moe_lab.models.facts import ModelFacts, model_facts
 from moe_lab.models.hub import go_offline
 from moe_lab.models.identity import model_identity
-from moe_lab.models.source import model_source
+from moe_lab.models.source import check_has_weights, model_source
 from moe_lab.models.tokenizer import load_tokenizer, prompt_tokenizer
 from moe_lab.results.folder import check_writable
 from moe_lab.results.identity import HASHED, folder_name, group_settings, run_id, task_label, task_settings
@@ -92,7 +92,10 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     check_metric(config, tasks)
     check_code_execution(config, tasks)
     samples = select_documents(config, tasks, method.tuned_on)
-    facts = facts or facts_of(config)
+    if facts is None:
+        facts = facts_of(config)
+        if method.reads_weights:
+            check_has_weights(config.model, offline=config.offline)
     if isinstance(method, TrainingMethod):
         facts = method.trained_facts(config, facts)
     check_router(method, facts)

@@ -164,7 +164,7 @@ def test_activation_checkpointing_trains_the_same_weights(family, settings, tmp_
         model = deepcopy(small_model(family))
         options = {"activation_checkpointing": checkpointing, "schedule": "router-experts"}
         train(model, tmp_path / str(checkpointing), count=8, **options, **settings)
-        assert model.is_gradient_checkpointing is checkpointing
+        assert model.is_activation_checkpointing is checkpointing
         trained.append(model.state_dict())
     assert_same(*trained)
 

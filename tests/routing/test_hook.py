@@ -254,9 +254,9 @@ def test_routing_that_gradient_checkpointing_would_repeat_is_refused():
     with pytest.raises(RoutingError, match="backward pass"), override(model, shifted):
         model(ids, labels=ids).loss.backward()
     block.forward = forward
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     for context in (lambda: override(model, shifted), lambda: record(model), lambda: routed(model, shifted)):
-        with pytest.raises(RoutingError, match="gradient_checkpointing_disable"), context():
+        with pytest.raises(RoutingError, match="activation_checkpointing_disable"), context():
             model(ids, labels=ids)
         with torch.no_grad(), context():
             model(ids)

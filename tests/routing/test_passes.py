@@ -143,8 +143,8 @@ def test_virtual_tokens_are_refused(tokenizer):
 
 def test_gradient_checkpointing_of_a_wrapped_model(peft):
     peft.train()
-    peft.gradient_checkpointing_enable({"use_reentrant": False})
-    with pytest.raises(RoutingError, match="gradient_checkpointing_disable"), record(peft):
+    peft.activation_checkpointing_enable({"use_reentrant": False})
+    with pytest.raises(RoutingError, match="activation_checkpointing_disable"), record(peft):
         peft(input_ids=IDS, labels=IDS, use_cache=False)
 
 

@@ -21,7 +21,8 @@ from moe_lab.errors import ConfigError, need_package, reading
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.facts import LoadedModel
 from moe_lab.models.hub import is_offline
-from moe_lab.models.identity import digest_of, folder_content
+from moe_lab.models.identity import LOADED, digest_of, folder_content
+from moe_lab.models.source import repository_files
 
 SHOWN = 256
 """The number of texts from which on a progress bar is shown."""
@@ -76,11 +77,23 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
         return {"embeddings": digest_of(path)}
     need_package("sentence_transformers", "embeddings", f"method.embeddings={how}")
     if not path.is_dir():
+        _check_has_weights(str(how))
         return {"embeddings": str(how)}
     if code := next(path.rglob("*.py"), None):  # sentence-transformers would run it
         raise ConfigError(f"method.embeddings={path} has code ({code.name}), which is never run. {DEFAULT}")
     folders = [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
     return {"embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}}
+
+
+def _check_has_weights(name: str) -> None:
+    """Raise ConfigError for a sentence-transformers model of the hub without weights that can be read.
+
+    Raises ModelError for a repository that is not available. Offline, loading it will tell.
+    """
+    source = name if "/" in name else f"sentence-transformers/{name}"
+    files = repository_files(source, "sentence-transformers model", offline=False)
+    if files is not None and not any(Path(file).name in LOADED for file in files):
+        raise ConfigError(f"method.embeddings={name} has no weights in safetensors or .bin. {DEFAULT}")
 
 
 @torch.inference_mode()

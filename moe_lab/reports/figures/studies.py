@@ -99,7 +99,7 @@ def read_study(folder: Path) -> StoredStudy:
     try:
         info: StudyInfo = typed(StudyInfo, read_mapping(file) or {})
         file = folder / "trials.csv"
-        trials = read_csv(file, float_precision="round_trip")
+        trials = read_csv(file)
         trials = trials.rename(columns={"number": "trial", "params_temperature": "temperature"})
         trials = trials[trials["state"].isin((COMPLETE, PRUNED))].sort_values("trial", ignore_index=True)
         trials = trials.reindex(columns=["trial", "state", "value", "estimate", "temperature"])

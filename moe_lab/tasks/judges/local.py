@@ -17,7 +17,14 @@ from moe_lab.models.checks import check_complete, check_weights
 from moe_lab.models.facts import resolve_device, resolve_dtype
 from moe_lab.models.identity import source_identity
 from moe_lab.models.memory import own_memory
-from moe_lab.models.source import NO_CODE, model_commit, model_folder, model_source, read_config
+from moe_lab.models.source import (
+    NO_CODE,
+    check_has_weights,
+    model_commit,
+    model_folder,
+    model_source,
+    read_config,
+)
 from moe_lab.models.tokenizer import load_tokenizer, rendered
 from moe_lab.tasks.judges import Exchange, Judge, Verdict
 
@@ -61,6 +68,7 @@ class LocalJudge(Judge):
 
     def check(self) -> None:
         super().check()
+        check_has_weights(self.model, offline=self.config.offline)
         if self.config.offline or self.is_folder:
             self.folder()
 
@@ -78,6 +86,7 @@ class LocalJudge(Judge):
                 self.folder(),
                 dtype=getattr(torch, self.dtype),
                 local_files_only=True,
+                weights_only=True,  # nothing of a .bin file is executed
                 output_loading_info=True,
                 **NO_CODE,
             )

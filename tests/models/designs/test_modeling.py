@@ -127,7 +127,7 @@ def test_generation_from_padded_prompts_is_that_of_whole_passes(router, backbone
 def test_every_parameter_learns(router, dtype):
     biased = router not in ("expert", "word-hash")
     model = design(router, n_shared_experts=1, selection_bias=biased).to(dtype).train()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.activation_checkpointing_enable({"use_reentrant": False})
     mask = torch.ones_like(IDS)
     mask[1, 9:] = 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -152,7 +152,7 @@ def test_checkpointing_changes_no_gradient(router):
     for checkpointing in (False, True):
         model = design(router).train()
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
         model(IDS, labels=IDS, use_cache=False).loss.backward()
         grads.append([parameter.grad for parameter in model.parameters()])
     for plain, checkpointed in zip(*grads, strict=True):

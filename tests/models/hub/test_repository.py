@@ -4,18 +4,25 @@ Broken by: a revision that is not pinned to its commit, a hub that is asked agai
 or left out, a failure that is not told as what it is, without what to do or with the token.
 """
 
+import io
+import json
+import os
 import time
 
 import pytest
+import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load
 
 from moe_lab.config.schema import Config, ModelConfig, TuningConfig
-from moe_lab.errors import ModelError
+from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import get_method
+from moe_lab.methods.references.embeddings import embedding_identity
 from moe_lab.models.hub import commit_of
 from moe_lab.models.identity import known_weights, model_identity
-from moe_lab.models.source import load_config, model_commit, model_folder
+from moe_lab.models.load import load_model
+from moe_lab.models.source import check_has_weights, load_config, model_commit, model_folder
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.runs.tuning.study import prepare_study
 from tests.support.hub.commands import new_command
@@ -102,10 +109,69 @@ def test_weights_are_those_that_transformers_loads(client, hub, olmoe_repository
     files = known_weights(weights())
     assert files[0] == "model.safetensors.index.json" and len(files) > SHARDS
     assert all(name.endswith(".safetensors") for name in files[1:])
-    olmoe_repository.commit({"config.json": b"{}", "pytorch_model.bin": b"weights"})
+
+
+def as_bin(files: dict[str, bytes], shards: int) -> dict[str, bytes]:
+    """The same repository with its weights in .bin files alone, in one or in several with an index."""
+    tensors = {}
+    for name, data in files.items():
+        if name.endswith(".safetensors"):
+            tensors |= load(data)
+    others = {name: data for name, data in files.items() if "safetensors" not in name}
+    others.pop("pytorch_model.bin")
+    if shards == 1:
+        return others | {"pytorch_model.bin": saved(tensors)}
+    weight_map = {}
+    for shard in range(shards):
+        part = f"pytorch_model-{shard + 1:05}-of-{shards:05}.bin"
+        of_shard = {name: tensors[name] for name in list(tensors)[shard::shards]}
+        others[part] = saved(of_shard)
+        weight_map |= dict.fromkeys(of_shard, part)
+    index = {"metadata": {}, "weight_map": weight_map}
+    return others | {"pytorch_model.bin.index.json": json.dumps(index).encode()}
+
+
+def saved(tensors: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_repository_with_bin_files_alone_is_the_same_model(client, olmoe_files, olmoe_repository, shards):
+    """`.bin` is what the reward model of Bianchi et al. and DeepSeek-7B are published in."""
+    options = {"dtype": "float32", "device": "cpu", "offline": False}
+    expected = load_model(MODEL, **options).model.state_dict()
+    olmoe_repository.commit(as_bin(olmoe_files, shards))
     new_command()
-    with pytest.raises(ModelError, match="has no file model.safetensors"):
-        weights()
+    found = load_model(MODEL, **options).model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(known_weights(weights())) == (1 if shards == 1 else shards + 1)
+
+
+class Payload:
+    def __reduce__(self):
+        return (os.system, ("echo executed",))
+
+
+def test_a_bin_file_that_holds_more_than_tensors_is_refused(client, olmoe_files, olmoe_repository, capfd):
+    files = as_bin(olmoe_files, 1)
+    olmoe_repository.commit(files | {"pytorch_model.bin": saved({"weight": Payload()})})
+    new_command()
+    with pytest.raises(ModelError, match="could not be loaded"):
+        load_model(MODEL, dtype="float32", device="cpu", offline=False)
+    assert "executed" not in capfd.readouterr().out
+
+
+def test_a_repository_without_weights_is_refused_before_anything_is_fetched(client, hub, olmoe_repository):
+    olmoe_repository.commit({"config.json": b'{"model_type": "olmoe"}', "model.onnx": b"weights"})
+    new_command()
+    with pytest.raises(ModelError, match="has no weights that can be read"):
+        check_has_weights(MODEL, offline=False)
+    hub.add(Repository("sentence-transformers/all-nothing")).commit({"modules.json": b"[]"})
+    with pytest.raises(ConfigError, match="embeddings=all-nothing has no weights"):
+        embedding_identity("all-nothing")
 
 
 def test_the_same_command_fetches_what_is_left(client, hub, olmoe_files):
@@ -166,7 +232,7 @@ def test_a_gated_model_needs_a_token(client, hub, olmoe_repository, monkeypatch)
 def test_what_a_repository_lacks_or_has_broken_is_told(client, hub, olmoe_files):
     lacking = {name: data for name, data in olmoe_files.items() if name != SHARD}
     for name, files, says in (
-        ("someone/empty", {"config.json": olmoe_files["config.json"]}, r"has no file model\.safetensors"),
+        ("someone/empty", {"config.json": olmoe_files["config.json"]}, "has no weights that can be read"),
         ("someone/lacking", lacking, f"has no file {SHARD}"),
     ):
         hub.add(Repository(name)).commit(files)

@@ -278,7 +278,7 @@ def test_a_method(sharper, capsys):
 
 
 def test_a_method_in_python(sharper, olmoe, tokenizer):
-    asked = [Instance("loglikelihood", {}, ("hello", " world"), 0)]
+    asked = [Instance("loglikelihood", {}, ("hello", " world"), idx=0, task_name="", doc_id=0)]
 
     def score(*method: str, **keys: float) -> float:
         return moe_lab.lm(olmoe, tokenizer, *method, **keys).loglikelihood(asked)[0][0]

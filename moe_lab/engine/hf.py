@@ -63,7 +63,7 @@ class CountedHF(HFLM):
         for start in range(0, len(requests), size):
             portion = requests[start : start + size]
             instances = [
-                Instance(request_type=kind, doc={}, arguments=request.args, idx=0)  # type: ignore[arg-type]
+                Instance(kind, {}, request.args, idx=0, task_name="", doc_id=0)  # type: ignore[arg-type]
                 for request in portion
             ]
             if one_by_one:

@@ -78,7 +78,9 @@ def files_of(id: str, kind: str = "model", revision: str | None = None) -> froze
 def _requested(id: str, kind: str, revision: str | None) -> Revision:
     from huggingface_hub import HfApi, constants
 
-    info: Any = HfApi().repo_info(id, repo_type=kind, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    info: Any = HfApi().repo_info(
+        id, repo_type=kind, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT
+    )
     commit = str(info.sha)
     if revision != commit:  # where the hub's client looks for the commit of a branch or tag offline
         ref = snapshot(id, kind, commit).parents[1] / "refs" / (revision or constants.DEFAULT_REVISION)

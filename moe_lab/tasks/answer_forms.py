@@ -13,6 +13,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from moe_lab.errors import TaskError
+from moe_lab.models.lm_eval_internals import rendered_template
 from moe_lab.tasks.documents import all_rows
 from moe_lab.tasks.judges import score
 
@@ -103,8 +104,6 @@ def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
 
 def _value(field: Any, document: dict[str, Any]) -> Any:
     """lm-eval's evaluation of a `doc_to_...` field: a function, a column, a template, or a value."""
-    from lm_eval.utils import env
-
     if isinstance(field, Callable):  # type: ignore[arg-type]
         return field(document)
     if isinstance(field, dict):
@@ -113,7 +112,7 @@ def _value(field: Any, document: dict[str, Any]) -> Any:
         return field
     if field in document:
         return document[field]
-    text = env.from_string(field).render(**document)
+    text = rendered_template(field, document)
     if text.isdigit():
         return int(text)
     return ast.literal_eval(text) if text.startswith("[") and text.endswith("]") else text

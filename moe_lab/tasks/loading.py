@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache, wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
+from moe_lab.models.lm_eval_internals import keep_compiled_templates
 from moe_lab.tasks.judges import is_judged, judge_class, judge_names
 
 if TYPE_CHECKING:
@@ -206,7 +207,5 @@ def _prepare_lm_eval() -> None:
 
     It would compile them for each document, which takes longer than filling them in.
     """
-    from lm_eval.utils import env
-
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    env.from_string = lru_cache(maxsize=1024)(env.from_string)
+    keep_compiled_templates()

@@ -171,7 +171,7 @@ SCORED = [("hello", " world"), ("what is", " a cat")]
 def instances(kind, arguments):
     from lm_eval.api.instance import Instance
 
-    return [Instance(kind, {}, each, 0) for each in arguments]
+    return [Instance(kind, {}, each, idx=0, task_name="", doc_id=0) for each in arguments]
 
 
 def test_requests_are_answered_by_the_ensemble(tokenizer):

@@ -32,7 +32,7 @@ from tests.support.tiers import by_family
 
 
 def requests_of(kind, arguments):
-    return [Instance(kind, {}, args, 0) for args in arguments]
+    return [Instance(kind, {}, args, idx=0, task_name="", doc_id=0) for args in arguments]
 
 
 def pairs(rng):

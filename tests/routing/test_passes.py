@@ -71,7 +71,7 @@ def test_ensembles_are_those_of_the_merged_model(peft, merged, tokenizer):
     keys = {"k": 2, "layers": "last2", "steps": 1, "core_experts": 4}
     found = [C3PO(model, tokenizer, PAIRS, **keys).loglikelihood(*asked) for model in (peft, merged)]
     assert found[0] == rounding.approx(found[1], tokens=6)
-    request = [Instance("loglikelihood", {}, ("what is", " a cat"), 0)]
+    request = [Instance("loglikelihood", {}, ("what is", " a cat"), idx=0, task_name="", doc_id=0)]
     lms = [moe_lab.lm(model, tokenizer, "roe", n=2) for model in (peft, merged)]
     found = [lm.loglikelihood(request)[0][0] for lm in lms]
     assert found[0] == rounding.approx(found[1], tokens=6)

@@ -293,7 +293,7 @@ def vote_by_loop(answers: list[str]) -> str:
 
 def evaluated(task, texts: list[str]) -> dict[str, str]:
     """What each of the task's filters passes on."""
-    instance = Instance("generate_until", {}, ("", {}), 0, resps=list(texts))
+    instance = Instance("generate_until", {}, ("", {}), idx=0, task_name="", doc_id=0, resps=list(texts))
     for ensemble in task._filters:
         ensemble.apply([instance])
     return instance.filtered_resps

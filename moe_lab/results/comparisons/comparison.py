@@ -8,6 +8,7 @@ from operator import sub
 from typing import Any
 
 from moe_lab.errors import ConfigError
+from moe_lab.models.lm_eval_internals import aggregation_of_metric
 from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample, reported
@@ -250,7 +251,7 @@ def aggregate_of(evaluation: Evaluation, task: str, metric: str) -> Aggregate | 
     None for the mean, and for a metric that the configuration does not list.
     """
     from lm_eval.api import metrics
-    from lm_eval.api.registry import aggregation_registry, metric_agg_registry
+    from lm_eval.api.registry import aggregation_registry
 
     name = metric.partition(",")[0]
     listed = evaluation.results.configs[task].get("metric_list") or []
@@ -258,7 +259,7 @@ def aggregate_of(evaluation: Evaluation, task: str, metric: str) -> Aggregate | 
     if entry is None:
         return None
     named = entry.get("aggregation")
-    found: Any = aggregation_registry.get(named, None) if named else metric_agg_registry.get(name, None)
+    found: Any = aggregation_registry.get(named, None) if named else aggregation_of_metric(name)
     return None if found is metrics.mean else found
 
 

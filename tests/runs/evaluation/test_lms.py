@@ -125,7 +125,7 @@ def recorded(folder: Path, lm: StubLM | None, shared: bool = False) -> RecordedL
 
 def ask(lm: RecordedLM, *texts: str, repeats: int = 1) -> list[Any]:
     """lm-eval lists an Instance once per repeat; two documents with one prompt are two Instances."""
-    made = [Instance("generate_until", {}, (text, {}), 0) for text in texts]
+    made = [Instance("generate_until", {}, (text, {}), idx=0, task_name="", doc_id=0) for text in texts]
     return lm.generate_until([instance for instance in made for _ in range(repeats)])
 
 
@@ -152,7 +152,10 @@ def test_repeats_are_numbered_and_equal_prompts_shared(tmp_path):
     model = StubLM()
     assert ask(recorded(tmp_path, model), "a", "a", repeats=2) == answers_to("a", "a", repeats=2)
     assert sorted(model.asked) == [("a", 0), ("a", 1)]
-    lm, asked = recorded(tmp_path, StubLM()), [Instance("loglikelihood", {}, ("a", "b"), 0)]
+    lm, asked = (
+        recorded(tmp_path, StubLM()),
+        [Instance("loglikelihood", {}, ("a", "b"), idx=0, task_name="", doc_id=0)],
+    )
     assert lm.loglikelihood(asked) != lm.generate_until(asked)
 
 

@@ -260,7 +260,7 @@ def test_accuracy_is_lm_evals_and_the_same_again(tiny_olmoe_dir, data, tmp_path,
 def _instance(args):
     from lm_eval.api.instance import Instance
 
-    return Instance(request_type="loglikelihood", doc={}, arguments=args, idx=0)
+    return Instance("loglikelihood", {}, args, idx=0, task_name="", doc_id=0)
 
 
 def test_pruning_stops_only_what_cannot_be_best(tiny_olmoe_dir, data, tmp_path, olmoe, tokenizer):

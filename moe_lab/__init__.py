@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from moe_lab.api.run import report as report
     from moe_lab.api.run import run as run
     from moe_lab.config.compose import conf_dir as conf_dir
+    from moe_lab.routing.override import override as override
     from moe_lab.routing.record import record as record
 
 _MODULES = {
@@ -42,10 +43,12 @@ __all__ = [name for name in _MODULES if name != "conf_dir"]
 """Functions and classes, which docs/reference.md lists."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

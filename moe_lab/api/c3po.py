@@ -18,6 +18,7 @@ from moe_lab.methods.c3po.method import C3PO as C3POMethod
 from moe_lab.methods.c3po.method import named_layers
 from moe_lab.methods.references.reference_set import given_references, stored_references
 from moe_lab.methods.references.store import check_own
+from moe_lab.models.output_flags import expected_flags
 from moe_lab.routing.hook import opened
 
 _OF_TASKS = ("reference", "reference_size", "trace")
@@ -76,7 +77,7 @@ class C3PO(LanguageModel):
             )
         layers = named_layers(settings.layers, loaded.facts.moe_layers)
         plain = EngineLM(loaded.model, tokenizer, progress=False)
-        with opened(loaded.model, "C3PO", alone=True):
+        with opened(loaded.model, "C3PO", alone=True), expected_flags(loaded.model.config):
             if isinstance(references, str | Path):
                 check_own(Path(references), settings.tokens, loaded, plain.budget)
                 known = stored_references(Path(references), settings.embeddings, loaded)

@@ -78,6 +78,7 @@ def expert_metrics(
     """
     from moe_lab.api.language_model import loaded_model
     from moe_lab.metrics.training_metrics import measure
+    from moe_lab.models.output_flags import expected_flags
 
     loaded = loaded_model(model, tokenizer, needs_tokenizer=tokenizer is not None)
     if not isinstance(texts, list | tuple) or not texts:
@@ -87,7 +88,8 @@ def expert_metrics(
     vocabulary = loaded.model.get_input_embeddings().num_embeddings
     read = [tokenizer(text)["input_ids"] if isinstance(text, str) else text for text in texts]
     rows = [checked_ids("texts", ids, vocabulary, loaded.facts.max_length, least=2) for ids in read]
-    return measure(loaded.model, [{"input_ids": ids, "labels": ids} for ids in rows])
+    with expected_flags(loaded.model.config):
+        return measure(loaded.model, [{"input_ids": ids, "labels": ids} for ids in rows])
 
 
 def tiny(noisy: bool = False) -> tuple[Any, Any]:

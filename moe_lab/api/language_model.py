@@ -6,7 +6,7 @@ V = vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
@@ -20,6 +20,7 @@ from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import unsupported
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.facts import LoadedModel, ModelFacts, routing_facts
+from moe_lab.models.state import check_evaluation_mode
 from moe_lab.routing.hook import find_routers, fixed_message, require_routers, why_fixed
 from moe_lab.routing.passes import transformers_model
 
@@ -44,8 +45,7 @@ def loaded_model(
             tokenizer,
             "give the model's tokenizer, as AutoTokenizer.from_pretrained(...) loads it",
         )
-    if model.training:
-        raise ModelError(f"{name} is in training mode, which changes its numbers. Call model.eval() first.")
+    check_evaluation_mode(model)
     if needs_router:
         require_routers(model)
         if reason := why_fixed(model):
@@ -88,6 +88,23 @@ class LanguageModel:
         keys = "".join(f", {key}={value}" for key, value in self._keys.items())
         return f"{type(self).__name__}({type(self.model).__name__}{keys})"
 
+    @overload
+    def generate(
+        self,
+        text: str | Sequence[str],
+        *,
+        seed: int | None = None,
+        return_dict_in_generate: Literal[True],
+        **options: Any,
+    ) -> GeneratedTexts: ...
+    @overload
+    def generate(
+        self, text: str, *, seed: int | None = None, num_return_sequences: int, **options: Any
+    ) -> str | list[str]: ...
+    @overload
+    def generate(self, text: str, *, seed: int | None = None, **options: Any) -> str: ...
+    @overload
+    def generate(self, text: Sequence[str], *, seed: int | None = None, **options: Any) -> list[str]: ...
     def generate(
         self, text: str | Sequence[str], *, seed: int | None = None, **options: Any
     ) -> str | list[str] | GeneratedTexts:
@@ -115,6 +132,10 @@ class LanguageModel:
         texts = checked_texts("text", text)
         if seed is not None:
             checked_settings(seed=seed)
+        if options.get("assistant_model") is not None:
+            raise ConfigError(
+                "assistant_model is not supported: every token is that of the ensemble. Leave it out."
+            )
         config = self._generation_config(options)
         prompts = {"input_ids": [self.lm.encode_prompt(each) for each in texts]}
         inputs = self.tokenizer.pad(prompts, padding_side="left", return_tensors="pt").to(self.model.device)
@@ -153,6 +174,14 @@ class LanguageModel:
         logprobs = scores.log_softmax(dim=-1)
         return logprobs[0] if alone else logprobs
 
+    @overload
+    def loglikelihood(self, context: str, continuation: str) -> float: ...
+    @overload
+    def loglikelihood(self, context: str, continuation: list[str] | tuple[str, ...]) -> list[float]: ...
+    @overload
+    def loglikelihood(
+        self, context: list[str] | tuple[str, ...], continuation: str | list[str] | tuple[str, ...]
+    ) -> list[float]: ...
     def loglikelihood(
         self, context: str | Sequence[str], continuation: str | Sequence[str]
     ) -> float | list[float]:
@@ -206,7 +235,7 @@ class LanguageModel:
 
         Raises ValueError for what it does not support: beams, a cache that is given. An assistant is not used.
         """
-        if model is not self.model:
+        if transformers_model(model) is not self.model:
             raise ValueError("custom_generate is that of another model.")
         before = self.lm.seed
         with self.lm.running():

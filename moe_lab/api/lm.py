@@ -15,6 +15,7 @@ from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.methods import config_class, get_method, methods_with
 from moe_lab.methods.method import Context, Method, ModelMaker, TrainingMethod
+from moe_lab.models.state import check_evaluation_mode
 from moe_lab.runs.evaluation.lms import AnsweringLM
 
 if TYPE_CHECKING:
@@ -79,4 +80,9 @@ def lm(
     if type(made).data_identity is not Method.data_identity:
         raise ConfigError(f"method={method} reads documents of a task: {elsewhere}")
     made.check(loaded.facts)
-    return MethodLM(lambda: made.open(loaded, Context(config=config)), tokenizer)
+
+    def open_lm() -> AbstractContextManager[EngineLM]:
+        check_evaluation_mode(loaded.model)  # lm-eval's `hf` would leave the model in evaluation mode
+        return made.open(loaded, Context(config=config))
+
+    return MethodLM(open_lm, tokenizer)

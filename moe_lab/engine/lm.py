@@ -7,7 +7,7 @@ extends lm-eval's `hf` model, and has its tokenization, prompts, chat templates 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, Stopping
 from moe_lab.engine.scoring import Scores, ScoringRequest
 from moe_lab.errors import ConfigError
 from moe_lab.models.facts import leave_out_cudnn_attention
+from moe_lab.models.output_flags import expected_flags
+from moe_lab.models.state import check_unchanged, state_of
 from moe_lab.routing.hook import opened, require_routers
 from moe_lab.routing.noise import document_key
 
@@ -98,6 +100,7 @@ class EngineLM(CountedHF):
         self.budget = pass_budget(model, max_batch_size if auto else int(batch_size))
         self._encoder = Encoder(self)
         self._observer = Observer()
+        self._state = state_of(model)
         self.engine: Engine | None = None
         if make_engine:
             self.engine = make_engine(self)
@@ -116,9 +119,16 @@ class EngineLM(CountedHF):
     label = "moe_lab.lm"
     """Name of this LM in the messages of `running`."""
 
-    def running(self) -> AbstractContextManager[None]:
-        """Inside the context this LM runs the model. Raises RoutingError inside another LM or `record`."""
-        return opened(self.model, self.label, alone=True)
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside the context this LM runs the model.
+
+        Raises RoutingError inside another LM or `record`, and ModelError for a model in training mode, or whose
+        device, routers or adapters are others than when this LM was made.
+        """
+        check_unchanged(self.model, self._state, self.label)
+        with opened(self.model, self.label, alone=True), expected_flags(self.model.config):
+            yield
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Use another ensemble from now on; `cost` keeps counting.

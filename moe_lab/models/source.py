@@ -17,6 +17,7 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, reading
 from moe_lab.models.hub import ADAPTER, commit_of, explain, fetch, files_of, is_offline
 from moe_lab.models.identity import LOADED, SMALL, known_weights
+from moe_lab.models.output_flags import reset_flags
 from moe_lab.models.transformers_internals import attention_of
 from moe_lab.routing import family_of_type
 
@@ -96,7 +97,10 @@ def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
 
 
 def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
-    """A model's configuration as it is stored. Raises ModelError if there is none that runs without code of its own."""
+    """A model's configuration as it is stored, but for the flags of its outputs.
+
+    Raises ModelError if there is none that runs without code of its own.
+    """
     transformers_logging.set_verbosity_error()
     for library in ("torchao", "torch.utils._pytree"):  # of kernels that this machine does not need
         logging.getLogger(library).setLevel(logging.ERROR)
@@ -106,6 +110,7 @@ def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
         for part in (config, config.get_text_config()):
             if "/" in str(kernel := attention_of(part)):
                 raise ValueError(f"attn_implementation={kernel} is code of the hub, which is never run")
+    reset_flags(config)
     return config
 
 

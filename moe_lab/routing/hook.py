@@ -24,6 +24,7 @@ from moe_lab.errors import ModelError, RoutingError
 from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
 from moe_lab.routing.passes import around, in_backward, in_use, on_passes, transformers_model
 from moe_lab.routing.rules import Decide, Routing
+from moe_lab.routing.transient import TransientHook
 
 _left_out: WeakSet[nn.Module] = WeakSet()
 """Layers that a pass omits, since it continues from their cached activations, and all of their parts."""
@@ -154,7 +155,11 @@ def routed(
     handles: list[Any] = []
     for router in routers:
         decide, seam = watch.decide(router, policy), router.family.seam
-        own = seam(router.module, decide) if seam else [router.module.register_forward_hook(_hook(decide))]
+        own = (
+            seam(router.module, decide)
+            if seam
+            else [router.module.register_forward_hook(TransientHook(_hook(decide)))]
+        )
         handles += own
         if final or (getattr(policy, "observes", False) and _last.get(router.module)):
             _last.setdefault(router.module, []).extend(own)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import ModelError
+from moe_lab.routing.transient import TransientHook
 
 CACHE = "cache"
 """The argument of models and of their layers that holds the cache of keys and values."""
@@ -36,7 +37,7 @@ def is_peft(module: nn.Module) -> bool:
 
 
 def transformers_model(model: Any) -> Any:
-    """The model of transformers, with its adapters' layers in it; any other model itself.
+    """The model of transformers, with its adapters' layers in it, not compiled; any other model itself.
 
     Raises ModelError for an argument that is no model, and for adapters of virtual tokens, which the inner model lacks.
     """
@@ -45,6 +46,7 @@ def transformers_model(model: Any) -> Any:
             f"model={model!r:.80} is no model but a {type(model).__name__}. Give a loaded one, e.g. "
             "AutoModelForCausalLM.from_pretrained(...)."
         )
+    model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
     inner: Any = model
     if is_peft(model) and hasattr(model, "get_base_model"):
         config = model.active_peft_config  # type: ignore[operator]
@@ -88,8 +90,8 @@ def on_passes(
 
     handles: list[Any] = []
     for entrance in [model] if inner is model else [model, inner]:
-        handles.append(entrance.register_forward_pre_hook(enter, with_kwargs=True))
-        handles.append(entrance.register_forward_hook(leave, always_call=True))
+        handles.append(entrance.register_forward_pre_hook(TransientHook(enter), with_kwargs=True))
+        handles.append(entrance.register_forward_hook(TransientHook(leave), always_call=True))
     return handles
 
 

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from moe_lab.routing.transient import TransientHook
+
 
 class Routing(NamedTuple):
     """A router's decision for T tokens."""
@@ -53,7 +55,7 @@ def llama4(router: nn.Module, decide: Decide) -> list[Any]:
             -1, changed.index_TK, changed.weights_TK
         ), changed.logits_TE
 
-    return [router.register_forward_hook(hook)]
+    return [router.register_forward_hook(TransientHook(hook))]
 
 
 def jetmoe(router: nn.Module, decide: Decide) -> list[Any]:
@@ -76,7 +78,7 @@ def jetmoe(router: nn.Module, decide: Decide) -> list[Any]:
         token = order // changed.index_TK.shape[-1]
         return order, token, changed.weights_TK.flatten()[order], counts, changed.logits_TE
 
-    return [router.register_forward_hook(hook)]
+    return [router.register_forward_hook(TransientHook(hook))]
 
 
 def dbrx(block: Any, decide: Decide) -> list[Any]:
@@ -91,7 +93,10 @@ def dbrx(block: Any, decide: Decide) -> list[Any]:
         changed = decide(Routing(logits.pop(), weights_TK, index_TK))
         return None if changed is None else (hidden, changed.index_TK, changed.weights_TK)
 
-    return [block.router.register_forward_hook(note), block.experts.register_forward_pre_hook(hook)]
+    return [
+        block.router.register_forward_hook(TransientHook(note)),
+        block.experts.register_forward_pre_hook(TransientHook(hook)),
+    ]
 
 
 LOGITS = "logits"

@@ -37,7 +37,7 @@ RUNS = {
     "method=base task=addsub": "461be229ebd760f14852d9f1b2408780c5e6c117f4cf8d300e944328de6b1ecf",
     "method=base task=gsm8k num_fewshot=2": "9e4ec525cb90e6e4db420b38e7d06856dcf4e852b476b4ca580107e8854e5f4e",
     "method=base task=arc_easy": "d088966a334630a62125f8308b60f180e5cec618035f1ee1466e5b110cd88c3e",
-    "method=base task=arc_easy task.answer=letters": "e73a9d7cab05b72b7b13ffedaf18b160033dee637ed84bb04d4ce30398ebc2e9",
+    "method=base task=arc_easy task.answer=letters": "7be447666f729640a05fd54ea0c199cbfaaa5fce67f774862f0d5a347024e971",
     "method=base task=arc_easy_answer_format": "f46a3502de88f814961a41033e264ef022b442f5518ea2356cc18d43eaf7757c",
     "method=base task=hellaswag_answer_format": "4fa3d30205644c37a3f28fb9300c0ce5166a2f541a59601266ec1e03d3affe23",
     "method=base task=social_iqa_answer_format": "b7d1c407f5b4bbc15cd8d33bf364615c02a5da2d16239503af7040558a22321c",

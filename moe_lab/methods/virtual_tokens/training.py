@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,8 +119,10 @@ class VirtualTokensLM(EngineLM):
         super().__init__(wrapped.get_base_model(), tokenizer, **options)
         self._model, self.engine = wrapped, None
 
-    def running(self) -> AbstractContextManager[None]:
-        return opened(self.model.get_base_model(), self.label, alone=True)
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with opened(self.model.get_base_model(), self.label, alone=True):
+            yield
 
 
 def refusal(config: Any, kind: str) -> str | None:

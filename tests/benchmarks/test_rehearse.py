@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rehearse import Planned, cuts, subset
+from benchmarks.rehearse import Planned, _play, cuts, subset
 from moe_lab.config.compose import compose_cell
+from moe_lab.models.memory import ModelPool
 from moe_lab.runs.config import to_config
+from moe_lab.runs.experiments.cells import compose_experiments
+from moe_lab.tasks.loading import task_cache
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +54,51 @@ def test_cells_are_cut(overrides, expected):
     own = cuts(cell, to_config(cell))
     assert expected in own
     to_config(compose_cell([*overrides, *own], []))
+
+
+CELLS = {
+    "base": "roe/figure3",
+    "c2r": "routing/methods",
+    "c3po": "c3po/table2",
+    "finetune-freeze": "moe_bench/table9",
+    "icl": "c3po/table1",
+    "prefix-tuning": "c3po/table1",
+    "pretrain": "moe_bench/figure2",
+    "roe": "roe/figure3",
+    "scmoe": "routing/methods",
+    "soft-prompt": "c3po/table1",
+    "steer": "routing/methods",
+    "top-k": "routing/methods",
+    "top-p": "routing/methods",
+}
+"""The methods of all experiments, and an experiment with a cell of each."""
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=pytest.mark.slow) if name == "scmoe" else name for name in CELLS]
+)
+def test_a_cell_of_each_method_reads_what_was_planned(method, tmp_path):
+    """The cell is cut as in a rehearsal; its model is the embedded one, which needs no hub."""
+    base = compose_cell([f"experiment={CELLS[method]}", "scale=tiny", f"output_dir={tmp_path}"], [])
+    [composed] = compose_experiments(to_config(base), base)
+    wanted = ("tiny", method)
+    cell = next(
+        cell
+        for cell, _ in composed.cells
+        if (cell.values["model"]["name"], cell.values["method"]["name"]) == wanted
+    )
+    with task_cache():
+        row = _play(Planned(composed, cell), ModelPool(), {}, {})
+    assert row["state"] == "done", row.get("traceback", row["reason"])
+    assert row["planned"] == row["measured"] > 0
+
+
+@pytest.mark.slow
+def test_all_methods_of_the_experiments_are_rehearsed():
+    base = compose_cell(["experiment=all", "scale=paper"], [])
+    composed = compose_experiments(to_config(base), base)
+    used = {cell.values["method"]["name"] for each in composed for cell, _ in each.cells}
+    assert used <= CELLS.keys()
 
 
 @pytest.mark.slow

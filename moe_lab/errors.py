@@ -5,9 +5,6 @@ Everything else that is raised is a defect of this package and keeps its traceba
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -113,11 +110,3 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     return error.exit_code if isinstance(error, MoeLabError) else 1
-
-
-def print_error(error: BaseException) -> None:
-    """A user's error as its message, a defect (or anything under HYDRA_FULL_ERROR=1) with its traceback."""
-    if os.environ.get("HYDRA_FULL_ERROR") == "1" or not isinstance(error, MoeLabError):
-        traceback.print_exception(error, file=sys.stderr)
-    else:
-        print(f"Error: {error}", file=sys.stderr)

@@ -13,7 +13,8 @@ from typing import Any
 
 from moe_lab.config import __version__
 from moe_lab.config.progress import bars_of_libraries_hidden
-from moe_lab.errors import CONTINUES, ConfigError, Terminated, exit_code, print_error
+from moe_lab.config.terminal import print_error
+from moe_lab.errors import CONTINUES, ConfigError, Terminated, exit_code
 
 
 def main(argv: list[str] | None = None) -> int:

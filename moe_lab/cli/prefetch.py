@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import OWN_GRID
 from moe_lab.config.schema import Config
-from moe_lab.errors import ConfigError, MoeLabError, exit_code, print_error
+from moe_lab.config.terminal import print_error
+from moe_lab.errors import ConfigError, MoeLabError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.runs.experiments.cells import experiment_configs
 from moe_lab.runs.plan import task_name

@@ -1,9 +1,14 @@
-"""Foreign text in tables and files: control characters as escapes, URLs without passwords.
+"""Foreign text in messages, tables and files: control characters as escapes, URLs without passwords.
 
 Names of models and tasks, logs and errors of libraries may have any characters.
 """
 
+import os
 import re
+import sys
+import traceback
+
+from moe_lab.errors import MoeLabError
 
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 without the newline, DEL, C1, characters that change the direction of text, and surrogates."""
@@ -24,3 +29,16 @@ def one_line(text: object) -> str:
 def without_passwords(text: str) -> str:
     """The text with `...` instead of user and password in URLs."""
     return USER.sub(r"\1...@", text)
+
+
+def print_message(text: str) -> None:
+    """Print a line on stderr that may have foreign text."""
+    print(shown(without_passwords(text)), file=sys.stderr)
+
+
+def print_error(error: BaseException) -> None:
+    """A user's error as its message, a defect (or anything under HYDRA_FULL_ERROR=1) with its traceback."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1" or not isinstance(error, MoeLabError):
+        print_message("".join(traceback.format_exception(error)).rstrip())
+    else:
+        print_message(f"Error: {error}")

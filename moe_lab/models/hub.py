@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from moe_lab.config.terminal import without_passwords
+from moe_lab.config.terminal import print_message, without_passwords
 from moe_lab.errors import first_line
 
 ADAPTER = "adapter_config.json"
@@ -50,7 +50,7 @@ def commit_of(id: str, kind: str = "model", revision: str | None = None, *, offl
             status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 500
             if status < 500 and status not in (408, 429):  # neither busy nor out of order
                 raise
-            print(f"The hub cannot be reached ({error}): continuing with the cache alone.", file=sys.stderr)
+            print_message(f"The hub cannot be reached ({error}): continuing with the cache alone.")
             go_offline()
     cached: dict[str, Any] = {"allow_patterns": [], "local_files_only": True}
     return Path(snapshot_download(id, repo_type=kind, revision=revision, **cached)).name

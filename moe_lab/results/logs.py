@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -14,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from moe_lab.config.terminal import without_passwords
+from moe_lab.config.terminal import print_message, without_passwords
 from moe_lab.results.atomic import writing
 from moe_lab.results.stored_files import typed
 
@@ -203,4 +202,4 @@ class WarningsOnce(logging.Handler):
         line = record.getMessage().partition("\n")[0]
         if record.levelno == logging.WARNING and line not in self._printed:
             self._printed.add(line)
-            print(f"Warning: {line}", file=sys.stderr)
+            print_message(f"Warning: {line}")

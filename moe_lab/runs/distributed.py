@@ -22,8 +22,9 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_error
 from moe_lab.engine.lm import EngineLM
-from moe_lab.errors import TrainingError, exit_code, print_error
+from moe_lab.errors import TrainingError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context, TrainingMethod, refuse
 from moe_lab.models.distributed import broadcast, num_processes, sharded

@@ -14,6 +14,7 @@ from typing import Any
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import OWN_GRID
 from moe_lab.config.schema import Config, LauncherConfig
+from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import ModelMaker, refuse
@@ -180,7 +181,7 @@ def _experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experim
     experiments = prepare_experiments(config, cell, compute=compute)
     for reason, configs in refused_of(experiments).items():
         names = [f"{one.model.name}-{one.method.name}-{task_name(one)}" for one in configs]
-        print(f"Cannot run {', '.join(names)}: {reason}", file=sys.stderr)
+        print_message(f"Cannot run {', '.join(names)}: {reason}")
     return experiments
 
 

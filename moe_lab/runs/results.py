@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from moe_lab.config.schema import Config
-from moe_lab.errors import CONTINUES, ConfigError, RunHeldError, exit_code, print_error
+from moe_lab.config.terminal import print_error
+from moe_lab.errors import CONTINUES, ConfigError, RunHeldError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.reports.columns import Column, Shown
 from moe_lab.reports.expert import comparisons, print_expert_metrics

@@ -55,7 +55,18 @@ def _silent() -> Iterator[None]:
 
 def _text(value: Any) -> str:
     """A value as Hydra reads it: true, null, [1, 2], {a: 1}."""
-    return str(value) if isinstance(value, str | Path) else re.sub(r'"(\w+)": ', r"\1: ", json.dumps(value))
+    if isinstance(value, str | Path):
+        return str(value)
+    return re.sub(r'"(\w+)": ', r"\1: ", json.dumps(value, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """A number or an array of NumPy as JSON has it. Raises ConfigError for what is no value of a key."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise ConfigError(f"moe_lab.run takes numbers, texts, lists and dictionaries, and not {value!r:.80}.")
 
 
 def _place_of(policy: Any) -> str:

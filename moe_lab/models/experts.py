@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
+from moe_lab.errors import ConfigError
+from moe_lab.models.transformers_internals import experts_of
+
 NAME = "weights_first"
 MAX_TOKENS_PER_EXPERT = 10
 """Mean tokens per expert up to which this is faster than `grouped_mm` (measured: 8 is, 16 is not)."""
@@ -60,6 +63,40 @@ def _product(weight: Tensor, rows: Tensor, count: int) -> Tensor:
     if count in ONE_MORE_IS_FASTER:
         return torch.mm(weight, torch.cat([rows, rows[:1]]).t()).t()[:count]
     return torch.mm(weight, rows.t()).t()
+
+
+GROUPED = ("grouped_mm", NAME)
+"""Implementations that need a multiple of ALIGNMENT bytes in each row of the experts' weights."""
+ALIGNMENT = 16
+
+
+def avoid_grouped_products(model: Any, given: str | None = None) -> None:
+    """Compute experts one after the other ("eager") where grouped products refuse their widths.
+
+    Args:
+        given: `model.experts_implementation` of the command.
+
+    Raises ConfigError if `given` is one that refuses them.
+    """
+    if experts_of(model.config) not in GROUPED:
+        return
+    width = _refused_width(model)
+    if width is None:
+        return
+    if given in GROUPED:
+        raise ConfigError(
+            f"model.experts_implementation={given} needs rows of a multiple of {ALIGNMENT} bytes, and the experts have "
+            f"rows of {width} numbers in {str(model.dtype).removeprefix('torch.')}. Leave it out."
+        )
+    model.set_experts_implementation("eager")
+
+
+def _refused_width(model: Any) -> int | None:
+    """The length of a row of experts' weights [E, out, in] that grouped products refuse; None without one."""
+    for parameter in model.parameters():
+        if parameter.dim() == 3 and parameter.shape[-1] * parameter.element_size() % ALIGNMENT:
+            return int(parameter.shape[-1])
+    return None
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, weights_first_experts_forward)

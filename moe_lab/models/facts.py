@@ -135,8 +135,16 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
 
 
 def routing_facts(config: Any) -> dict[str, Any]:
-    """The facts that are read of a model's configuration alone."""
+    """The facts that are read of a model's configuration alone.
+
+    Raises ModelError for a model that reads no token.
+    """
     text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", 2048)
+    if longest < 1:
+        raise ModelError(
+            f"max_position_embeddings={longest} of the model's config.json: it must be the longest input in tokens."
+        )
     family = family_of_type(text.model_type)
     return {
         "family": text.model_type,
@@ -144,7 +152,7 @@ def routing_facts(config: Any) -> dict[str, Any]:
         "experts": family.num_experts(text) if family else 0,
         "top_k": family.experts_per_token(text) if family else 0,
         "most_experts": family.most_experts_per_token(text) if family else None,
-        "max_length": getattr(text, "max_position_embeddings", 2048),
+        "max_length": longest,
         "selection_bias": getattr(text, "selection_bias", False) is True,
         "fixed_routing": family.fixed(text) if family else None,
     }

@@ -26,6 +26,7 @@ from moe_lab.models.checks import (
 )
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.experts import NAME as WEIGHTS_FIRST
+from moe_lab.models.experts import avoid_grouped_products
 from moe_lab.models.facts import (
     LoadedModel,
     leave_out_cudnn_attention,
@@ -92,6 +93,7 @@ def load_model(
             raise ModelError(f"Experts of {source} are missing, or of other shapes. {DAMAGED}") from error
         raise ModelError(f"The weights of {source} could not be loaded: {first_line(error)}.") from error
     check_complete(report, source, config)
+    avoid_grouped_products(loaded, model.experts_implementation)
     loaded = merged(loaded.eval(), adapter, str(model.peft)) if adapter is not None else loaded.eval()
     weakref.finalize(loaded, disk.cleanup)
     if next(loaded.parameters()).is_meta:

@@ -37,6 +37,11 @@ def attention_of(config: Any) -> str | None:
     return config._attn_implementation
 
 
+def experts_of(config: Any) -> str | None:
+    """The name of the experts implementation of a configuration: grouped_mm, eager, ...; None for families with one."""
+    return getattr(config, "_experts_implementation", None)
+
+
 @contextmanager
 def replaced_attention(model: Any, usual: str, name: str) -> Iterator[None]:
     """Inside the context the layers of this model whose attention is `usual` call the registered function `name`.

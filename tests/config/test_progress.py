@@ -3,6 +3,7 @@ begins a line.
 """
 
 import io
+import logging
 import sys
 import time
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 
 from moe_lab.config import progress
 from moe_lab.config.progress import Progress, bars_of_libraries_hidden, naming
-from moe_lab.config.terminal import one_line, shown, without_passwords
+from moe_lab.config.terminal import one_line, print_error, shown, without_passwords
+from moe_lab.errors import ConfigError
 from moe_lab.reports.columns import print_table, texts
+from moe_lab.results.logs import WarningsOnce
 
 
 @pytest.fixture
@@ -133,3 +136,13 @@ def test_passwords_in_urls_are_left_out():
     url = "https://user:pass@word@hub.example/a and socks5h://token@proxy:80, http://hub.example/a@b"
     expected = "https://...@hub.example/a and socks5h://...@proxy:80, http://hub.example/a@b"
     assert without_passwords(url) == expected
+
+
+def test_errors_and_warnings_are_printed_without_passwords_and_control_characters(capsys):
+    hostile = "https://me:secret@hub.example/x \x1b[31mred"
+    print_error(ConfigError(hostile))
+    print_error(ValueError(hostile))
+    WarningsOnce().emit(logging.LogRecord("x", logging.WARNING, "x", 1, hostile, (), None))
+    err = capsys.readouterr().err
+    assert err.count(r"https://...@hub.example/x \x1b[31mred") == 3
+    assert "secret" not in err and "\x1b" not in err

@@ -32,6 +32,7 @@ from moe_lab.methods.trainer import fit
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import unit_tables
 from moe_lab.models.distributed import num_processes, run_on_all_ranks
+from moe_lab.models.experts import avoid_grouped_products
 from moe_lab.models.facts import ModelFacts, resolve_device
 from moe_lab.models.memory import peak_memory_bytes, reset_peak_memory
 from moe_lab.results.identity import versions
@@ -169,6 +170,7 @@ def train(training: Training) -> PretrainTrainer:
     model = AutoModelForCausalLM.from_config(own, dtype=torch.float32, attn_implementation=attention)
     if design.router != "expert" and design.backbone != "dense":
         model.set_experts_implementation(config.model.experts_implementation or "grouped_mm")
+        avoid_grouped_products(model, config.model.experts_implementation)
     model.config.use_cache = False
     if design.router in UNITS:  # of words or sentences
         model.set_units(unit_tables(training.tokenizer, design.router))

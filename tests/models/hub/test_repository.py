@@ -243,6 +243,13 @@ def test_what_a_repository_lacks_or_has_broken_is_told(client, hub, olmoe_files)
         load_config(ModelConfig(path="someone/broken"), offline=False)
 
 
+def test_the_password_of_a_hub_is_not_printed(client, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://me:secret@127.0.0.1:9")
+    text = message()
+    err = capsys.readouterr().err
+    assert "cannot be reached" in err and "secret" not in err + text
+
+
 def test_no_connection_is_told_at_once(client, monkeypatch, capsys):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     start = time.monotonic()

@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import moe_lab
 from moe_lab.errors import ConfigError
 from tests.support.command import run_command
-from tests.support.models import load_folder, make_model, make_tokenizer
+from tests.support.models import load_folder, make_model, save_model
 
 IDS = torch.arange(40)[None] * 7 % 300
 
@@ -17,19 +18,15 @@ IDS = torch.arange(40)[None] * 7 % 300
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_whose_width_grouped_products_refuse_run(dtype, tmp_path):
     """22 numbers are 88 bytes in float32 and 44 in bfloat16: no multiple of 16."""
-    model = make_model("olmoe", intermediate_size=22)
-    model.save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
+    save_model(make_model("olmoe", intermediate_size=22), tmp_path)
     loaded = load_folder(tmp_path, dtype=dtype).model
-    model.set_experts_implementation("eager")
-    model = model.to(getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, experts_implementation="eager")
     with torch.no_grad():
         assert torch.equal(loaded(IDS).logits, model(IDS).logits)
 
 
 def test_an_implementation_that_refuses_the_width_is_refused_by_its_key(tmp_path, capsys):
-    make_model("olmoe", intermediate_size=22).save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
+    save_model(make_model("olmoe", intermediate_size=22), tmp_path)
     line = f"method=base model=olmoe model.path={tmp_path} model.experts_implementation=grouped_mm task=toy_choice"
     ended = run_command(capsys, *line.split(), "limit=2", f"output_dir={tmp_path}/out")
     assert ended.code == 2 and "model.experts_implementation=grouped_mm needs rows" in ended.err, ended.err
@@ -57,6 +54,6 @@ def test_numbers_of_numpy_are_values_of_keys(tmp_path):
     keys = {"method": "base", "model": "tiny", "task": "toy_choice", "output_dir": tmp_path, "quiet": True}
     own = moe_lab.run(seed=3, limit=2, **keys)
     numpy = moe_lab.run(seed=np.int64(3), limit=np.int32(2), **keys)
-    assert [each.run_id for each in own] == [each.run_id for each in numpy]
+    assert [each["moe_lab"]["run_id"] for each in own] == [each["moe_lab"]["run_id"] for each in numpy]
     with pytest.raises(ConfigError, match="takes numbers, texts, lists"):
         moe_lab.run(limit=object(), **keys)

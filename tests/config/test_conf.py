@@ -32,6 +32,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
 from moe_lab.reports.papers.experiment import LOADER, find_experiments
 from moe_lab.runs.config import to_config
+from moe_lab.runs.experiments.cells import compose_experiments
 from tests.support.tiers import first_fast
 
 CONF = resource_folder("conf")
@@ -200,6 +201,26 @@ def test_every_cell_takes_its_papers_checkpoint(paper):
             assert re.search(rf"{repository}(?![\w-])", yaml.safe_load(text)["source"]), file
             named += 1
     assert named > 5
+
+
+def cells_at_paper_scale(name: str) -> list[dict]:
+    base = compose_cell([f"experiment={name}", "scale=paper"], [])
+    [composed] = compose_experiments(to_config(base), base)
+    return [cell.values for cell, _ in composed.cells]
+
+
+def test_figure_5_of_roe_tunes_all_layers():
+    """Section 3.4 of the paper: "across all layers"."""
+    cells = cells_at_paper_scale("roe/figure5")
+    assert {cell["method"]["skip_layers"] for cell in cells} == {0}
+
+
+def test_fine_tuning_at_paper_scale_keeps_its_moments_in_float32():
+    """MoE-Bench's appendix B.4 names bf16 and ZeRO-3, and no optimizer with other roundings."""
+    for name in ("table4", "table9", "figure6", "c2r_finetuning"):
+        methods = [cell["method"] for cell in cells_at_paper_scale(f"moe_bench/{name}")]
+        tuned = [method for method in methods if method["name"] == "finetune-freeze"]
+        assert tuned and {method["optimizer"] for method in tuned} == {"adamw_torch"}
 
 
 # Composing

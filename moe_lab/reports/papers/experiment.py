@@ -46,7 +46,8 @@ class Published:
     """A number of the paper: its cell, unit and place, and a mark where it is doubtful."""
 
     cell: dict[str, str]
-    value: float
+    value: float | str
+    """A text for a setting that the paper gives in words (`figure: recipe`)."""
     unit: str = "fraction"
     place: str
     mark: str | None = None
@@ -57,7 +58,8 @@ class Published:
     @property
     def fraction(self) -> float:
         """The value as in results.json, where rates are fractions."""
-        return self.value / 100 if self.unit == "percent" else self.value
+        value = float(self.value)
+        return value / 100 if self.unit == "percent" else value
 
     @property
     def where(self) -> str:

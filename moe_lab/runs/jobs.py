@@ -130,6 +130,12 @@ class Job:
         trainings = [training.folder for training in self.trainings]
         return [*trainings, *(study.folder for study in self.studies)]
 
+    def is_stored(self) -> bool:
+        """Whether the results of all its runs are stored, so that nothing is written."""
+        from moe_lab.runs.execute import whole_result
+
+        return bool(self.runs) and all(whole_result(run) is not None for run in self.runs)
+
     @property
     def coming(self) -> int:
         """The number of runs after the missing trainings and studies."""

@@ -19,6 +19,7 @@ from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.reports.columns import Column, Shown, count, numbers, print_table, texts
 from moe_lab.reports.frames import settings_of, with_counts
 from moe_lab.reports.scores import settings
+from moe_lab.results.folder import why_not_writable
 from moe_lab.results.logs import answers_in
 from moe_lab.runs.budget import GIGABYTE, GPU, USABLE, Budget, gpu_memory, planned_memory, workload_of
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, with_baselines
@@ -280,6 +281,10 @@ class Plan(Shown):
         if self.missing or any(row.tokens for row in self.rows):
             lines += self.budget.lines()
         lines += self._memory_lines()
+        if self.missing or self.studies:
+            reason = why_not_writable(self.rows[0].config.output_dir)
+            if reason is not None:
+                lines.append(f"{reason}: to run this, choose another output_dir=.")
         return [*lines, *(f"({number}) {reason}" for number, reason in enumerate(self.refused, start=1))]
 
     def _memory_lines(self) -> list[str]:

@@ -111,7 +111,8 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
     else:
         jobs = jobs_of([replace(one, launcher=LauncherConfig()) for one in configs])
         alone = len(jobs) == 1 and len(jobs[0].runs) < 2
-    if not all(job.is_stored() for job in jobs):
+    writable = why_not_writable(config.output_dir) is None
+    if not writable and not all(job.is_stored() for job in jobs):
         check_writable(config.output_dir)
     models = ModelPool()
     with after_workers(config, argv):

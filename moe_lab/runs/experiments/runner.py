@@ -24,11 +24,11 @@ from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import json_text, write_file, write_rows
 from moe_lab.results.folder import why_not_writable
 from moe_lab.results.identity import folder_name
-from moe_lab.results.score_table import Family
+from moe_lab.results.score_table import Family, p_values_of
 from moe_lab.runs.experiments.cells import NOTHING_STORED, Experiments, filled
 from moe_lab.runs.experiments.equivalent import equivalent_rows
 from moe_lab.runs.jobs import digest_of
-from moe_lab.runs.results import Results, command_table, measured_p_values, stored_outcomes
+from moe_lab.runs.results import Results, command_table, controls_of, measured_p_values, stored_outcomes
 from moe_lab.runs.tuning.search import preset
 
 
@@ -44,12 +44,17 @@ def with_tables(
     stored = stored_outcomes(jobs) if compute else []  # also of a run that failed with rerun=true
     by_id = {outcome.run.run_id: outcome for outcome in [*stored, *outcomes]}
     tables = [filled(one, config.scale, cells, by_id, finished.failures) for one, cells in experiments]
+    of_command = command_table(outcomes, jobs) if outcomes else CommandTable([])
+    controls = controls_of(outcomes, of_command.groups)
     in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
-    family = Family.of({**in_tables, **measured_p_values(outcomes)})
+    family = Family.of(
+        {**p_values_of(controls), **in_tables, **measured_p_values(outcomes)},
+        {control.results[0].run_id for control in controls},
+    )
     finished = replace(
         finished,
         refused=[one.error for _, cells in experiments for one in cells if one.error is not None and compute],
-        table=replace(command_table(outcomes, jobs), family=family) if outcomes else CommandTable([]),
+        table=replace(of_command, family=family),
     )
     folder = Path(config.output_dir) / "tables"
     measured = {

@@ -184,7 +184,11 @@ class Plan(Shown):
         tokens = 0.0
         for run in expected:
             workload = workload_of(run)
-            tokens += each * run.method.forward_tokens(workload, run.config, run.facts)
+            tokens += (
+                each
+                * run.method.forward_tokens(workload, run.config, run.facts)
+                * (1 + _evaluations_left(run))
+            )
             self.budget.add(run)
         count = each * len(expected)
         self.missing += count
@@ -204,12 +208,7 @@ class Plan(Shown):
         config, method = run.config, run.method
         state, share = run_state(run, workload)
         missing = state != "done"
-        if (
-            config.metrics == "expert"
-            and method.expert_metrics == "all"
-            and (config.rerun or not run.measured)
-        ):
-            share += evaluations()
+        share += _evaluations_left(run)
         tokens = round(method.forward_tokens(workload, config, run.facts) * share)
         one_device = None
         if missing:
@@ -304,6 +303,14 @@ class Plan(Shown):
         if too_large is not largest:
             lines.append(f"GPU memory of a training: {_of_run(too_large)}, {_takes(too_large, gpu)}.")
         return lines
+
+
+def _evaluations_left(run: Run) -> float:
+    """How many times `metrics=expert` evaluates a run again, with masked and with random experts."""
+    measures = run.config.metrics == "expert" and run.method.expert_metrics == "all"
+    if measures and (run.config.rerun or not run.measured):
+        return evaluations()
+    return 0.0
 
 
 def _seed(config: Config) -> str | None:

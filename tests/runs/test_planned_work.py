@@ -123,26 +123,55 @@ def test_each_engine_reads_what_is_planned_for_it(case, task, tokenizer, tmp_pat
 # Trainings on one device
 
 
-def test_a_training_that_processes_cannot_share_has_to_fit_on_one_gpu(monkeypatch):
-    method = get_method("finetune-freeze")
-    eight_bit = method(method.Config(name="finetune-freeze", dataset="lima", optimizer="adamw_torch_8bit"))
-    assert eight_bit.one_device == "method.optimizer=adamw_torch_8bit trains in one process"
-    shared = method(method.Config(name="finetune-freeze", dataset="lima"))
-    assert shared.one_device is None
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw_torch", "adamw_torch_8bit"])
+def test_a_training_that_processes_cannot_share_has_to_fit_on_one_gpu(
+    optimizer, tiny_olmoe_dir, tmp_path, monkeypatch
+):
+    sizes = ["method.dataset_size=8", "method.validation_size=2", f"method.optimizer={optimizer}", "limit=2"]
+    command = ["method=finetune-freeze", "task=toy_choice", f"model.path={tiny_olmoe_dir}", *sizes]
+
+    def said(gpu: float) -> str:
+        monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", lambda: [int(gpu)])
+        notes = moe_lab.plan([*command, f"output_dir={tmp_path}"]).notes
+        return "\n".join(note for note in notes if "GPU memory" in note)
+
+    frame = moe_lab.plan([*command, f"output_dir={tmp_path}"]).frame().set_index("method")
+    size = frame.loc["finetune-freeze", "gpu_memory"]
+    assert "too much" not in said(size / 0.89)
+    too_small = said(size / 1.5)
+    if optimizer == "adamw_torch":
+        assert "which takes 2 of" in too_small and "too much" not in too_small
+    else:
+        assert "which is too much for one GPU of" in too_small
+        assert (
+            "and method.optimizer=adamw_torch_8bit trains in one process. Use a GPU of at least" in too_small
+        )
+
+
+def test_the_largest_training_on_one_device_is_said_next_to_the_largest_run(monkeypatch):
     monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", list)
+    method = get_method("finetune-freeze").Config(name="finetune-freeze")
+    row = Row(config=Config(method=method), state="missing", gpu_memory=120 * 10**9)
     plan = Plan([])
-    row = Row(config=Config(method=shared.config), state="missing", gpu_memory=95 * 10**9)
-    plan.rows = [row]
-    assert "takes 2 of 80 GB" in plan.notes[-1]
-    plan.rows = [replace(row, one_device=eight_bit.one_device)]
-    assert "is too much for one GPU of 80 GB" in plan.notes[-1]
-    assert (
-        "method.optimizer=adamw_torch_8bit trains in one process. Use a GPU of at least 106 GB"
-        in plan.notes[-1]
-    )
-    plan.rows.append(replace(row, gpu_memory=120 * 10**9))
+    plan.rows = [row, replace(row, gpu_memory=95 * 10**9, one_device="x trains in one process")]
     largest, training = plan.notes[-2:]
     assert "at most 120 GB" in largest and "takes 2 of 80 GB" in largest
-    assert training.startswith("GPU memory of a training: 95 GB") and "too much for one GPU" in training
-    monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", lambda: [141 * 10**9])
-    assert "takes 1 of 141 GB" in plan.notes[-1]
+    assert training == (
+        "GPU memory of a training: 95 GB (model=tiny method=finetune-freeze), which is too much for one GPU of 80 GB, "
+        "and x trains in one process. Use a GPU of at least 106 GB."
+    )
+
+
+def test_methods_say_which_trainings_need_one_device():
+    tuned: Any = get_method("finetune-freeze")
+    reasons = [
+        tuned(tuned.Config(name="finetune-freeze", **keys)).one_device
+        for keys in ({}, {"optimizer": "adamw_torch_8bit"}, {"partners": 2})
+    ]
+    assert reasons == [
+        None,
+        "method.optimizer=adamw_torch_8bit trains in one process",
+        "method.partners trains in one process",
+    ]
+    assert get_method("pretrain").one_device == "method=pretrain keeps the whole model in each process"

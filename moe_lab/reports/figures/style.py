@@ -55,6 +55,7 @@ class Drawing:
             fit(figure)
             for kind, metadata in FORMATS.items():
                 write_file(folder / f"{stem}.{kind}", picture(figure, kind, metadata))
+                figure.set_layout_engine("none")  # everything keeps its place, and is not placed again
         return [folder / f"{stem}.png", table]
 
 
@@ -95,10 +96,7 @@ LEAST_SPAN = 0.05
 
 
 def fit(figure: Figure) -> None:
-    """Widen vertical axes with less than LEAST_SPAN, and wrap titles and labels so that they fit.
-
-    Then everything has its place and keeps it.
-    """
+    """Widen vertical axes with less than LEAST_SPAN, and wrap titles and labels so that they fit."""
     # a colour bar is no panel
     panels = [axis for axis in figure.axes if axis.get_subplotspec() is not None]
     for axis in panels:
@@ -114,7 +112,6 @@ def fit(figure: Figure) -> None:
             _wrap(axis.xaxis.label, axis.bbox.width)
             _wrap(axis.yaxis.label, axis.bbox.height)
         _settle(figure)
-    figure.set_layout_engine("none")
 
 
 def _settle(figure: Figure) -> None:

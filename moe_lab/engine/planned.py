@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,20 @@ class Asked:
         for settings, prompts in other.generated.items():
             self.generated.setdefault(settings, {}).update(prompts)
 
+    def alone(self, each_continuation: bool) -> Iterator[Asked]:
+        """Each request by itself: a context with its continuations or with one of them, a window, an answer."""
+        for context, continuations in self.scored.items():
+            parts = [{ids: None} for ids in continuations] if each_continuation else [continuations]
+            for part in parts:
+                yield Asked(scored={context: part})
+        for text, windows in self.texts.items():
+            for window in windows:
+                yield Asked(texts={text: [window]})
+        for settings, prompts in self.generated.items():
+            for text, (prompt, new) in prompts.items():
+                for count in new:
+                    yield Asked(generated={settings: {text: (prompt, (count,))}})
+
     @property
     def answers(self) -> int:
         """Scored and generated answers."""
@@ -82,14 +96,20 @@ class Asked:
         return [count for new in of_prompts for count in new]
 
 
-def planned_tokens(asked: Asked, ensemble: Ensemble) -> int:
-    """The tokens that `KVEngine` reads, each routing sample of a token counted, as `EngineLM.cost` counts them.
+def planned_tokens(asked: Asked, ensemble: Ensemble, *, shares_beginnings: bool = True) -> int:
+    """The tokens that an engine reads, each routing sample of a token counted, as `EngineLM.cost` counts them.
 
     An upper bound where answers have the greatest length. With `prefill="clean"` every batch reads the beginnings that
     its prompts share, and this counts them once.
+
+    Args:
+        shares_beginnings: whether a `KVEngine` runs the model. Without one `RecurrentEngine` reads each request alone,
+            and lm-eval's own code, which runs base models then, reads a context again for each continuation.
     """
     from moe_lab.engine.scoring import ScoringRequest, tokens_to_score
 
+    if not shares_beginnings:
+        return sum(planned_tokens(one, ensemble) for one in asked.alone(each_continuation=ensemble.plain))
     pairs = [(context, list(continuations)) for context, continuations in asked.scored.items()]
     windows = [(context, [ids]) for texts in asked.texts.values() for context, ids in texts]
     total = 0

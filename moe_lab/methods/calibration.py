@@ -70,6 +70,9 @@ class Calibration(PolicyMethod):
     def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
         return self.ensemble([], 0, seed)
 
+    def planned_ensemble(self) -> Ensemble:
+        return self.ensemble([], 0, 0)
+
     def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
         return {}
 

@@ -235,6 +235,11 @@ def check_first_gpu(config: RunConfig) -> None:
 class TrainingMethod(Method):
     """Evaluates a model that it trains first. All processes of torchrun work on one training."""
 
+    @property
+    def one_device(self) -> str | None:
+        """Why its training has to fit on one device, for plans; None if several processes can share the model."""
+        return None
+
     def check_training(self, config: RunConfig, facts: ModelFacts) -> None:
         """Raise ConfigError for a dtype or a placement of the model with which no training works."""
         check_first_gpu(config)

@@ -110,6 +110,9 @@ class RoE(PolicyMethod):
         temperatures = self.temperatures(moe_layers)
         return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
 
+    def planned_ensemble(self) -> Ensemble:
+        return replace(super().planned_ensemble(), logit_scale=self.logit_scale)
+
     def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
         return {} if self.config.n == 1 else super().comparisons(greedy)
 

@@ -15,15 +15,18 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import without_passwords
 from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.frames import examples_of
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.results.atomic import plain, write_json
+from moe_lab.results.folder import acquire
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import read_samples, reported
-from moe_lab.results.scores import marks_of
+from moe_lab.results.scores import marks_of, scores_of
 from moe_lab.results.stored_files import read_lines, read_mapping, warn_once, whole_mapping
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 PROJECT = "moe_lab"
 RECORD = "wandb.json"
 """In a run's folder: the W&B run that has its result."""
+LOCK = ".wandb.lock"
+"""In a study's folder: held by the process that logs to the study's W&B run."""
 MOST_OF_AN_ID = 64
 """Characters of a W&B run's id, the last ones of the folder's name."""
 
@@ -72,7 +77,7 @@ def open_logger(
     Args:
         name: of a run or study its folder's.
         group: the command's name.
-        folder: of a run, where the logger stores what it has logged.
+        folder: of a run, where the logger stores what it has logged; of a study, where it locks the study's W&B run.
     """
     mode = config.logger.mode or os.environ.get("WANDB_MODE")
     if config.logger.name == "none" or mode == "disabled":
@@ -119,11 +124,12 @@ class WandbLogger(Logger):
         self._config, self._kind, self._name, self._mode = config, kind, name, mode
         self._group = config.logger.group or os.environ.get("WANDB_RUN_GROUP") or group
         project = config.logger.project or os.environ.get("WANDB_PROJECT", PROJECT)
-        # the same run continues its W&B run; workers share a study, and each has a W&B run of its own
-        own = None if kind == "study" else name[-MOST_OF_AN_ID:]
-        self._id = os.environ.get("WANDB_RUN_ID") or own
+        # a run or study that is continued continues its W&B run
+        self._id = os.environ.get("WANDB_RUN_ID") or name[-MOST_OF_AN_ID:]
         self._place: dict[str, Any] = {"entity": config.logger.entity, "project": project, "id": self._id}
-        self._record = folder and folder / RECORD
+        self._record = folder / RECORD if folder is not None and kind == "run" else None
+        self._shared = folder / LOCK if folder is not None and kind == "study" else None
+        self._lock: FileLock | None = None
         self._failed = False
 
     @property
@@ -193,10 +199,17 @@ class WandbLogger(Logger):
         """End the W&B run, if one was begun."""
         if "_run" in self.__dict__:
             self._run.finish(exit_code=exit_code)
+        if self._lock is not None:
+            self._lock.release()
 
     @cached_property
     def _run(self) -> Any:
         """The W&B run; offline without a key, or without a connection to the server."""
+        if self._shared is not None:
+            # several processes may work on one study, and W&B takes the run of an id from one of them
+            self._lock = acquire(self._shared)
+            if self._lock is None:
+                self._place["id"] = None
         folder = Path(os.environ.get("WANDB_DIR") or self._config.output_dir).absolute()
         # W&B is to write under `folder` alone, and to send no error reports
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
@@ -248,7 +261,7 @@ def scores(result: RunResult) -> dict[str, object]:
     """Every score as `<task>/<metric,filter>` with its standard error; the headline as `score`; the costs.
 
     The headline of a group is the group's own score. `difference` is the difference to the base model, if it was
-    evaluated.
+    evaluated, with the p of its test (not corrected) and its 95% interval over documents.
     """
     values: dict[str, object] = {
         f"{task}/{key}": found.get(key)
@@ -258,9 +271,11 @@ def scores(result: RunResult) -> dict[str, object]:
     }
     first = result.requested[0]
     task = first if len(result.requested) == 1 and result.scores(first) else result.tasks[0]
-    if (metric := result.metric) is not None:
-        paired = result.paired(task, metric)
-        values |= {"score": result.scores(task).get(metric), "difference": paired.difference}
+    if result.metric is not None:
+        score = next(score for score in scores_of(result) if score.task == task)
+        low, high = score.difference_interval or (None, None)
+        values |= {"score": score.value, "difference": score.difference, "p": score.p}
+        values |= {"difference_low": low, "difference_high": high}
     values |= {
         f"baseline/{task}/{key}": value
         for task in result.tasks

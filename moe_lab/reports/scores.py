@@ -4,6 +4,7 @@ The terminal, pages, data frames, W&B and plots show these lines.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -181,15 +182,37 @@ def limits(heading: str, bounds: Sequence[Any], sign: bool = False, spare: int =
 def plotted(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
     """The lines whose difference has an interval, with the labels of a plot.
 
-    These name the model if there are several, the method, its settings, and the other run unless it is base.
+    These name the model if there are several, the method, its settings, and the other run unless it is base. A setting
+    that a study found is named by the study only where two lines would have the same label otherwise.
     """
-    several, found = len({line.score.model for line in lines}) > 1, []
-    for score, label in ((line.score, line.label.replace("method.", "")) for line in lines):
-        if score.tested_interval is not None:
-            name = ", ".join(filter(None, [score.model * several, score.method, label]))
-            minus = "" if score.other == BASE else f", minus {score.other.replace('_', ' ')}"
-            found.append(ScoreLine(score, name + minus))
+    several = len({line.score.model for line in lines}) > 1
+    tested = [line for line in lines if line.score.tested_interval is not None]
+    labels = [_plot_label(line, several, _settings_without_studies(line)) for line in tested]
+    places = Counter(
+        (line.score.task, line.score.metric, label) for line, label in zip(tested, labels, strict=True)
+    )
+    found = []
+    for line, label in zip(tested, labels, strict=True):
+        if places[line.score.task, line.score.metric, label] > 1:
+            label = _plot_label(line, several, line.label)
+        found.append(ScoreLine(line.score, label))
     return found
+
+
+def _settings_without_studies(line: ScoreLine) -> str:
+    """The settings of a line without those that are the name of the study of its runs."""
+    studies = {result.tuning.get("study") for result in line.results}
+    kept = [text for text in line.label.split(" ") if text.partition("=")[2] not in studies]
+    return " ".join(kept)
+
+
+def _plot_label(line: ScoreLine, several_models: bool, settings: str) -> str:
+    score = line.score
+    parts = [score.model * several_models, score.method, settings.replace("method.", "")]
+    label = ", ".join(part for part in parts if part)
+    if score.other == BASE:
+        return label
+    return f"{label}, minus {score.other.replace('_', ' ')}"
 
 
 def difference_panels(lines: Iterable[ScoreLine]) -> list[list[ScoreLine]]:

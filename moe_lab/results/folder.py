@@ -1,5 +1,6 @@
 """Folders below the output folder: of a run, with its lock, status and result, and of artifacts that runs share."""
 
+import fcntl
 import os
 import shutil
 import socket
@@ -113,12 +114,24 @@ class RunFolder:
 
 def check_writable(output_dir: str) -> None:
     """Raise ConfigError if results cannot be written there. Makes no folder."""
+    reason = why_not_writable(output_dir)
+    if reason is not None:
+        raise ConfigError(f"output_dir={output_dir}: {reason}. Choose another folder.")
+
+
+def why_not_writable(output_dir: str) -> str | None:
+    """Why results cannot be written there; None if they can. Makes no folder.
+
+    What is stored there can still be shown, planned and reported on.
+    """
     folder = Path(output_dir).absolute()
     while not folder.exists():
         folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        problem = "is not writable" if folder.is_dir() else "is a file"
-        raise ConfigError(f"output_dir={output_dir}: {folder} {problem}. Choose another folder.")
+    if not folder.is_dir():
+        return f"{folder} is a file"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} is not writable"
+    return None
 
 
 # Artifacts that runs share: a trained model, an adapter, a set of references, a profile
@@ -189,10 +202,15 @@ def acquire(file: Path) -> FileLock | None:
 
 
 def is_locked(file: Path) -> bool:
-    """Whether a living process has the lock. Makes no file."""
+    """Whether a living process has the lock. Makes no file, and works in a folder that cannot be written."""
     if not file.exists():
         return False
-    lock = acquire(file)
-    if lock is not None:
-        lock.release()
-    return lock is None
+    handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # shared: the holder's lock, which is exclusive, excludes it, and a file that is only read can have it
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False

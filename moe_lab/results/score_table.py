@@ -27,7 +27,13 @@ from moe_lab.results.scores import (
     shown_scores,
 )
 from moe_lab.results.significance import holm, p_over_seeds
-from moe_lab.results.statistics import LEVEL, interval_of_mean_of_tasks, over_seeds
+from moe_lab.results.statistics import (
+    LEVEL,
+    difference_of,
+    interval_of_mean_of_tasks,
+    mean_of_differences,
+    over_seeds,
+)
 
 SCORES, CONTROLS, EXPERT_METRICS = "scores", "controls", "expert metrics"
 """The questions of a command: the scores that were asked for, their controls (a comparison with another run than the
@@ -116,13 +122,17 @@ def family_of(
     controls: Container[str] = (),
 ) -> Family:
     """The families of the comparisons of a command's scores with base and with each other run; see `Family.of`."""
-    p_values = {
+    return Family.of({**p_values_of(groups), **(measured or {})}, controls)
+
+
+def p_values_of(groups: Iterable[SeedGroup]) -> dict[ComparisonKey, float | None]:
+    """The uncorrected p of each comparison of the groups' scores with base and with each other run."""
+    return {
         score.comparison: score.p
         for group in groups
         for other in (BASE, *compared_names(group.results))
         for score in group.scores(other)
     }
-    return Family.of({**p_values, **(measured or {})}, controls)
 
 
 def explained_marks(marks: Iterable[str]) -> list[str]:
@@ -163,7 +173,7 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
         std=spread.std,
         interval=limits(mean.get("ci95_documents")),
         seed_interval=spread.interval,
-        difference=moved.mean,
+        difference=None if moved.mean is None else mean_of_differences(differences),
         difference_interval=limits(mean.get("difference_ci95_documents")),
         difference_seed_interval=moved.interval,
         difference_both_interval=both,
@@ -195,6 +205,8 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
     differences = [score.difference for score in known]
     errors = [score.stderr for score in known if score.stderr is not None]  # of independent tasks
     difference = _mean(differences)
+    if difference is not None:
+        difference = difference_of(difference, 0.0)
     over_documents = _mean_interval(differences, [score.difference_interval for score in known])
     over_both = _mean_interval(differences, [score.difference_both_interval for score in known])
     p = None if equal else _p_of_interval(difference, over_both or over_documents)

@@ -14,6 +14,7 @@ from moe_lab.results.statistics import (
     SLOW_RESAMPLES,
     Aggregate,
     are_equal,
+    difference_of,
     interval_of_difference,
     is_binary,
     likelihood_terms,
@@ -193,7 +194,7 @@ def paired(
     score = aggregate or (lambda each: float(np.mean(each)))
     found = Paired(
         n=len(values),
-        difference=float(score(list(values))) - float(score(list(baseline))),
+        difference=difference_of(float(score(list(values))), float(score(list(baseline)))),
         interval=interval_of_difference([values], [baseline], aggregate),
     )
     if aggregate is None and is_binary(values) and is_binary(baseline):

@@ -11,13 +11,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from moe_lab.errors import MoeLabError, RunHeldError
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figures import write_run_figures
 from moe_lab.reports.loggers import open_logger
-from moe_lab.results.folder import ATTEMPT, RunFolder
+from moe_lab.results.folder import ATTEMPT, RunFolder, why_not_writable
 from moe_lab.runs.jobs import Job, distinct_runs
 from moe_lab.runs.run import Outcome, Run
 
@@ -89,7 +90,9 @@ class Step:
         place: dict[str, Any] = {"name": run.folder.name, "group": self.job.group, "folder": run.folder}
         with open_logger(config, kind="run", **place) as logger:
             outcome = execute(run, models, begin=logger.begin)
-            figures = write_run_figures(outcome.results, run.method.figures)
+            figures: list[Path] = []
+            if why_not_writable(run.config.output_dir) is None:  # else the result was stored
+                figures = write_run_figures(outcome.results, run.method.figures)
             if not (outcome.stored and logger.logged):
                 logger.log_results(outcome.results)
                 for figure in figures:

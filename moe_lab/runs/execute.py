@@ -53,10 +53,10 @@ def execute(run: Run, models: ModelPool, *, begin: Callable[[], None] = lambda: 
 
     `begin`: called when the run is to be computed and no other process works on it.
     """
-    if (stored := _whole_result(run)) is not None:
+    if (stored := whole_result(run)) is not None:
         return Outcome(run, stored, stored=True)
     with run.store.held():
-        if (stored := _whole_result(run)) is not None:  # by the process that held it
+        if (stored := whole_result(run)) is not None:  # by the process that held it
             return Outcome(run, stored, stored=True)
         with run.store.status(), memory_errors(run.folder.name):
             begin()
@@ -65,7 +65,7 @@ def execute(run: Run, models: ModelPool, *, begin: Callable[[], None] = lambda: 
                 return Outcome(run, evaluate_run(run, models, before), stored=False)
 
 
-def _whole_result(run: Run) -> RunResult | None:
+def whole_result(run: Run) -> RunResult | None:
     """The stored result if it has its comparisons, metrics and samples, and is not to be computed again."""
     stored = None if run.config.rerun else run.stored()
     if (

@@ -24,6 +24,7 @@ from moe_lab.reports.loggers import open_logger
 from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import write_atomically
+from moe_lab.results.folder import check_writable, why_not_writable
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.runs.attempts import is_worker, run_all
 from moe_lab.runs.distributed import end_processes, follow
@@ -111,6 +112,9 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
     else:
         jobs = jobs_of([replace(one, launcher=LauncherConfig()) for one in configs])
         alone = len(jobs) == 1 and len(jobs[0].runs) < 2
+    writable = why_not_writable(config.output_dir) is None
+    if not writable and not all(job.is_stored() for job in jobs):
+        check_writable(config.output_dir)
     models = ModelPool()
     with after_workers(config, argv):
         outcomes, failures = run_all(jobs, models, wait=config.wait)
@@ -155,7 +159,7 @@ def _plan(configs: Sequence[Config], cells: Sequence[Cell]) -> Plan:
 
 
 def _report(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
-    """Write the page or the tables of stored results. Raises ConfigError if there are none."""
+    """Write the page or the tables of stored results, where that can be. Raises ConfigError if there are none."""
     config = configs[0]
     if config.experiment:
         return stored_tables(_experiments(config, cells[0], compute=False), config)
@@ -186,8 +190,15 @@ def _experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experim
 
 
 def _with_page(finished: Results) -> Results:
-    """The same with its table, after the summaries over seeds and the page are written."""
+    """The same with its table, after the summaries over seeds and the page are written.
+
+    A folder that cannot be written is read: its results have no page then.
+    """
     table = command_table(finished.outcomes, finished.jobs)
+    reason = why_not_writable(finished.outcomes[0].run.config.output_dir)
+    if reason is not None:
+        print(f"{reason}: no page is written.", file=sys.stderr)
+        return replace(finished, table=table, files=[outcome.path for outcome in finished.outcomes])
     write_summaries(table.groups)
     page = write_report(finished.outcomes, table)
     summaries = [group.file for group in table.groups if group.file is not None]

@@ -12,6 +12,7 @@ from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
+from moe_lab.methods.profile import expecting
 from moe_lab.models.facts import ModelFacts
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.identity import folder_name, task_label
@@ -103,6 +104,17 @@ class Job:
         configs = [self.evaluated or study.tuned_config() for study in self.studies]
         self.runs = [run for config in configs for run in runs_of(config)]
 
+    def expected_runs(self) -> list[Run]:
+        """A run after each study, with a placeholder for the profile of a study that is not finished.
+
+        Of a command with several seeds it is the first one.
+        """
+        runs = []
+        for study in self.studies:
+            with expecting(study.best, study.profile() or study.expected_profile()):
+                runs.append(prepare(replace(self.evaluated or study.tuned_config(), seeds=1)))
+        return runs
+
     @property
     def name(self) -> str:
         """The folder of the first unfinished study, else of the first run. Used in messages."""
@@ -117,6 +129,12 @@ class Job:
         """The folders of its trainings and studies."""
         trainings = [training.folder for training in self.trainings]
         return [*trainings, *(study.folder for study in self.studies)]
+
+    def is_stored(self) -> bool:
+        """Whether the results of all its runs are stored, so that nothing is written."""
+        from moe_lab.runs.execute import whole_result
+
+        return bool(self.runs) and all(whole_result(run) is not None for run in self.runs)
 
     @property
     def coming(self) -> int:
@@ -202,7 +220,7 @@ def digest_of(configs: Sequence[Config]) -> str:
 
 def job_after(study: Study, config: Config) -> Job:
     """The job of a configuration that uses the temperatures of another configuration's study."""
-    evaluated = replace(config, method=replace(config.method, temperature=str(study.folder / "best.yaml")))
+    evaluated = replace(config, method=replace(config.method, temperature=str(study.best)))
     return Job(config, [study], evaluated=evaluated)
 
 

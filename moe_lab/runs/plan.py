@@ -1,14 +1,14 @@
 """`mode=plan`: the runs to compute, the stored runs, and the remaining work."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
 
-from moe_lab.config.schema import Config, TuningConfig
+from moe_lab.config.schema import Config
 from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
@@ -19,9 +19,10 @@ from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.reports.columns import Column, Shown, count, numbers, print_table, texts
 from moe_lab.reports.frames import settings_of, with_counts
 from moe_lab.reports.scores import settings
+from moe_lab.results.folder import why_not_writable
 from moe_lab.results.logs import answers_in
 from moe_lab.runs.budget import GIGABYTE, GPU, USABLE, Budget, gpu_memory, planned_memory, workload_of
-from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, runs_of, with_baselines
+from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, with_baselines
 from moe_lab.runs.prepare import check_code_execution, check_router, facts_of
 from moe_lab.runs.run import Run
 from moe_lab.runs.tuning.study import Study
@@ -46,26 +47,25 @@ class Row:
     method: str | None = None
     """In the place of the configuration's method."""
     seed: str | None = None
-    """In the place of the configuration's seed."""
+    """None: of a method without randomness."""
     examples: int | None = None
     tokens: int | None = None
     """Forward tokens still to compute; of a study at most (trials share what does not depend on them)."""
     gpu_memory: int | None = None
     """Planned bytes; None for embedded models."""
+    one_device: str | None = None
+    """Why a training has to fit on one device (`TrainingMethod.one_device`)."""
 
     @property
     def names(self) -> dict[str, str | None]:
-        """Model, weights, method, task and seed; the seed is None for a method without randomness."""
+        """Model, weights, method, task and seed."""
         config = self.config
-        # a method cannot be created before the study has found its temperatures
-        untuned = getattr(config.method, "temperature", None) == PROFILE
-        random = untuned or get_method(config.method.name)(config.method).random
         return {
             "model": config.model.name,
             "weights": config.model.path,
             "method": self.method or config.method.name,
             "task": task_name(config),
-            "seed": self.seed or (str(config.seed) if random else None),
+            "seed": self.seed,
         }
 
 
@@ -81,24 +81,30 @@ class Plan(Shown):
         self.exit_code = 0
         self.rows: list[Row] = []
         self.budget = Budget()
-        self.missing = self.tokens = 0
+        self.missing = self.studies = self.tokens = 0
+        """Runs and studies to do, and their forward tokens."""
         self.trainings: dict[str, tuple[int, int]] = {}
         """Optimizer steps and tokens by model folder."""
         self.references: dict[str, float] = {}
         """Forward tokens by name."""
         later = [job for job in jobs if not job.runs]
-        trained = any(job.trainings for job in later)
-        tuned = any(job.studies or job.config.tuning.name != "none" for job in later)
-        self.first = " and what follows the trainings" * trained + " and the studies" * tuned
-        """What precedes runs."""
+        trained = [job for job in later if job.trainings]
+        self.unknown = ""
+        """The work that is not in the sums."""
+        if trained:
+            tuned = any(job.config.tuning.name != "none" for job in trained)
+            self.unknown = " and what follows the trainings" + " and the studies" * tuned
         for study in {study.study_id: study for job in jobs for study in job.studies}.values():
             self._add_study(study)
-        for job in later:
-            self._add_coming(job)
-        for run in with_baselines(distinct_runs(jobs)):
+        for job in trained:
+            self._add_trainings(job)
+        runs = self._add_tuned([job for job in later if not job.trainings])
+        for run in with_baselines([*runs, *distinct_runs(jobs)]):
             self._add_run(run, workload_of(run))
         for number, configs in enumerate(self.refused.values(), start=1):
-            self.rows += [Row(config=config, state=f"cannot run ({number})") for config in configs]
+            self.rows += [
+                Row(config=config, seed=_seed(config), state=f"cannot run ({number})") for config in configs
+            ]
 
     def frame(self) -> DataFrame:
         """One row per run and study, those that others are compared with included.
@@ -126,59 +132,91 @@ class Plan(Shown):
         finished, total = study.finished(), study.search.n_trials
         config, tasks = study.config, study.tasks["tasks"]
         documents = {name: list(range(len(task.task_docs))) for name, task in tasks.items()}
-        workload = workload_of_tasks(tasks, documents, config)
-        tokens = study.method.forward_tokens(workload, config, study.facts)
+        workload = workload_of_tasks(
+            tasks, documents, config, right_answers=study.search.metric == "perplexity"
+        )
+        each = study.method.forward_tokens(workload, config, study.facts)
+        tokens = round(max(0, total - finished) * each)  # at most: trials share cached activations
+        self.studies += finished < total
+        self.tokens += tokens
         self.budget.add(study)
         self.rows.append(
             Row(
                 run=study.study_id[:8],
                 config=config,
                 method=f"{config.method.name}, tuning",
+                seed=str(config.seed) if study.method.random else None,
                 examples=sum(map(len, study.samples.values())),
-                tokens=round(max(0, total - finished) * tokens),  # at most: trials share cached activations
+                tokens=tokens,
                 state="done" if finished >= total else f"{finished} of {total} trials",
                 gpu_memory=planned_memory(study, workload),
             )
         )
 
-    def _add_coming(self, job: Job) -> None:
-        """The trainings of a job's models, and the runs after them or after its studies, which have no id yet."""
-        seed = f"{job.coming} after {'training' if job.trainings else 'tuning'}"
-        row = Row(config=job.config, seed=seed, state="missing")
+    def _add_trainings(self, job: Job) -> None:
+        """The trainings of a job's models, and the runs after them, which have no id yet."""
         for training in job.trainings:
             self.trainings |= training.left()
             self.budget.add(training, trains=True)
-        if not job.trainings:
-            config = job.evaluated or job.studies[0].evaluated
-            method: Any = config.method
-            if (search := job.studies[0].search).grid is None and search.tuning != "scale":
-                method = replace(method, temperature=1.0)  # a placeholder
-            [run] = runs_of(replace(config, method=method, tuning=TuningConfig(), baseline=False, seeds=1))
+        self.missing += job.coming
+        self.rows.append(Row(config=job.config, seed=f"{job.coming} after training", state="missing"))
+
+    def _add_tuned(self, jobs: Sequence[Job]) -> list[Run]:
+        """The runs after the jobs' studies, which have no id yet. Returns the base runs that they are compared with."""
+        baselines: list[Run] = []
+        controls: dict[str, Run] = {}
+        for job in jobs:
+            expected = job.expected_runs()
+            self._add_coming(job.config, expected, job.coming // len(expected))
+            baselines += [run.baseline for run in expected if run.baseline is not None]
+            for name in expected[0].comparisons:
+                # several jobs may have one control: the calibration of a shared study
+                new = {run.comparisons[name].run_id: run.comparisons[name] for run in expected}
+                new = {run_id: run for run_id, run in new.items() if run_id not in controls}
+                controls |= new
+                if new:
+                    runs = list(new.values())
+                    self._add_coming(runs[0].config, runs, 1)
+        return baselines
+
+    def _add_coming(self, config: Config, expected: Sequence[Run], each: int) -> None:
+        """A line for runs after studies: `each` runs like every one of `expected`."""
+        tokens = 0.0
+        for run in expected:
             workload = workload_of(run)
-            tokens = round(job.coming * run.method.forward_tokens(workload, run.config, run.facts))
-            row = replace(
-                row, examples=run.num_documents, tokens=tokens, gpu_memory=planned_memory(run, workload)
+            tokens += (
+                each
+                * run.method.forward_tokens(workload, run.config, run.facts)
+                * (1 + _evaluations_left(run))
             )
             self.budget.add(run)
-            self.tokens += tokens
-        self.missing += job.coming
-        self.rows.append(row)
+        count = each * len(expected)
+        self.missing += count
+        self.tokens += round(tokens)
+        self.rows.append(
+            Row(
+                config=config,
+                seed=f"{count} after tuning",
+                state="missing",
+                examples=expected[0].num_documents,
+                tokens=round(tokens),
+                gpu_memory=planned_memory(expected[0], workload_of(expected[0])),
+            )
+        )
 
     def _add_run(self, run: Run, workload: Workload) -> None:
         config, method = run.config, run.method
         state, share = run_state(run, workload)
         missing = state != "done"
-        if (
-            config.metrics == "expert"
-            and method.expert_metrics == "all"
-            and (config.rerun or not run.measured)
-        ):
-            share += evaluations()
+        share += _evaluations_left(run)
         tokens = round(method.forward_tokens(workload, config, run.facts) * share)
+        one_device = None
         if missing:
             self.references |= method.references_left(config, run.facts)
             if isinstance(method, TrainingMethod):
-                self.trainings |= method.training_left(config, run.facts)
+                left = method.training_left(config, run.facts)
+                self.trainings |= left
+                one_device = method.one_device if left else None
         self.missing += missing
         self.tokens += tokens
         self.budget.add(run, trains=missing and isinstance(method, TrainingMethod))
@@ -186,10 +224,12 @@ class Plan(Shown):
             Row(
                 run=run.run_id[:8],
                 config=config,
+                seed=str(config.seed) if method.random else None,
                 examples=run.num_documents,
                 tokens=tokens,
                 state=state,
                 gpu_memory=planned_memory(run, workload),
+                one_device=one_device,
             )
         )
 
@@ -223,7 +263,10 @@ class Plan(Shown):
         """The sums, and the reasons why some configurations cannot run."""
         impossible = sum(map(len, self.refused.values()))
         cannot = f" Cannot run: {impossible}." if impossible else ""
-        lines = [f"To run: {self.missing}, about {self.tokens:,} forward tokens{self.first}.{cannot}"]
+        studies = f" and {self.studies} {'study' if self.studies == 1 else 'studies'}" * (self.studies > 0)
+        lines = [
+            f"To run: {self.missing}{studies}, about {self.tokens:,} forward tokens{self.unknown}.{cannot}"
+        ]
         if self.references:
             tokens = sum(self.references.values())
             lines.append(
@@ -236,17 +279,69 @@ class Plan(Shown):
             )
         if self.missing or any(row.tokens for row in self.rows):
             lines += self.budget.lines()
-        largest = max(self.rows, key=lambda row: row.gpu_memory or 0, default=None)
-        if largest is not None and largest.gpu_memory is not None:
-            size, gpu = largest.gpu_memory, min(gpu_memory(), default=GPU)
-            device = resolve_device(largest.config.device)
-            lines.append(
-                f"GPU memory: at most {size / GIGABYTE:,.3g} GB (model={largest.config.model.name} "
-                f"method={largest.config.method.name}), which takes {ceil(size / (USABLE * gpu))} of "
-                f"{gpu / GIGABYTE:,.0f} GB with {1 - USABLE:.0%} of each left over. Free here, on {device}: "
-                f"{free_memory(device) / GIGABYTE:,.3g} GB."
-            )
+        lines += self._memory_lines()
+        if self.missing or self.studies:
+            reason = why_not_writable(self.rows[0].config.output_dir)
+            if reason is not None:
+                lines.append(f"{reason}: to run this, choose another output_dir=.")
         return [*lines, *(f"({number}) {reason}" for number, reason in enumerate(self.refused, start=1))]
+
+    def _memory_lines(self) -> list[str]:
+        """The largest row and its GPUs, and the largest training that has to fit on one GPU and does not."""
+        known = [row for row in self.rows if row.gpu_memory is not None]
+        if not known:
+            return []
+        gpu = min(gpu_memory(), default=GPU)
+        largest = max(known, key=_bytes_of)
+        device = resolve_device(largest.config.device)
+        lines = [
+            f"GPU memory: at most {_of_run(largest)}, {_takes(largest, gpu)}. Free here, on {device}: "
+            f"{free_memory(device) / GIGABYTE:,.3g} GB."
+        ]
+        alone = [row for row in known if row.one_device and _bytes_of(row) > USABLE * gpu]
+        too_large = max(alone, key=_bytes_of, default=largest)
+        if too_large is not largest:
+            lines.append(f"GPU memory of a training: {_of_run(too_large)}, {_takes(too_large, gpu)}.")
+        return lines
+
+
+def _evaluations_left(run: Run) -> float:
+    """How many times `metrics=expert` evaluates a run again, with masked and with random experts."""
+    measures = run.config.metrics == "expert" and run.method.expert_metrics == "all"
+    if measures and (run.config.rerun or not run.measured):
+        return evaluations()
+    return 0.0
+
+
+def _seed(config: Config) -> str | None:
+    """The seed of a configuration that cannot run, if its method has randomness."""
+    # a method cannot be created before the study has found its temperatures
+    untuned = getattr(config.method, "temperature", None) == PROFILE
+    random = untuned or get_method(config.method.name)(config.method).random
+    return str(config.seed) if random else None
+
+
+def _bytes_of(row: Row) -> int:
+    assert row.gpu_memory is not None
+    return row.gpu_memory
+
+
+def _of_run(row: Row) -> str:
+    """The memory of a row, and its model and method."""
+    size = _bytes_of(row) / GIGABYTE
+    return f"{size:,.3g} GB (model={row.config.model.name} method={row.config.method.name})"
+
+
+def _takes(row: Row, gpu: float) -> str:
+    """The number of GPUs of `gpu` bytes that hold a row, or why none does."""
+    count = ceil(_bytes_of(row) / (USABLE * gpu))
+    one = f"{gpu / GIGABYTE:,.0f} GB"
+    if count > 1 and row.one_device:
+        return (
+            f"which is too much for one GPU of {one}, and {row.one_device}. Use a GPU of at least "
+            f"{_bytes_of(row) / USABLE / GIGABYTE:,.0f} GB"
+        )
+    return f"which takes {count} of {one} with {1 - USABLE:.0%} of each left over"
 
 
 def run_state(run: Run, workload: Workload) -> tuple[str, float]:

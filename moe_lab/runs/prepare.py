@@ -23,7 +23,6 @@ from moe_lab.models.hub import go_offline
 from moe_lab.models.identity import model_identity
 from moe_lab.models.source import check_has_weights, model_source
 from moe_lab.models.tokenizer import load_tokenizer, prompt_tokenizer
-from moe_lab.results.folder import check_writable
 from moe_lab.results.identity import HASHED, folder_name, group_settings, run_id, task_label, task_settings
 from moe_lab.routing.hook import fixed_message, no_router_message
 from moe_lab.runs.run import Run
@@ -78,12 +77,11 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
 
     `facts`: checks the run of a model with these facts, which is yet to be trained; None: those of the model.
 
-    Raises ConfigError for impossible settings and an output folder that cannot be written, TaskError for tasks and
-    data, ModelError for a model that cannot be read, has no tokenizer, or lacks the router that the method needs.
+    Raises ConfigError for impossible settings, TaskError for tasks and data, ModelError for a model that cannot be
+    read, has no tokenizer, or lacks the router that the method needs.
     """
     if config.offline:
         go_offline()
-    check_writable(config.output_dir)
     method = get_method(config.method.name)(config.method)
     if isinstance(method, ModelMaker):
         raise ConfigError(f"method={config.method.name} trains a model and evaluates none.")

@@ -224,20 +224,30 @@ def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
 
 
 def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTable:
-    """The scores of a command, and the families of its comparisons.
-
-    Runs that others are compared with, such as calibration, are groups of their own. Those of a run with several seeds
-    are left out, because a single seed has no test.
-    """
+    """The scores of a command, and the families of its comparisons."""
     groups = summarize(outcomes, repeated_studies(jobs))
+    controls = controls_of(outcomes, groups)
+    not_asked = {control.results[0].run_id for control in controls}
+    family = family_of([*groups, *controls], measured_p_values(outcomes), not_asked)
+    return CommandTable(with_compared(outcomes), groups, family)
+
+
+def controls_of(outcomes: Sequence[Outcome], groups: Sequence[SeedGroup]) -> list[SeedGroup]:
+    """The stored runs that others are compared with and that were not asked for, each as a group of its own.
+
+    Calibration is one of them. Those of a run with several seeds are left out, because a single seed has no test.
+    """
     single = {group.results[0].run_id for group in groups if group.summary is None}
     shown = {outcome.run.run_id for outcome in outcomes}
-    runs = [run for one in outcomes if one.run.run_id in single for run in one.run.compared_runs.values()]
-    controls = {run.run_id: run.stored() for run in runs if run.run_id not in shown}
-    others = [SeedGroup([stored]) for stored in controls.values() if stored is not None]
-    not_asked = {result.run_id for group in others for result in group.results}
-    family = family_of([*groups, *others], measured_p_values(outcomes), not_asked)
-    return CommandTable(with_compared(outcomes), groups, family)
+    controls: dict[str, SeedGroup] = {}
+    for outcome in outcomes:
+        if outcome.run.run_id not in single:
+            continue
+        for run in outcome.run.compared_runs.values():
+            stored = None if run.run_id in shown else run.stored()
+            if stored is not None:
+                controls[run.run_id] = SeedGroup([stored])
+    return list(controls.values())
 
 
 def measured_p_values(outcomes: Sequence[Outcome]) -> dict[ComparisonKey, float | None]:

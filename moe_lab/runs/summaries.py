@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from moe_lab.results.statistics import (
     interval_of_mean,
     is_binary,
     likelihood_terms,
+    mean_of_differences,
     over_seeds,
 )
 from moe_lab.runs.prepare import run_name
@@ -144,7 +146,6 @@ def _difference(
     theirs = [other[metric] for other, _ in others]
     values = [list(other[metric].values()) for _, other in others]
     mean = float(np.mean(theirs))
-    difference = float(np.mean(scores)) - mean
     by_seed = (np.asarray(scores) - (theirs if len(theirs) == len(scores) else mean)).tolist()
     each = values if len(values) == len(by_document) else values * len(by_document)
     ties = np.array([near(mine, other) for mine, other in zip(by_document, each, strict=True)])
@@ -152,17 +153,27 @@ def _difference(
     moved = None if equal else _moved(by_document, each, ties, aggregate)
     return {
         "mean": mean,
-        "difference": difference,
+        "difference": mean_of_differences(by_seed),
         "difference_ci95_documents": interval_of_difference(by_document, values, aggregate),
         # the seeds share the documents: a swap of a document's values is the same in all of them
         "difference_p_documents": None
         if moved is None
-        else randomization_test(moved.mean(axis=0).tolist(), [0.0] * moved.shape[1]),
+        else randomization_test(moved.values_SN.mean(axis=0).tolist(), [0.0] * moved.values_SN.shape[1]),
         "difference_ci95_seeds": over_seeds(by_seed).interval,
         "difference_p_seeds": None if equal else p_over_seeds(by_seed),
         "equal": equal,
-        **({} if moved is None else _over_both(moved, aggregate, difference)),
+        **({} if moved is None else _over_both(moved)),
     }
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The differences of documents whose mean is tested in place of the score."""
+
+    values_SN: np.ndarray
+    """float64 [seeds, documents]; ties are 0."""
+    factor: float | None
+    """Their mean times this is the difference of the scores; None for perplexities, which are not proportional."""
 
 
 def _moved(
@@ -170,35 +181,30 @@ def _moved(
     others: Sequence[Sequence[Any]],
     ties: np.ndarray,
     aggregate: Aggregate | None,
-) -> np.ndarray | None:
-    """Differences whose mean can be tested in place of the score, float64 [seeds, documents]; ties are 0.
-
-    For a perplexity they are those of its log-likelihoods. None for any other score that is not a mean over documents.
-    """
-    mine, theirs = values, others
+) -> Moved | None:
+    """For a perplexity the differences of its log-likelihoods; None for any other score that is not a mean."""
+    mine, theirs, factor = values, others, 1.0
     if aggregate is not None:
         terms = [likelihood_terms(run, aggregate) for run in (*values, *others)]
         known = [term for term in terms if term is not None]
         if len(known) < len(terms) or any((term[1] != known[0][1]).any() for term in known):
             return None
         mine, theirs = [term[0] for term in known[: len(values)]], [term[0] for term in known[len(values) :]]
-    return np.where(ties, 0.0, np.asarray(mine, dtype=float) - np.asarray(theirs, dtype=float))
+        lengths_N = known[0][1]
+        factor = -len(lengths_N) / (lengths_N.sum() * math.log(2))  # of bits per byte
+    differences_SN = np.asarray(mine, dtype=float) - np.asarray(theirs, dtype=float)
+    proportional = aggregate is None or getattr(aggregate, "__name__", "") == "bits_per_byte"
+    return Moved(np.where(ties, 0.0, differences_SN), factor if proportional else None)
 
 
-def _over_both(moved: np.ndarray, aggregate: Aggregate | None, difference: float) -> dict[str, Any]:
-    """The p and the interval over seeds and documents together; empty with too few seeds.
-
-    Bits per byte are proportional to the tested log-likelihoods, so they have an interval. A difference of
-    perplexities has none.
-    """
-    both = crossed_mean(moved)
+def _over_both(moved: Moved) -> dict[str, Any]:
+    """The p and the interval over seeds and documents together; empty with too few seeds."""
+    both = crossed_mean(moved.values_SN)
     if both is None:
         return {}
     found: dict[str, Any] = {"difference_p_both": both.p}
-    linear = aggregate is None or getattr(aggregate, "__name__", "") == "bits_per_byte"
-    if linear and both.mean:
-        factor = difference / both.mean
-        found["difference_ci95_both"] = sorted(factor * limit for limit in both.interval)
+    if moved.factor is not None:
+        found["difference_ci95_both"] = sorted(moved.factor * limit for limit in both.interval)
     return found
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from moe_lab.engine.planned import Asked, planned_tokens
 from moe_lab.results.identity import HASHED
 from moe_lab.tasks.documents import gold_choice
-from moe_lab.tasks.loading import seed_as_lm_eval
+from moe_lab.tasks.loading import once, seed_as_lm_eval
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -88,16 +88,22 @@ class Workload:
     documents: float = 0
     asked: tuple[tuple[float, Asked], ...] = ()
     """(weight, requests): how many times these count; negative for the first document of a sample."""
+    shares_beginnings: bool = True
+    """Whether the engine that runs the model reads common beginnings once (`planned_tokens`)."""
 
     def __add__(self, other: Workload) -> Workload:
-        return Workload(self.documents + other.documents, self.asked + other.asked)
+        return replace(self, documents=self.documents + other.documents, asked=self.asked + other.asked)
 
     def tokens(self, ensemble: Ensemble) -> float:
         """Tokens that an ensemble puts through the model (`planned_tokens`)."""
         whole: dict[float, Asked] = {}
         for weight, asked in self.asked:
             whole.setdefault(weight, Asked()).add(asked)
-        return sum(weight * planned_tokens(asked, ensemble) for weight, asked in whole.items())
+        shares = self.shares_beginnings
+        return sum(
+            weight * planned_tokens(asked, ensemble, shares_beginnings=shares)
+            for weight, asked in whole.items()
+        )
 
     @property
     def longest(self) -> int:
@@ -131,47 +137,81 @@ class Workload:
 
 
 def workload_of_tasks(
-    tasks: Mapping[str, Any], samples: Mapping[str, list[int]], config: Config, architecture: Any = None
+    tasks: Mapping[str, Any],
+    samples: Mapping[str, list[int]],
+    config: Config,
+    architecture: Any = None,
+    *,
+    right_answers: bool = False,
 ) -> Workload:
     """The workload of the documents `samples` of lm-eval's tasks for the model of `config`.
 
     Args:
         architecture: the configuration of the model that answers; None: that of `config`.
+        right_answers: whether the right answer of each document is scored, in place of lm-eval's requests.
     """
     from moe_lab.models.source import load_config
 
     design = architecture or load_config(config.model, offline=config.offline)
-    parts = (_of_task(task, samples[name], config, design) for name, task in tasks.items() if samples[name])
-    return sum(parts, start=Workload())
+    workload = Workload(shares_beginnings=_shares_beginnings(design, config.model.attn_implementation))
+    for name, task in tasks.items():
+        if samples[name]:
+            workload += _of_task(task, samples[name], config, design, right_answers)
+    return workload
+
+
+def _shares_beginnings(design: Any, attn_implementation: str | None) -> bool:
+    """Whether a `KVEngine` runs models of this design."""
+
+    def of_empty_model() -> bool:
+        import torch
+
+        from moe_lab.engine.footprint import meta_model
+        from moe_lab.engine.forward.layers import runs_on_kv_cache
+
+        model = meta_model(design, torch.float32)
+        if attn_implementation is not None:
+            model.set_attn_implementation(attn_implementation)
+        return runs_on_kv_cache(model)
+
+    return once(f"shares beginnings {design.to_json_string()} {attn_implementation}", of_empty_model)
 
 
 _workloads: WeakKeyDictionary[Any, dict[str, Workload]] = WeakKeyDictionary()
 """By task, and by all else that determines a workload: many runs of a grid have the same prompts."""
 
 
-def _of_task(task: Any, numbers: list[int], config: Config, design: Any) -> Workload:
+def _of_task(task: Any, numbers: list[int], config: Config, design: Any, right_answers: bool) -> Workload:
     sampled = numbers[:: max(1, len(numbers) // SAMPLED)][:SAMPLED]
     known = _workloads.setdefault(task, {})
     settings = [getattr(config, name) for name in sorted(HASHED)]
-    key = f"{sampled} {len(numbers)} {config.model} {config.offline} {settings} {design.to_json_string()}"
+    key = (
+        f"{sampled} {len(numbers)} {config.model} {config.offline} {settings} {design.to_json_string()} "
+        f"{right_answers}"
+    )
     if key not in known:
-        parts = [(1.0, _asked(task, sampled, config, design))]
+        parts = [(1.0, _asked(task, sampled, config, design, right_answers))]
         if len(sampled) < len(numbers):
             others = (len(numbers) - len(sampled)) / (len(sampled) - 1)
-            first = _asked(task, sampled[:1], config, design)
+            first = _asked(task, sampled[:1], config, design, right_answers)
             parts = [(1 + others, parts[0][1]), (-others, first)]
         known[key] = Workload(len(numbers), tuple(parts))
     return known[key]
 
 
-def _asked(task: Any, numbers: list[int], config: Config, design: Any) -> Asked:
+def _asked(task: Any, numbers: list[int], config: Config, design: Any, right_answers: bool) -> Asked:
     from moe_lab.engine.hf import encoder_of
     from moe_lab.models.tokenizer import Framing, prompt_tokenizer
 
     framing = Framing(lambda: prompt_tokenizer(config), config.apply_chat_template)
     encoder = encoder_of(design, framing.tokenizer, config.max_length, config.model.add_bos_token)
+    rolling = task.get_config("output_type") == "loglikelihood_rolling"
     asked = Asked()
     for instances in build_requests(config, task, framing, samples=numbers):
+        if right_answers:
+            kind = "loglikelihood_rolling" if rolling else "loglikelihood"
+            asked.read(encoder, kind, right_request(config, task, instances))
+            continue
         for instance in instances:
             asked.read(encoder, instance.request_type, instance.args, instance.repeats or 1)
     return asked

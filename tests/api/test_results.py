@@ -182,6 +182,44 @@ paper: []
 
 
 @pytest.mark.slow
+def test_an_experiment_has_the_p_of_its_command(tmp_path):
+    """Broken by a calibration that is no comparison of the experiment, and by a control less in its family."""
+    asked = ["task=toy_text", "method=roe", "method.n=2", "seeds=1", "model=tiny-noisy", "limit=8"]
+    asked += ["tuning=uniform", "tuning.step=4", "tuning.max_temperature=4", "tuning.num_samples=4"]
+    (tmp_path / "conf" / "experiments").mkdir(parents=True)
+    settings = ", ".join(asked[2:])
+    text = f"""title: T
+source: S
+scales: {{tiny: {{grid: {{task: [toy_text], method: [base, [roe, {settings}]]}}, set: [model=tiny-noisy, limit=8]}}}}
+rows: [method]
+columns: [task]
+metric: headline
+paper: []
+"""
+    (tmp_path / "conf" / "experiments" / "mine.yaml").write_text(text)
+    place = f"output_dir={tmp_path}/o"
+    columns = ["method", "compared_with", "p", "p_holm", "question", "family"]
+
+    def tested(results) -> list[tuple]:
+        frame = results.frame().dropna(subset="p")[columns]
+        return sorted(frame.itertuples(index=False, name=None))
+
+    command = tested(moe_lab.run([*asked, place], quiet=True))
+    in_experiment = moe_lab.run(
+        ["--config-dir", str(tmp_path / "conf"), "experiment=mine", place], quiet=True
+    )
+    assert tested(in_experiment) == command
+    found = [(method, other, question, family) for method, other, _, _, question, family in command]
+    assert found == [
+        ("calibration", "base", "controls", 2),
+        ("roe", "base", "scores", 1),
+        ("roe", "calibration", "controls", 2),
+    ]
+    report = moe_lab.report(["--config-dir", str(tmp_path / "conf"), "experiment=mine", place], quiet=True)
+    assert tested(report) == command
+
+
+@pytest.mark.slow
 def test_quiet_prints_nothing(tmp_path, capfd, tiny_olmoe_dir):
     """Broken by a table, a progress line or a bar in a notebook that asked for none."""
     keys = ["method=roe", "method.n=2", "task=toy_choice", "limit=2", f"model.path={tiny_olmoe_dir}"]

@@ -73,7 +73,7 @@ RESULTS = changed(
         samples={"toy": [3]},
         intervals={},
         baseline={"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
-        paired={"toy": {"acc,none": {"difference": 0.1}}},
+        paired={"toy": {"acc,none": {"difference": 0.1, "ci95": [-0.05, 0.25], "p_mcnemar": 0.125}}},
         cost={"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
     ),
     results={
@@ -104,6 +104,13 @@ with open_logger(config, kind="study", name="study-1", group=None) as logger:
     logger.log_study(folder)
     logger.log_figure(folder / "heatmap.png")
     logger.log_figure(folder / "heatmap.csv")
+(folder / "study").mkdir()
+shared = {"kind": "study", "group": None, "folder": folder / "study"}
+for name in ("begun", "resumed"):
+    with open_logger(config, name="study-2", **shared) as logger:
+        logger.log_trial(0, 2.5, [0.0], name)
+        with open_logger(config, name="study-2", **shared) as other:
+            other.log_trial(1, 2.0, [0.1], "shared")
 for _ in range(2):
     with open_logger(config, kind="run", name="run-1", group="figure3", folder=folder / "run") as logger:
         if not logger.logged:
@@ -209,10 +216,30 @@ def test_results_samples_and_configuration_can_be_read_back(logged):
 @pytest.mark.slow
 def test_a_run_is_logged_once_under_an_id_of_its_own(logged):
     runs, _, folder = logged
-    assert runs["run-1"].run["run_id"] == "run-1" and runs["study-1"].run["run_id"] != "study-1"
+    assert runs["run-1"].run["run_id"] == "run-1" and runs["study-1"].run["run_id"] == "study-1"
     record = {"entity": None, "project": "moe_lab", "id": "run-1"}
     assert json.loads((folder / "run" / "wandb.json").read_text()) == record
     assert len(list((folder / "out" / "wandb").glob("offline-run-*-run-1"))) == 1
+
+
+@pytest.mark.slow
+def test_a_resumed_study_continues_its_run_and_a_process_that_shares_it_has_its_own(logged):
+    """Broken by an id for each session of a study, and by two processes that write one W&B run at once."""
+    folder = logged[2] / "out" / "wandb"
+    sessions = [Logged(path) for path in folder.glob("offline-run-*")]
+    states: dict[str, list[str]] = {}
+    for session in sessions:
+        if session.summary["name"] == "study-2":
+            states.setdefault(session.run["run_id"], []).extend(item["state"] for item in session.history)
+    assert sorted(states.pop("study-2")) == ["begun", "resumed"]
+    assert list(states.values()) == [["shared"], ["shared"]]
+
+
+@pytest.mark.slow
+def test_a_difference_is_logged_with_its_p_and_its_interval(logged):
+    summary = logged[0]["run-1"].summary["summary"]
+    found = [summary[name] for name in ("difference", "p", "difference_low", "difference_high")]
+    assert found == [0.1, 0.125, -0.05, 0.25]
 
 
 @pytest.mark.slow
@@ -228,7 +255,7 @@ def test_files_stay_in_the_output_folder_hold_no_key_and_one_line_says_how_to_up
     upload = f"wandb sync {folder}/out/wandb/offline-run-*"
     assert printed.splitlines() == [f"W&B: logged offline. To upload: {upload}"]
     before = {"study.json", "best.yaml", "trials.csv", "heatmap.csv", "heatmap.png", "samples_toy.jsonl"}
-    assert {path.name for path in folder.iterdir()} == before | {"out", "run"}
+    assert {path.name for path in folder.iterdir()} == before | {"out", "run", "study"}
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
@@ -342,6 +369,9 @@ def test_scores_have_the_harness_s_names_and_one_headline():
         "toy/f1_stderr,none": 0.1,
         "score": 0.5,
         "difference": 0.1,
+        "p": 0.125,
+        "difference_low": -0.05,
+        "difference_high": 0.25,
         "baseline/toy/acc,none": 0.4,
         "cost/wall_seconds": 2.0,
     }
@@ -349,7 +379,10 @@ def test_scores_have_the_harness_s_names_and_one_headline():
 
 def test_the_score_of_a_group_is_its_own():
     block = RESULTS["moe_lab"] | {"task": {"name": "all", "tasks": ["toy"], "metric": "acc,none"}}
-    results = RunResult({"results": RESULTS["results"] | {"all": {"acc,none": 0.75}}, "moe_lab": block})
+    groups = {"groups": {"all": {}}, "group_subtasks": {"all": ["toy"], "toy": []}}
+    results = RunResult(
+        {"results": RESULTS["results"] | {"all": {"acc,none": 0.75}}, "moe_lab": block, **groups}
+    )
     assert loggers.scores(results)["score"] == 0.75
     assert "difference" not in loggers.scores(results), "it was compared task by task"
 

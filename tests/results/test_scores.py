@@ -14,7 +14,7 @@ import pytest
 from moe_lab.results.identity import versions
 from moe_lab.results.score_table import Family, mean_score, task_mean
 from moe_lab.results.scores import Score, headline, marks_of, scores_of
-from moe_lab.results.significance import holm
+from moe_lab.results.significance import holm, paired
 from tests.support.stored_results import result_with
 
 
@@ -151,6 +151,19 @@ def test_seeds_with_the_same_difference_have_the_test_over_documents():
     """Broken by a comparison that leaves the family where its seeds agree, so that the p of others shrink."""
     mean = mean_score(seeds_of(2, difference=0.1), {"a": {"acc,none": {"difference_p_documents": 0.019}}})
     assert mean.p == 0.019 and Family.of({mean.comparison: mean.p}).tests == {"scores": 1}
+
+
+def test_differences_that_cancel_are_exactly_0():
+    """0.4 - 0.3 and 0.3 - 0.2 differ in their last bits: over seeds, over tasks, and over the documents of a run."""
+    differences = [0.4 - 0.3, 0.2 - 0.3]
+    assert sum(differences) != 0
+    scores = [replace(one, difference=moved) for one, moved in zip(seeds_of(2), differences, strict=True)]
+    over_seeds = mean_score(scores, {})
+    over_tasks = task_mean(scores)
+    assert over_tasks is not None
+    assert (over_seeds.difference, over_tasks.difference) == (0.0, 0.0)
+    of_run = paired([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])
+    assert of_run.difference == 0.0
 
 
 def test_a_mean_is_equal_where_all_of_its_seeds_are():

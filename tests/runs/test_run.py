@@ -398,12 +398,10 @@ def test_what_is_refused_before_weights_load(roe, tmp_path, monkeypatch):
     import moe_lab.models.load as load
 
     monkeypatch.setattr(load, "load_model", lambda *a, **k: pytest.fail("weights were loaded"))
-    (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     mute = tmp_path / "mute"
     shutil.copytree(str(roe.model.path), mute, ignore=shutil.ignore_patterns("tokenizer*"))
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"output_dir": str(tmp_path / "file" / "out")}, ConfigError, "is a file"),
         ({"data_dir": str(tmp_path / "absent")}, TaskError, r"Or give .*absent/arc_easy/<split>\.jsonl"),
         ({"samples": [10]}, TaskError, "documents 0 to 9"),
         ({"num_fewshot": 7}, TaskError, "more than the 6 examples"),

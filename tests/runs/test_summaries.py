@@ -1,6 +1,7 @@
 """Breaks if seeds of different runs are mixed, or if a summary's numbers are not those of its runs."""
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lm_eval.api.metrics import weighted_perplexity
+from lm_eval.api.metrics import bits_per_byte, weighted_perplexity
+from scipy.stats import t
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.models.memory import ModelPool
@@ -209,3 +211,64 @@ def test_documents_that_rounding_moved_are_ties():
     assert not found["equal"] and found["difference_p_documents"] > 0.2
     rounded = _difference(scores, [[log + 1e-6 for log in base.values()]] * 2, [other], "m", None, near)
     assert rounded["equal"] and rounded["difference_p_documents"] is None
+
+
+def crossed_interval(values_SN: list[list[float]]) -> tuple[float, float]:
+    """The interval of `significance.crossed_mean`, by loops over seeds and documents."""
+    seeds, documents = len(values_SN), len(values_SN[0])
+    mean = math.fsum(map(math.fsum, values_SN)) / (seeds * documents)
+    of_seed = [math.fsum(row) / documents for row in values_SN]
+    of_document = [math.fsum(row[i] for row in values_SN) / seeds for i in range(documents)]
+    square_seeds = documents * math.fsum((one - mean) ** 2 for one in of_seed) / (seeds - 1)
+    square_documents = seeds * math.fsum((one - mean) ** 2 for one in of_document) / (documents - 1)
+    rests = []
+    for seed, row in enumerate(values_SN):
+        for i, value in enumerate(row):
+            rests.append((value - of_seed[seed] - of_document[i] + mean) ** 2)
+    square_rest = math.fsum(rests) / ((seeds - 1) * (documents - 1))
+    parts = [max(square_seeds, square_rest), max(square_documents, square_rest), -square_rest]
+    freedom = [seeds - 1, documents - 1, (seeds - 1) * (documents - 1)]
+    degrees = sum(parts) ** 2 / sum(part**2 / df for part, df in zip(parts, freedom, strict=True))
+    half = float(t.ppf(0.975, degrees)) * (sum(parts) / (seeds * documents)) ** 0.5
+    return mean - half, mean + half
+
+
+CANCELLING = {
+    # 0 or 1: as many documents become right as become wrong
+    "accuracy": ([[1.0, 0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 1.0, 1.0, 1.0]], [0.0, 1.0, 1.0, 0.0, 1.0]),
+    # sums of tenths, whose differences cancel but for their last bits
+    "tenths": ([[0.3, 0.7, 0.1, 0.6, 0.2], [0.7, 0.1, 0.6, 0.2, 0.3]], [0.1, 0.2, 0.3, 0.6, 0.7]),
+}
+
+
+@pytest.mark.parametrize("kind", CANCELLING)
+def test_a_difference_of_five_seeds_that_cancels_is_0_with_the_interval_of_its_test(kind):
+    rows, base = CANCELLING[kind]
+    seeds = [rows[0], rows[1], rows[0], rows[1], rows[0]]
+    scores = [float(np.mean(values)) for values in seeds]
+    other = ({"m": float(np.mean(base))}, {"m": dict(enumerate(base))})
+    near = partial(Rounding("float32").equals, words=[9] * 5)
+    found = _difference(scores, seeds, [other], "m", None, near)
+    differences = [[value - before for value, before in zip(row, base, strict=True)] for row in seeds]
+    expected = crossed_interval(differences)
+    assert found["difference"] == 0.0 and found["difference_p_both"] == pytest.approx(1.0)
+    assert found["difference_ci95_both"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_bits_per_byte_have_the_interval_of_their_log_likelihoods():
+    random = np.random.default_rng(0)
+    lengths = [4, 9, 5, 7, 6, 8]
+    base = [(-5.0 - i, length) for i, length in enumerate(lengths)]
+    seeds = [[(log + random.normal(0.5, 0.2), length) for log, length in base] for _ in range(5)]
+    scores = [bits_per_byte(values) for values in seeds]
+    other = ({"m": bits_per_byte(base)}, {"m": dict(enumerate(base))})
+    near = partial(Rounding("float32").equals, words=[1] * 6)
+    found = _difference(scores, seeds, [other], "m", bits_per_byte, near)
+    # bits of a document, so that their mean over documents is the difference of the scores
+    scale = -len(lengths) / (sum(lengths) * math.log(2))
+    moved = [
+        [scale * (log - before) for (log, _), (before, _) in zip(row, base, strict=True)] for row in seeds
+    ]
+    expected = crossed_interval(moved)
+    assert found["difference_ci95_both"] == pytest.approx(expected, abs=1e-12)
+    assert found["difference"] == pytest.approx(math.fsum(expected) / 2, abs=1e-12)

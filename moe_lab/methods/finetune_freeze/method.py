@@ -97,6 +97,14 @@ class FinetuneFreeze(TrainingMethod):
             self._prepared = prepare(config, own, data, facts)
         return self._prepared
 
+    @property
+    def one_device(self) -> str | None:
+        if self.config.optimizer == EIGHT_BIT:
+            return f"method.optimizer={EIGHT_BIT} trains in one process"
+        if self.config.partners is not None:
+            return "method.partners trains in one process"
+        return None
+
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, parameter_groups
         from moe_lab.models.facts import quantization_of

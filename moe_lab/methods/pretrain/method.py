@@ -46,6 +46,7 @@ class Pretrain(TrainingMethod):
     expert_metrics = "all"
 
     Config = PretrainConfig
+    one_device = "method=pretrain keeps the whole model in each process"
 
     def __init__(self, config: Any):
         super().__init__(config)

@@ -25,7 +25,9 @@ from moe_lab.reports.figures.style import (
     RED,
     STYLE,
     Drawing,
+    fit,
     widen_x,
+    wrapped_label,
 )
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine, difference_panels, panel_title
@@ -103,7 +105,8 @@ def panels_of_points(
         points(axis, own, name, look, names)
         finish(axis, panel, own)
 
-    return panels_by(rows, "panel", draw, height=1.0 + 0.17 * len(names), sharey=True)
+    lines = sum(len(wrapped_label(name).split("\n")) for name in names)
+    return panels_by(rows, "panel", draw, height=1.0 + 0.17 * lines, sharey=True)
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
@@ -136,17 +139,36 @@ def curve(
     """A line over the column `x`, with a bar for each interval, or a band with the label `band` over all of them."""
     known = rows.dropna(subset=[y]).astype({x: float, y: float})
     axis.plot(known[x], known[y], style, color=colour, label=label, **line)
-    limited = known.reindex(columns=[x, "low", "high"]).dropna().astype(float)
     if band is None:
-        axis.vlines(limited[x], limited["low"], limited["high"], color=colour, lw=0.9)
-    elif len(limited) == len(known):  # a band over some of the points would hide that others have no interval
-        axis.fill_between(
-            limited[x], limited["low"], limited["high"], color=colour, alpha=0.15, lw=0, label=band
-        )
-    if "published" in known:
-        paper = known.dropna(subset=["published"])
-        if len(paper):
-            axis.plot(paper[x], paper["published"], "D", mfc="none", mec=RED, ms=5, label="published")
+        intervals(axis, known, x, colour)
+    else:
+        limited = _with_limits(known, x)
+        if len(limited) == len(
+            known
+        ):  # a band over some of the points would hide that others have no interval
+            axis.fill_between(
+                limited[x], limited["low"], limited["high"], color=colour, alpha=0.15, lw=0, label=band
+            )
+    published(axis, known, x)
+
+
+def intervals(axis: Axes, rows: DataFrame, x: str, colour: str) -> None:
+    """A vertical line for each interval, at its place in the column `x`."""
+    limited = _with_limits(rows, x)
+    axis.vlines(limited[x], limited["low"], limited["high"], color=colour, lw=0.9)
+
+
+def _with_limits(rows: DataFrame, x: str) -> DataFrame:
+    return rows.reindex(columns=[x, "low", "high"]).dropna().astype(float)
+
+
+def published(axis: Axes, rows: DataFrame, x: str) -> None:
+    """A mark for each published value, at its place in the column `x`."""
+    if "published" not in rows:
+        return
+    paper = rows.dropna(subset=["published"])
+    if len(paper):
+        axis.plot(paper[x], paper["published"], "D", mfc="none", mec=RED, ms=5, label="published")
 
 
 def curves(axis: Axes, rows: DataFrame, x: str, y: str = "value", by: str = "line", **options: Any) -> None:
@@ -172,7 +194,7 @@ def points(
         axis.plot(row.value, height, "o", **options)
         if notna(getattr(row, "published", None)):
             axis.plot(row.published, height, "D", mfc="none", mec=RED, ms=5, label="published")
-    axis.set_yticks(range(len(names)), names)
+    axis.set_yticks(range(len(names)), map(wrapped_label, names))
     axis.set_ylim(len(names) - 0.4, -0.6)
     widen_x(axis)
 
@@ -202,8 +224,10 @@ def bars(
         placed = own.assign(place=[order.index(name) + shift for name in own[across]])
         if filled:
             axis.bar(placed["place"], placed["value"], width * 0.92, color=colour, label=one)
-        curve(axis, placed, "place", colour="black" if filled else colour, style="" if filled else marker,
-              label=None if filled else one)  # fmt: skip
+            intervals(axis, placed, "place", "black")
+            published(axis, placed, "place")
+        else:
+            curve(axis, placed, "place", colour=colour, style=marker, label=one)
     slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     axis.set_xticks(range(len(order)), order, **(slanted if len(order) > 4 else {}))
     axis.set_xlim(-0.6, len(order) - 0.4)
@@ -232,7 +256,9 @@ def differences_figure(lines: Iterable[ScoreLine]) -> Figure:
     """The differences as points with their intervals, the largest of a panel first. There is at least one."""
     groups = difference_panels(lines)
     with matplotlib.rc_context(fname=STYLE):
-        return draw_differences(groups, list(map(panel_title, groups)))
+        figure = draw_differences(groups, list(map(panel_title, groups)))
+        fit(figure)
+    return figure
 
 
 def draw_differences(groups: Sequence[Sequence[ScoreLine]], titles: Sequence[str], title: str = "") -> Figure:
@@ -240,9 +266,10 @@ def draw_differences(groups: Sequence[Sequence[ScoreLine]], titles: Sequence[str
 
     A point is filled where the difference is significant.
     """
-    heights = [0.24 * len(lines) + 0.8 for lines in groups]
+    labels = [[_label_with_p(line) for line in lines] for lines in groups]
+    heights = [sum(map(_label_height, own)) + 0.8 for own in labels]
     figure, axes = stacked_panels(sum(heights) + 0.3 * bool(title), heights, title)
-    for axis, lines, name in zip(axes, groups, titles, strict=True):
+    for axis, lines, own_labels, name in zip(axes, groups, labels, titles, strict=True):
         places, scores = range(len(lines)), [line.score for line in lines]
         axis.axvline(0, color=GREY, ls=":", lw=1.1)
         for place, score in zip(places, scores, strict=True):
@@ -250,8 +277,7 @@ def draw_differences(groups: Sequence[Sequence[ScoreLine]], titles: Sequence[str
             axis.plot(
                 score.difference or 0.0, place, "o", color=BLUE, mfc=BLUE if score.significant else "white"
             )
-        p = ["" if score.p_holm is None else f", p = {score.p_holm:.2g}" for score in scores]
-        axis.set_yticks(places, [f"{line.label}{text}" for line, text in zip(lines, p, strict=True)])
+        axis.set_yticks(places, own_labels)
         axis.set_ylim(len(lines) - 0.5, -0.5)
         axis.grid(axis="y", visible=False)
         better = " (lower is better)" if scores[0].lower_is_better else ""
@@ -259,3 +285,15 @@ def draw_differences(groups: Sequence[Sequence[ScoreLine]], titles: Sequence[str
         of = f"difference of {quantity(scores[0].metric)}{better}, 95% interval{filled}"
         axis.set(title=name, xlabel=of)
     return figure
+
+
+def _label_with_p(line: ScoreLine) -> str:
+    """The label of a difference, with its corrected p if it has one."""
+    if line.score.p_holm is None:
+        return wrapped_label(line.label)
+    return wrapped_label(f"{line.label}, p = {line.score.p_holm:.2g}")
+
+
+def _label_height(label: str) -> float:
+    """The inches of a line of a panel with this label."""
+    return 0.12 + 0.12 * len(label.split("\n"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from moe_lab.results.atomic import write_file, write_rows
@@ -92,24 +93,59 @@ def log_axis(axis: Axes) -> None:
 
 LEAST_SPAN = 0.05
 """The least span of a linear axis, in its unit, so that values that differ by 0.001 look close together."""
-CHARACTERS = 14.5
-"""Characters of a title per inch."""
 
 
 def fit(figure: Figure) -> None:
-    """Widen vertical axes with less than LEAST_SPAN, and wrap titles in the width of their panels."""
-    titles = [(text, 1) for text in figure.texts]
-    for axis in figure.axes:
-        if (spec := axis.get_subplotspec()) is None:
-            continue
-        titles.append((axis.title, spec.get_gridspec().ncols))
+    """Widen vertical axes with less than LEAST_SPAN, and wrap titles and labels so that they fit."""
+    # a colour bar is no panel
+    panels = [axis for axis in figure.axes if axis.get_subplotspec() is not None]
+    for axis in panels:
         linear = axis.has_data() and axis.get_yscale() == "linear"
         if linear and axis.get_autoscaley_on():  # limits that are set by hand stay
             axis.set_ylim(_widened(*axis.get_ylim()))
-    for text, columns in titles:
-        width = int(CHARACTERS * figure.get_figwidth() / columns)
-        lines = (textwrap.fill(line, width) for line in text.get_text().split("\n"))
-        text.set_text("\n".join(lines))
+    with matplotlib.rc_context(fname=STYLE):
+        for text in figure.texts:
+            _wrap(text, figure.bbox.width)
+        _settle(figure)
+        for axis in panels:
+            _wrap(axis.title, axis.bbox.width)
+            _wrap(axis.xaxis.label, axis.bbox.width)
+            _wrap(axis.yaxis.label, axis.bbox.height)
+        _settle(figure)
+
+
+def _settle(figure: Figure) -> None:
+    """Give every artist its place.
+
+    A drawing begins with the layout, which knows the ticks of the drawing before. The first one has none, and the
+    second one may get others, because the panels have changed their sizes.
+    """
+    for _ in range(2):
+        figure.draw_without_rendering()
+
+
+def _wrap(text: Text, room: float) -> None:
+    """Wrap a text to a length in pixels: its width, or of a vertical text its height."""
+    lines = text.get_text().split("\n")
+    width = max(map(len, lines))
+    while (length := _length(text)) > room and width > 1:
+        width = min(width - 1, int(width * room / length))
+        text.set_text("\n".join(textwrap.fill(line, max(1, width)) for line in lines))
+
+
+def _length(text: Text) -> float:
+    extent = text.get_window_extent()
+    vertical = text.get_rotation() == 90
+    return extent.height if vertical else extent.width
+
+
+LABEL_WIDTH = 44
+"""Most characters in a line of a label next to a panel, about two fifths of a page."""
+
+
+def wrapped_label(label: str) -> str:
+    """The label of a line of a panel, in as many lines as it takes."""
+    return textwrap.fill(label, LABEL_WIDTH)
 
 
 def widen_x(axis: Axes) -> None:

@@ -17,7 +17,6 @@ from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
 from moe_lab.reports.papers.files import typed_settings
 from moe_lab.reports.papers.metrics import EXPERT, NO_TASK, TRAINING
-from moe_lab.results.folder import check_writable
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.config import to_config
 from moe_lab.runs.jobs import PROFILE, Job, by_model, job_after, job_of
@@ -168,7 +167,6 @@ NOTHING_STORED = "Nothing of this is stored yet. The same command with mode=run 
 def prepare_experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experiments:
     """The experiments in `config.experiment`. Their cells share jobs. `compute` as in `prepare_cells`."""
     composed = compose_experiments(config, cell)
-    check_writable(config.output_dir)
     known: dict[str, Job] = {}
     experiments = [(each.experiment, prepare_cells(each, known, compute=compute)) for each in composed]
     for job in known.values():

@@ -8,8 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pandas import DataFrame
-
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
@@ -24,12 +22,13 @@ from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.table import table_of
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import json_text, write_file, write_rows
+from moe_lab.results.folder import why_not_writable
 from moe_lab.results.identity import folder_name
-from moe_lab.results.score_table import Family
+from moe_lab.results.score_table import Family, p_values_of
 from moe_lab.runs.experiments.cells import NOTHING_STORED, Experiments, filled
 from moe_lab.runs.experiments.equivalent import equivalent_rows
 from moe_lab.runs.jobs import digest_of
-from moe_lab.runs.results import Results, command_table, measured_p_values, stored_outcomes
+from moe_lab.runs.results import Results, command_table, controls_of, measured_p_values, stored_outcomes
 from moe_lab.runs.tuning.search import preset
 
 
@@ -38,19 +37,24 @@ def with_tables(
 ) -> Results:
     """The same with its tables and figures, after they are written.
 
-    A table of which no cell is measured is only listed on the page. Raises ConfigError with `compute=False` if nothing
-    is stored.
+    A table of which no cell is measured is only listed on the page. A folder that cannot be written is read: its tables
+    have no files then. Raises ConfigError with `compute=False` if nothing is stored.
     """
     jobs, outcomes = finished.jobs, finished.outcomes
     stored = stored_outcomes(jobs) if compute else []  # also of a run that failed with rerun=true
     by_id = {outcome.run.run_id: outcome for outcome in [*stored, *outcomes]}
     tables = [filled(one, config.scale, cells, by_id, finished.failures) for one, cells in experiments]
+    of_command = command_table(outcomes, jobs) if outcomes else CommandTable([])
+    controls = controls_of(outcomes, of_command.groups)
     in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
-    family = Family.of({**in_tables, **measured_p_values(outcomes)})
+    family = Family.of(
+        {**p_values_of(controls), **in_tables, **measured_p_values(outcomes)},
+        {control.results[0].run_id for control in controls},
+    )
     finished = replace(
         finished,
         refused=[one.error for _, cells in experiments for one in cells if one.error is not None and compute],
-        table=replace(command_table(outcomes, jobs), family=family) if outcomes else CommandTable([]),
+        table=replace(of_command, family=family),
     )
     folder = Path(config.output_dir) / "tables"
     measured = {
@@ -63,8 +67,15 @@ def with_tables(
         print(f"experiment={name}: {why}", file=sys.stderr)
     if not any(measured.values()):
         return finished
+    reason = why_not_writable(config.output_dir)
+    if reason is not None:
+        print(f"{reason}: no table and no figure is written.", file=sys.stderr)
+        shown = [table_of(experiment, config.scale, cells, family, folder) for experiment, cells in tables]
+        names = [experiment.name for experiment, _ in tables]
+        frames = {name: typed_frame(table.records()) for name, table in zip(names, shown, strict=True)}
+        return replace(finished, tables=frames)
     files: list[Path] = []
-    frames: dict[str, DataFrame] = {}
+    frames = {}
     for experiment, cells in tables:
         stem, figures = file_stem(experiment, config.scale), []
         if measured[experiment.name]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 from lm_eval.tasks.manager import TaskDict
@@ -22,6 +22,8 @@ from moe_lab.tasks.loading import load_tasks
 
 TABLE = "trials.csv"
 """Written from the storage after every trial."""
+EXPECTED_SCALE = 0.9
+"""A logit scale that is yet to be found; 1 would be the base model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +68,61 @@ class Study:
         if not isinstance(finished, int) or finished < self.search.n_trials:
             return None
         try:
-            return read_profile(self.folder / "best.yaml")
+            return read_profile(self.best)
         except ConfigError:
             return None  # absent or damaged; it is written again from the storage
+
+    @property
+    def best(self) -> Path:
+        """The file of the profile."""
+        return self.folder / "best.yaml"
+
+    def expected_profile(self) -> Profile:
+        """The profile of a study that is yet to be finished, with placeholders for what it will find.
+
+        Its documents are right, and it has a logit scale of the base model if the study finds one.
+        """
+        search, method = self.search, cast(Any, self.method)
+        temperatures = [1.0 if layer in search.layers else 0.0 for layer in range(search.moe_layers)]
+        settings = None
+        if search.grid is not None:
+            temperatures, settings = [], method.settings(search.grid[0])
+        elif search.given is not None:
+            temperatures = search.given
+        return Profile(
+            model=self.facts.name,
+            task=self.task.task_name,
+            study=self.folder.name,
+            tuning=search.tuning,
+            metric=search.metric,
+            n=getattr(self.config.method, "n", 1),
+            noise=getattr(self.config.method, "noise", "gumbel"),
+            trials=search.n_trials,
+            trial=0,
+            score=1.0,
+            untuned_score=1.0,
+            logit_scale=EXPECTED_SCALE if search.logit_scale else 1.0,
+            calibrated_scale=EXPECTED_SCALE if self.calibrates else None,
+            split=self.split,
+            samples=self.samples,
+            documents=self.documents,
+            temperature=temperatures,
+            settings=settings,
+        )
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether its trial 0 finds the best logit scale of the base model."""
+        if self.search.metric != "perplexity":
+            return False
+        if self.search.grid is not None:
+            return bool(cast(Any, self.method).begins_with_base)
+        return self.search.given is None or not any(self.search.given)
 
     def tuned_config(self) -> Config:
         """The configuration of the evaluation with the profile's path as temperature."""
         method: Any = self.method
-        tuned = method.with_profile(str(self.folder / "best.yaml"))
+        tuned = method.with_profile(str(self.best))
         seeds = 1 if self.config.num_studies > 1 else self.config.num_seeds
         return replace(self.evaluated, method=tuned, tuning=TuningConfig(), seeds=seeds)
 

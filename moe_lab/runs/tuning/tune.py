@@ -49,7 +49,9 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
         memory_errors(name),
         storage_errors(study.folder),
         Trials(study.folder, study.search, study.config.seed) as trials,
-        open_logger(study.config, kind="study", name=name, group=group or name) as logger,
+        open_logger(
+            study.config, kind="study", name=name, group=group or name, folder=study.folder
+        ) as logger,
     ):
         with trials.lock:
             write_study(study)

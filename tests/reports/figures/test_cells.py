@@ -18,7 +18,7 @@ from moe_lab.reports.figures.training import draw_designs
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.metrics import quantity
-from moe_lab.reports.scores import ScoreLine
+from moe_lab.reports.scores import ScoreLine, plotted
 from moe_lab.results.scores import NO_SCORE
 from moe_lab.results.statistics import over_seeds
 from tests.support.stored_results import cell_of, cell_table, expert_results, overhead_cell, results_of
@@ -200,6 +200,23 @@ def test_rows_are_sorted_and_significant_ones_filled():
     assert [point.get_xdata()[0] for point in points] == [0.3, -0.2, 0.1]
     assert [point.get_markerfacecolor() == "white" for point in points] == [False, True, True]
     assert "filled: significant after Holm" in axis.get_xlabel() and "1,200" in axis.get_title()
+
+
+def tuned(method: str, study: str, settings: str) -> ScoreLine:
+    line = row(settings, -0.1, 0.01)
+    return ScoreLine(
+        replace(line.score, method=method), settings, [results_of(method, tuning={"study": study})]
+    )
+
+
+def test_a_study_is_named_only_where_lines_would_look_alike_without_it():
+    study, other = "tiny-noisy-toy_text-perplexity-a321d96a", "tiny-noisy-toy_text-perplexity-0f7b52c1"
+    scale = "method.logit_scale="
+    lines = [tuned("roe", study, "method.n=16"), tuned("calibration", study, f"{scale}{study}")]
+    assert [line.label for line in plotted(lines)] == ["roe, n=16", "calibration"]
+    lines.append(tuned("calibration", other, f"{scale}{other}"))
+    labels = [line.label for line in plotted(lines)]
+    assert labels == ["roe, n=16", f"calibration, logit_scale={study}", f"calibration, logit_scale={other}"]
 
 
 AXES = {"rows": ["method.label"], "columns": ["method.backbone", "task", "measure"]}

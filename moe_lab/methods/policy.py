@@ -29,6 +29,8 @@ from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.policy_method import PolicyMethod, Settings
+from moe_lab.results.identity import imports_digest
+from moe_lab.results.scores import NOT_REPRODUCIBLE
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
@@ -72,8 +74,12 @@ class FunctionPolicy(PolicyMethod):
         return super().tuning_block if self.profile or self.own else {}
 
     def resolved(self, facts: ModelFacts) -> dict[str, Any]:
-        """The function's name and the SHA-256 of its file."""
-        return {"function": self.function.__name__, "file": self.digest}
+        """The function's name, the SHA-256 of its file, and the digest of the files next to it that it imports."""
+        imports = imports_digest(Path(str(self.config.policy).rpartition(":")[0]))
+        code = {"function": self.function.__name__, "file": self.digest}
+        if imports is not None:
+            code["imports"] = imports
+        return code
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
         return {"policy": self.config.policy} | self.own
@@ -103,9 +109,14 @@ class FunctionPolicy(PolicyMethod):
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
+        from moe_lab.methods.repeatable import repeats_itself
         from moe_lab.routing.override import override
 
-        with override(model.model, partial(self.function, **self.own)), super().open(model, context) as lm:
+        policy = partial(self.function, **self.own)
+        repeats = repeats_itself(model.model, policy)
+        with override(model.model, policy), super().open(model, context) as lm:
+            if not repeats:
+                lm.session_info = lm.session_info | {NOT_REPRODUCIBLE: True}
             yield lm
 
 

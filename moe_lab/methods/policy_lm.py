@@ -16,6 +16,7 @@ from moe_lab.methods.base import engine_options
 from moe_lab.models.facts import LoadedModel
 from moe_lab.routing import routed
 from moe_lab.routing.dynamic import TopP
+from moe_lab.routing.hook import Policy
 from moe_lab.routing.policies import PartnersOnly, Steered
 
 
@@ -27,7 +28,7 @@ class PolicyLM(EngineLM):
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, policy: PartnersOnly | Steered | TopP, **options: Any
+        self, model: Any, tokenizer: Any, policy: Policy | PartnersOnly | Steered | TopP, **options: Any
     ) -> None:
         def recurrent(lm: EngineLM) -> RecurrentEngine:
             return RecurrentEngine(RecurrentForward(lm.model, Ensemble()))
@@ -41,9 +42,11 @@ class PolicyLM(EngineLM):
     @property
     def cost(self) -> dict[str, int]:
         """`EngineLM.cost` with the number of decisions (one per token and layer), and of those that were changed, or of
-        the experts that `TopP` chose."""
+        the experts that `TopP` chose. A policy that counts nothing adds nothing."""
         if isinstance(self._policy, TopP):
             return super().cost | self._policy.counts
+        if not isinstance(self._policy, PartnersOnly | Steered):
+            return super().cost
         changed, decided = self._policy.decisions
         return super().cost | {"constrained_decisions": changed, "routing_decisions": decided}
 
@@ -60,7 +63,7 @@ class _Padding(Observer):
 
 @contextmanager
 def with_policy(
-    model: LoadedModel, policy: PartnersOnly | Steered | TopP, config: Config
+    model: LoadedModel, policy: Policy | PartnersOnly | Steered | TopP, config: Config
 ) -> Iterator[PolicyLM]:
     """The LM of the model under the policy."""
     with routed(model.model, policy):

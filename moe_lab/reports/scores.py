@@ -19,6 +19,7 @@ from moe_lab.results.scores import (
     BETTER,
     DIFFERENT,
     EQUAL_RUNS,
+    NOT_REPRODUCIBLE,
     NOT_SIGNIFICANT,
     PART,
     WORSE,
@@ -289,9 +290,14 @@ EXPLAINED = (
 
 
 def has_verdict(score: Score) -> bool:
-    """Whether a score is compared with another run, and is neither one of several seeds nor a part of a group."""
+    """Whether a difference is tested or judged by its interval.
+
+    One of several seeds, a part of a group, and a run whose policy is not reproducible have no verdict.
+    """
+    if score.difference is None or PART in score.marks or NOT_REPRODUCIBLE in score.marks:
+        return False
     one_of_several_seeds = score.p is not None and score.p_holm is None
-    return score.difference is not None and not one_of_several_seeds and PART not in score.marks
+    return not one_of_several_seeds
 
 
 def sentence(line: ScoreLine, against: str | None = None) -> str:

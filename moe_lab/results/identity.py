@@ -168,6 +168,22 @@ def code_digest(file: Path, folder: Path | None = None) -> str:
     Args:
         folder: default: the file's own.
     """
+    return _digest_of(_code(file, folder))
+
+
+def imports_digest(file: Path) -> str | None:
+    """`code_digest` of the files of its own folder that a file imports, without itself; None if it imports none."""
+    code = _code(file)
+    del code[file.name]
+    return _digest_of(code) if code else None
+
+
+def _digest_of(code: dict[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(code.items())).encode()).hexdigest()
+
+
+def _code(file: Path, folder: Path | None = None) -> dict[str, str]:
+    """The syntax trees of a file and of the files of `folder` that it imports, by their paths from the file's own."""
     file = file.resolve()
     folder = folder.resolve() if folder else file.parent
     folder = folder if file.is_relative_to(folder) else file.parent
@@ -179,7 +195,7 @@ def code_digest(file: Path, folder: Path | None = None) -> str:
         found[relpath(one, file.parent)] = text
         new = [other for other in _imported(tree, one, folder) if relpath(other, file.parent) not in found]
         left |= {other: _source(other) for other in new}
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+    return found
 
 
 @cache

@@ -20,6 +20,7 @@ from moe_lab.results.scores import (
     DOCUMENTS,
     EQUAL,
     MARKS,
+    NOT_REPRODUCIBLE,
     PART,
     SEEDS,
     ComparisonKey,
@@ -163,7 +164,8 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     known = {over: p for over, p in tests.items() if p is not None and moved.mean is not None}
     larger = max(known, key=lambda over: known[over], default=DOCUMENTS)
     equal = bool(mean.get("equal"))
-    p = None if part or equal else mean.get("difference_p_both", known.get(larger))
+    untested = part or equal or NOT_REPRODUCIBLE in first.marks
+    p = None if untested else mean.get("difference_p_both", known.get(larger))
     return replace(
         first,
         run_id=" ".join(score.run_id for score in scores),
@@ -209,7 +211,8 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
         difference = difference_of(difference, 0.0)
     over_documents = _mean_interval(differences, [score.difference_interval for score in known])
     over_both = _mean_interval(differences, [score.difference_both_interval for score in known])
-    p = None if equal else _p_of_interval(difference, over_both or over_documents)
+    untested = equal or any(NOT_REPRODUCIBLE in score.marks for score in known)
+    p = None if untested else _p_of_interval(difference, over_both or over_documents)
     return Score(
         model=first.model,
         method=first.method,

@@ -10,6 +10,7 @@ from moe_lab.results.samples import reported
 from moe_lab.results.significance import ALPHA
 from moe_lab.results.statistics import mcnemar, tango, wilson
 
+NOT_REPRODUCIBLE = "not-reproducible"
 ComparisonKey = tuple[str, str, str, str]
 """What identifies a comparison within a command: run ids, task, metric, and the other run."""
 
@@ -23,6 +24,8 @@ MARKS = {
     "at-bound": "at-bound: a tuned value is at the bound of its search; a better one may lie beyond it.",
     "worse-than-calibrated": "worse-than-calibrated: method=calibration is better on the tuning documents.",
     "test-profile": "test-profile: routed by which experts a run took together on its test documents (no labels).",
+    NOT_REPRODUCIBLE: "not-reproducible: the policy decides differently in equal passes (it draws random numbers), so "
+    "the same command gives other results; there is no test.",
     "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in the real world.",
     "cut-prompts": "cut-prompts: some prompts are longer than the model's input (max_length) and lost their beginning.",
     "cut-reasoning": "cut-reasoning: some replies end in the reasoning (max_gen_toks); their answers are empty.",
@@ -110,6 +113,8 @@ class Score:
         """
         if self.equal:
             return EQUAL_RUNS
+        if NOT_REPRODUCIBLE in self.marks:
+            return NOT_SIGNIFICANT
         low, high = self.tested_interval or (0.0, 0.0)
         by_interval = self.p_holm is None and self.seeds == 1 and (low > 0 or high < 0)
         if not self.difference or not (self.significant or by_interval):
@@ -187,6 +192,8 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
     whole = {task for name in asked if name not in result.samples for task in result.tasks_of(name)}
 
     def of_whole(score: Score) -> Score:
+        if NOT_REPRODUCIBLE in score.marks:
+            return replace(score, p=None, test=None)
         if not whole or score.task in result.requested or not whole.issuperset(result.tasks_of(score.task)):
             return score
         return replace(score, p=None, test=None, marks=(*score.marks, PART))
@@ -219,6 +226,7 @@ def marks_of(result: RunResult, task: str | None = None, metric: str | None = No
         "at-bound": result.tuning.get("at_bound"),
         "worse-than-calibrated": _worse_than_calibrated(result),
         "test-profile": result.reports("test_profile"),
+        NOT_REPRODUCIBLE: result.reports(NOT_REPRODUCIBLE),
         "toy-judge": any(judge.toy for judge in judges),
         "cut-prompts": result.cost.get("cut_prompts"),
         "cut-reasoning": result.cost.get("cut_reasoning"),

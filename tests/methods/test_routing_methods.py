@@ -20,6 +20,9 @@ import moe_lab
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.methods import get_method
 from moe_lab.methods.expert_counts import TopK, TopP
+from moe_lab.methods.policy_method import PolicyMethod
+from moe_lab.methods.repeatable import repeats_itself
+from moe_lab.results import identity
 from moe_lab.results.identity import run_id
 from moe_lab.routing import find_routers
 from tests.support import rounding
@@ -246,6 +249,97 @@ def test_the_content_of_the_file_is_in_the_identity(ideas):
     assert run_id(strongest[0]) == run_id(strongest[1]) != run_id(own)
     Path("renamed.py").write_text(IDEAS + "\nMORE = 1\n", encoding="utf-8")
     assert policy("drop_weakest", file="renamed.py").identity(FACTS) != own
+
+
+def test_the_files_that_it_imports_are_in_the_identity(ideas):
+    own = policy("drop_weakest").identity(FACTS)
+    assert "imports" not in own, "ids of files without imports stay"
+    ideas.with_name("sharing.py").write_text("SHARE = 1.0\n", encoding="utf-8")
+    ideas.write_text(
+        f"{IDEAS}\ntry:\n    from sharing import SHARE\nexcept ImportError:\n    SHARE = 1\n", "utf-8"
+    )
+    digests = []
+    for content in ("SHARE = 1.0", "SHARE = 0.5", "SHARE = 1.0  # a comment"):
+        ideas.with_name("sharing.py").write_text(content, encoding="utf-8")
+        identity._source.cache_clear()  # a new command
+        digests.append(policy("drop_weakest").identity(FACTS)["imports"])
+    assert digests[0] == digests[2] != digests[1]
+
+
+RANDOM = '''
+import random
+
+import torch
+
+CALLS = []
+
+
+def draws(router, routing, temperature=3.0):
+    """Gumbel noise in front of the choice, as somebody would write it."""
+    scores_TE = router.scores(routing.logits_TE)
+    noise_TE = -torch.rand_like(scores_TE).clamp(1e-9, 1 - 1e-7).log().neg().log().neg()
+    index_TK = router.choose(scores_TE + temperature * noise_TE, routing.index_TK.shape[-1])
+    return routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK))
+
+
+def shrinks(router, routing):
+    CALLS.append(router.layer)
+    return routing._replace(weights_TK=routing.weights_TK / len(CALLS))
+
+
+def at_times(router, routing):
+    return None if random.random() < 0.5 else routing._replace(weights_TK=routing.weights_TK * 0.5)
+
+
+def seeded(router, routing):
+    torch.manual_seed(router.layer)
+    return draws(router, routing)
+'''
+
+
+@pytest.mark.parametrize(
+    ("function", "repeats"), [("draws", False), ("shrinks", False), ("at_times", False), ("seeded", True)]
+)
+def test_a_policy_that_decides_differently_each_time_says_so(ideas, function, repeats, tokenizer):
+    """`at_times` decides alike in both passes with a probability of 2 ** -4 and less."""
+    ideas.write_text(RANDOM, encoding="utf-8")
+    with opened(policy(function), small_model("olmoe"), tokenizer) as lm:
+        assert lm.session_info == ({} if repeats else {"not-reproducible": True})
+        answered(lm, "loglikelihood", PAIRS[:1])
+
+
+def test_the_test_leaves_the_random_numbers_of_others_as_they_are(ideas):
+    ideas.write_text(RANDOM, encoding="utf-8")
+    state = torch.get_rng_state()
+    assert not repeats_itself(small_model("olmoe"), policy("draws").function)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_its_rows_have_the_note_and_no_p(ideas, tmp_path, capsys):
+    ideas.write_text(RANDOM, encoding="utf-8")
+    keys = ["method.policy=ideas.py:draws", "task=toy_choice", "limit=40", f"output_dir={tmp_path}/out"]
+    for _ in range(2):  # computed, and stored
+        ended = run_command(capsys, "method=policy", *keys)
+        assert ended.code == 0, ended.err
+        assert "not-reproducible: the policy decides differently" in ended.out
+        [row] = [line for line in ended.out.splitlines() if line.startswith("policy ")]
+        assert row.endswith("not-reproducible"), "a row of the table, and no verdict"
+    results = moe_lab.run(["method=policy", *keys], quiet=True)
+    assert results.frame().set_index("method")["p"].isna()["policy"]
+
+
+def test_a_plain_function_is_the_policy_of_a_method(tokenizer):
+    class Halved(PolicyMethod):
+        tunings = ()
+
+        def policy(self, model, config):
+            return (lambda router, routing: routing._replace(weights_TK=routing.weights_TK * 0.5)), {}
+
+    model = small_model("olmoe")
+    with opened(Halved(Halved.Config(name="halved")), model, tokenizer) as lm:
+        scores = answered(lm, "loglikelihood", PAIRS)
+        assert lm.cost["tokens_in"] > 0
+    assert scores != base_answers(model, tokenizer)[0]
 
 
 def test_a_decision_is_returned_and_not_written(ideas, tokenizer):

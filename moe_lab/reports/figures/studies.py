@@ -163,7 +163,7 @@ def draw_sweep(studies: Sequence[StoredStudy]) -> Drawing:
     for study in studies:
         trials = study.complete[["temperature", "value"]].sort_values("temperature", kind="stable")
         count = study.info.num_samples
-        share = study.info.metric == "accuracy" and count > 1
+        share = study.info.metric == "accuracy" and count > 1 and trials["value"].between(0, 1).all()
         limits = [wilson(round(v * count), count) if share else (None, None) for v in trials["value"]]
         low, high = zip(*limits, strict=True)
         rows = trials.assign(low=low, high=high, calibrated=study.calibrated, documents=count)

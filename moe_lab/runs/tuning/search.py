@@ -101,16 +101,21 @@ class Search:
     """The settings of each trial of tuning=grid; with another tuning of settings, the corners of their ranges."""
     open_ended: tuple[str, ...] = ()
     """Keys of the grid that allow values beyond the largest one."""
+    lower_is_better: bool = False
+    """Whether the task's headline, which `metric: accuracy` means, is an error."""
 
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that determine the trials, without their number."""
-        return {k: v for k, v in asdict(self).items() if k not in ("n_trials", "num_samples", "open_ended")}
+        left_out = {"n_trials", "num_samples", "open_ended"}
+        if not self.lower_is_better:
+            left_out.add("lower_is_better")  # ids of before it existed stay
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @property
     def direction(self) -> str:
-        """Optuna's direction: perplexity is minimized, accuracy maximized."""
-        return "minimize" if self.metric == "perplexity" else "maximize"
+        """Optuna's direction: perplexities and errors are minimized, other headlines maximized."""
+        return "minimize" if self.metric == "perplexity" or self.lower_is_better else "maximize"
 
     @property
     def layers(self) -> range:

@@ -161,6 +161,8 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
         raise ConfigError(f"{name} has no accuracy: tuning.metric=perplexity.")
     if search.metric == "perplexity" and task.get_config("unsafe_code"):
         raise ConfigError(f"{name} has no reference answers to score: tuning.metric=accuracy.")
+    if search.metric == "accuracy":
+        search = replace(search, lower_is_better=is_error(task, config.task.metric))
     evaluated = config
     if search.metric == "perplexity" and has_bare_answers(task):
         config, tasks = on_gsm8k(config, holdout)
@@ -190,6 +192,17 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
         samples=samples,
         documents=documents,
     )
+
+
+def is_error(task: Any, metric: str | None) -> bool:
+    """Whether lower values of a task's headline are better.
+
+    Args:
+        metric: lm-eval's `metric,filter`; None: the first one of the task.
+    """
+    directions = task.higher_is_better()
+    name = metric.partition(",")[0] if metric else next(iter(directions), None)
+    return directions.get(name) is False
 
 
 # The answers whose perplexity a study minimizes: the data's own, or GSM8K's where these are bare. Others wrote both

@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+import yaml
+from pandas import read_csv
 
 from moe_lab.config.schema import Config, TaskConfig, TuningConfig
 from moe_lab.engine.forward.ensemble import Ensemble
@@ -17,11 +19,13 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.models import load
+from moe_lab.runs.config import compose_or_explain, to_config
 from moe_lab.runs.jobs import job_of
 from moe_lab.runs.tuning.study import SOURCE, has_bare_answers, prepare_study
 from moe_lab.runs.tuning.tune import Accuracy, Perplexity, Pruned, objective
 from moe_lab.tasks.documents import select_documents
 from moe_lab.tasks.loading import load_tasks
+from tests.support.command import run_command
 from tests.support.runs import choices, small_data, sums, tuned, worked_sums, write_jsonl
 
 
@@ -278,3 +282,77 @@ def test_pruning_stops_only_what_cannot_be_best(tiny_olmoe_dir, data, tmp_path, 
         [(partial, count)] = seen
         assert count < len(measure.requests) and partial > 1.5
         assert measure(None, lambda *_: None) == pytest.approx(value)  # nothing is left of the pruned trial
+
+
+# Headlines that are errors
+
+LENGTH = """
+task: answer_length
+dataset_path: json
+dataset_kwargs: {{data_files: {{validation: {folder}/rows.jsonl, test: {folder}/rows.jsonl}}}}
+validation_split: validation
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{q}}}} Answer:"
+doc_to_target: "{{{{label}}}}"
+generation_kwargs: {{until: ["."], max_gen_toks: 8}}
+metric_list:
+  - {{metric: !function length.length, aggregation: mean, higher_is_better: false}}
+  - {{metric: exact_match, aggregation: mean, higher_is_better: true}}
+metadata: {{version: 1}}
+"""
+
+
+@pytest.fixture
+def length_task(tmp_path):
+    """A task whose headline is the length of the answer, an error."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    write_jsonl(folder / "rows.jsonl", [{"q": f"{i} plus {i} ?", "label": str(2 * i)} for i in range(40)])
+    (folder / "length.py").write_text(
+        "def length(references=None, predictions=None, **_):\n    return float(len(predictions[0]))\n"
+    )
+    (folder / "length.yaml").write_text(LENGTH.format(folder=folder))
+    return ["task=lm_eval", "task.name=answer_length", f"task.include_path={folder}", "model=tiny"]
+
+
+SEARCHES = {
+    "tpe": "method=roe method.n=2 tuning=tpe tuning.n_trials=5 tuning.max_temperature=6",
+    "random": "method=roe method.n=2 tuning=random tuning.n_trials=5 tuning.max_temperature=6",
+    "uniform": "method=roe method.n=2 tuning=uniform tuning.step=3 tuning.max_temperature=6",
+    "grid": "method=top-p tuning=grid",
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_study_of_an_error_is_minimized(length_task, search, tmp_path):
+    words = [
+        *SEARCHES[search].split(),
+        *length_task,
+        "tuning.metric=accuracy",
+        "tuning.num_samples=8",
+        "limit=8",
+    ]
+    [study] = [
+        prepare_study(to_config(cell)) for cell in compose_or_explain([*words, f"output_dir={tmp_path}/out"])
+    ]
+    assert study.search.direction == "minimize"
+    [other] = compose_or_explain([*words, f"output_dir={tmp_path}/out", "task.metric='exact_match,none'"])
+    assert prepare_study(to_config(other)).search.direction == "maximize"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["random", "grid"])
+def test_the_profile_has_the_least_error(length_task, search, tmp_path, capsys):
+    words = [
+        *SEARCHES[search].split(),
+        *length_task,
+        "tuning.metric=accuracy",
+        "tuning.num_samples=16",
+        "limit=4",
+    ]
+    ended = run_command(capsys, *words, "seeds=1", f"output_dir={tmp_path}/out")
+    assert ended.code == 0, ended.err
+    [folder] = (tmp_path / "out" / "studies").iterdir()
+    values = read_csv(folder / "trials.csv")["value"]
+    assert yaml.safe_load((folder / "best.yaml").read_text())["score"] == values.min() < values.max()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from moe_lab.models.lm_eval_internals import aggregation_of_metric
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.model import Block, RunResult
 from moe_lab.results.statistics import Aggregate
@@ -182,6 +183,23 @@ def headline_of(metric: str | None, scores: Block) -> str | None:
     """
     known = reported(scores)
     return (metric or known[0]) if known else None
+
+
+def is_mean(config: Mapping[str, Any], metric: str) -> bool:
+    """Whether a task's score is the mean of its examples' values, for example of 0 and 1.
+
+    Args:
+        config: of the task, as results.json has it. Metrics that it does not list are means, as a judge's are.
+        metric: lm-eval's `metric,filter`.
+    """
+    from lm_eval.api.metrics import mean
+
+    name = metric.partition(",")[0]
+    listed = [entry for entry in config.get("metric_list") or [] if entry.get("metric") == name]
+    named = listed[0].get("aggregation") if listed else None
+    if named is not None:
+        return bool(named == "mean")
+    return aggregation_of_metric(name) in (None, mean)
 
 
 def aggregation(task: Any, metric: str) -> Aggregate | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from moe_lab.results.measured import Interval, Paired
 from moe_lab.results.model import BASE, Block, RunResult
-from moe_lab.results.samples import reported
+from moe_lab.results.samples import is_mean, reported
 from moe_lab.results.significance import ALPHA
 from moe_lab.results.statistics import mcnemar, tango, wilson
 
@@ -185,7 +185,9 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
         score = _score(result, name, metric, other)
         # the documents of a group are one sample where its score is their mean
         parts = [] if name in result.samples else result.tasks_of(name)
-        of_parts = pooled(score, [_score(result, task, metric, other) for task in parts]) if parts else None
+        of_parts = None
+        if parts and all(is_mean(result.configs.get(task, {}), score.metric) for task in parts):
+            of_parts = pooled(score, [_score(result, task, metric, other) for task in parts])
         scores.append(of_parts or score)
     # a group that was asked for, whose score is over all its documents as one sample
     asked = [one.task for one in scores if one.task in result.requested and one.interval is not None]
@@ -254,7 +256,8 @@ def _tuned_elsewhere(result: RunResult) -> bool:
 
 
 def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
-    """The score of a group, over the documents of its tasks as one sample of right and wrong answers.
+    """The score of a group whose metric is a mean, over the documents of its tasks as one sample of right and wrong
+    answers.
 
     None where the scores are no shares of documents, or where the group counts its tasks alike. Without the numbers of
     changed documents it has no difference.

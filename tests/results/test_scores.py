@@ -15,6 +15,7 @@ from moe_lab.results.identity import versions
 from moe_lab.results.score_table import Family, mean_score, task_mean
 from moe_lab.results.scores import Score, headline, marks_of, scores_of
 from moe_lab.results.significance import holm, paired
+from moe_lab.results.statistics import wilson
 from tests.support.stored_results import result_with
 
 
@@ -80,6 +81,27 @@ def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
     assert tested("h") == ["h"]
     assert tested("a", "b")[:2] == ["a", "b"]
     assert [row.difference for row in scores_of(results("a", "b")) if row.task == "a"] == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("metric", "pooled"),
+    [("acc", True), ("exact_match", True), ("f1", False), ("mcc", False), ("ter", False)],
+)
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_group_is_a_sample_of_right_answers_only_where_its_metric_is_a_mean(metric, pooled, value):
+    """The values of f1 and mcc are no shares of right answers, also where they are 0 or 1."""
+    key = f"{metric},none"
+    scores = {name: {key: value} for name in ("g", "a", "b")}
+    more = {
+        "group_subtasks": {"g": ["a", "b"]},
+        "groups": {"g": {key: value}},
+        "configs": {name: {"metric_list": [{"metric": metric}]} for name in ("a", "b")},
+    }
+    samples = {"a": [*range(10)], "b": [*range(20)]}
+    task = {"name": "g", "tasks": ["a", "b"], "metric": key}
+    [whole, *_] = scores_of(result_with(scores, more=more, samples=samples, task=task))
+    assert (whole.task, whole.value) == ("g", value)
+    assert (whole.interval == wilson(round(30 * value), 30)) is pooled
 
 
 def test_the_mean_over_seeds_of_a_part_has_no_test_either():

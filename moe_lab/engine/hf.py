@@ -14,6 +14,7 @@ from lm_eval.models.utils import configure_pad_token, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from moe_lab.engine.forward.layers import reads_padding
+from moe_lab.engine.forward.rotary import forget_lengths
 from moe_lab.errors import ConfigError
 
 THINK_END = "think_end_token"
@@ -102,7 +103,12 @@ class CountedHF(HFLM):
         )
         return super()._loglikelihood_tokens(requests, **kwargs)
 
+    def _model_call(self, inps: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        forget_lengths(self.model)
+        return super()._model_call(inps, **kwargs)
+
     def _model_generate(self, context: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        forget_lengths(self.model)
         generated = super()._model_generate(context, **kwargs)
         new = generated.shape[1] - context.shape[1]
         # The model does not read the last new token.

@@ -19,6 +19,7 @@ from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward, Observer
 from moe_lab.engine.forward.layers import kv_cache_obstacle, reads_the_batch, require_masks
+from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Pair, Request
 from moe_lab.engine.pass_size import LEAST_TOKENS, pass_budget
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
@@ -44,7 +45,8 @@ class EngineLM(CountedHF):
         model, tokenizer: of transformers. The model keeps its device and dtype.
         ensemble: routing samples of each token; the base model by default.
         batch_size: maximum number of sequences per forward pass. "auto": limited by a number of tokens only, which
-            limits every pass. 1 where padding would change scores (expert choice).
+            limits every pass. 1 where padding would change scores (expert choice), or the length of other requests
+            (rotary embeddings, in models that lm-eval's own code runs).
         max_batch_size: maximum number of sequences with "auto".
         max_length: maximum length of an input in tokens. Longer inputs lose their beginning.
         add_bos_token: as in lm-eval.
@@ -86,7 +88,8 @@ class EngineLM(CountedHF):
         self.seed = seed
         self.session_info: dict[str, Any] = {}
         """JSON values that a method stores with the answers (`Method.open`)."""
-        if reads_the_batch(model):
+        self._rotary = RotaryHooks(model)
+        if reads_the_batch(model) or (self._rotary.depends and not runs_on_kv_cache(model)):
             batch_size = 1
         auto = str(batch_size).startswith("auto")
         super().__init__(
@@ -150,6 +153,7 @@ class EngineLM(CountedHF):
                 f"metrics=expert: the tokens of {type(self.model).__name__} cannot be assigned to examples. Its layers "
                 "keep more than keys and values, so lm-eval's own code runs it. Leave metrics=expert out."
             )
+        observer.kind = self._rotary.kind
         self._observer = self.engine.forward.observer = observer
 
     @property
@@ -268,11 +272,13 @@ class EngineLM(CountedHF):
     def _score_pairs(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
         with self._warning_of_cuts(len(requests)):
             pairs = list(self._encoder.pairs([request.args for request in requests]))
-        by_context: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+        # the texts of a request have the same rotary embeddings
+        by_context: dict[tuple[tuple[int, ...], int], dict[tuple[int, ...], list[int]]] = {}
         for i, (context, continuation) in enumerate(pairs):
-            by_context.setdefault(context, {}).setdefault(continuation, []).append(i)
+            kind = self._rotary.kind(len(context) + len(continuation) - 1)
+            by_context.setdefault((context, kind), {}).setdefault(continuation, []).append(i)
         scoring_requests = []
-        for context, continuations in by_context.items():
+        for (context, _), continuations in by_context.items():
             texts = [requests[indices[0]].args for indices in continuations.values()]
             scoring_requests.append(
                 ScoringRequest(
@@ -284,9 +290,10 @@ class EngineLM(CountedHF):
                 )
             )
 
+        requesters = [list(continuations.values()) for continuations in by_context.values()]
+
         def on_scores(index: int, scores: Scores) -> None:
-            requesters = by_context[tuple(scoring_requests[index].context)].values()
-            for answer, indices in zip(scores, requesters, strict=True):
+            for answer, indices in zip(scores, requesters[index], strict=True):
                 for i in indices:
                     report(i, answer)
                     self._observer.read("loglikelihood", requests[i], pairs[i][0], pairs[i][1][:-1])

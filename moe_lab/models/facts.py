@@ -96,6 +96,8 @@ class ModelFacts:
     """Whether it is a design (`models/designs`) with a selection bias."""
     fixed_routing: str | None = None
     """Why no policy may read or change the routing of single tokens; None where one may."""
+    rope_by_length: bool = False
+    """Whether its rotary embeddings depend on the length of a text."""
 
     @property
     def routers(self) -> Family | None:
@@ -155,7 +157,22 @@ def routing_facts(config: Any) -> dict[str, Any]:
         "max_length": longest,
         "selection_bias": getattr(text, "selection_bias", False) is True,
         "fixed_routing": family.fixed(text) if family else None,
+        "rope_by_length": _rope_by_length(text),
     }
+
+
+def _rope_by_length(config: Any) -> bool:
+    """Whether a configuration names a rope type that depends on a text's length: for all layers, or for a kind of them.
+
+    It needs no weights. The engine asks the model itself (`engine/forward/rotary.py`).
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    of_layers = [each for each in parameters.values() if isinstance(each, dict)]
+    for each in [parameters, *of_layers]:
+        rope_type = str(each.get("rope_type"))
+        if rope_type == "longrope" or "dynamic" in rope_type:
+            return True
+    return False
 
 
 def resolve_device(device: str) -> torch.device:

@@ -6,6 +6,7 @@ what broke. Known to work with transformers from `FIRST` on and before `BEFORE`.
 Subclasses of transformers' models also set the class attributes that its own models set (`models/designs`).
 """
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,31 @@ def logits_processors(model: Any, config: Any) -> Any:
 def pad_token(config: Any) -> int | None:
     """The padding token of generation settings that `generate` has prepared."""
     return None if config._pad_token_tensor is None else int(config._pad_token_tensor)
+
+
+def drops_cache(model: Any, length: int) -> bool:
+    """Whether `generate` reads a text again when it has this number of tokens, in place of its newest token alone.
+
+    Phi's models do so where their rotary embeddings change.
+    """
+    import torch
+    from transformers.generation.utils import ALL_CACHE_NAMES
+
+    parameters = inspect.signature(type(model).prepare_inputs_for_generation).parameters
+    cache = {name: _CacheOfLength(length - 1) for name in ALL_CACHE_NAMES if name in parameters}
+    ids = torch.zeros(1, length, dtype=torch.long)
+    prepared = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **cache)
+    return prepared["input_ids"].shape[1] > 1
+
+
+class _CacheOfLength:
+    """What `prepare_inputs_for_generation` asks of a cache."""
+
+    def __init__(self, length: int):
+        self.length = length
+
+    def get_seq_length(self) -> int:
+        return self.length
 
 
 def attention_of(config: Any) -> str | None:

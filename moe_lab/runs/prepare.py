@@ -49,8 +49,12 @@ def identity(
     """
     determines = replace(config, overrides=[], rerun=False)
     data = once(f"data {determines} {method.config} {facts}", lambda: method.data_identity(config, facts))
+    model = model_identity(model_source(config.model), config.model)
+    if facts.rope_by_length:
+        # results from before each text had its own embeddings are of another run
+        model = model | {"rotary": "of each text"}
     return {
-        "model": model_identity(model_source(config.model), config.model),
+        "model": model,
         "dtype": facts.dtype,
         "method": {"config": method.identity(facts), "numerics": method.version}
         | ({"reads": data} if data else {}),

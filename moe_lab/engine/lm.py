@@ -45,8 +45,7 @@ class EngineLM(CountedHF):
         model, tokenizer: of transformers. The model keeps its device and dtype.
         ensemble: routing samples of each token; the base model by default.
         batch_size: maximum number of sequences per forward pass. "auto": limited by a number of tokens only, which
-            limits every pass. 1 where padding would change scores (expert choice), or the length of other requests
-            (rotary embeddings, in models that lm-eval's own code runs).
+            limits every pass. 1 where padding would change scores (expert choice).
         max_batch_size: maximum number of sequences with "auto".
         max_length: maximum length of an input in tokens. Longer inputs lose their beginning.
         add_bos_token: as in lm-eval.
@@ -89,7 +88,7 @@ class EngineLM(CountedHF):
         self.session_info: dict[str, Any] = {}
         """JSON values that a method stores with the answers (`Method.open`)."""
         self._rotary = RotaryHooks(model)
-        if reads_the_batch(model) or (self._rotary.depends and not runs_on_kv_cache(model)):
+        if reads_the_batch(model):
             batch_size = 1
         auto = str(batch_size).startswith("auto")
         super().__init__(
@@ -341,18 +340,27 @@ class EngineLM(CountedHF):
         end_text = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         stop = handle_stop_sequences(options.pop("until", None), eos=end_text)
         think_end = options.pop(THINK_END, None)
-        max_new_tokens = options.pop("max_gen_toks")
-        room = self.max_length - max_new_tokens
+        max_gen_toks = options.pop("max_gen_toks")
+        room = self.max_length - max_gen_toks
         if room <= 0:
             raise ConfigError(
-                f"max_gen_toks={max_new_tokens} leaves no room for a prompt: the model reads at most "
+                f"max_gen_toks={max_gen_toks} leaves no room for a prompt: the model reads at most "
                 f"{self.max_length} tokens. Lower max_gen_toks in gen_kwargs, or raise max_length."
             )
         if not options["do_sample"]:
             options.pop("temperature", None)
         config = generation_config(self.model, options)
+        max_length = options.get("max_length")
+        if config.max_new_tokens is None and max_length is None:
+            config.max_new_tokens = max_gen_toks
         with self._warning_of_cuts(len(requests)):
             prompts = [self._encoder.prompt(request.args[0], room) for request in requests.values()]
+        if (
+            config.max_new_tokens is not None
+        ):  # of generation_config.json: it takes precedence in transformers
+            max_new_tokens, max_length = config.max_new_tokens, None
+        else:
+            max_new_tokens = self._most_new_tokens(prompts, max_length)
         states = [
             GenerationState(i, prompt, document_key(prompt), request.repeat, request.args[0])
             for (i, request), prompt in zip(requests.items(), prompts, strict=True)
@@ -369,7 +377,8 @@ class EngineLM(CountedHF):
 
         sampler = Sampler(self.model, config, self.seed)
         # a task's stop words may be in the reasoning, too
-        stopping = StoppingCriteria(self.tokenizer, stop if think_end is None else [end_text], config)
+        stop_texts = stop if think_end is None else [end_text]
+        stopping = StoppingCriteria(self.tokenizer, stop_texts, config, max_length)
         cut = self._counted["cut_reasoning"]
         engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)
         self._counted["near_ties"] += sampler.near_ties
@@ -379,6 +388,16 @@ class EngineLM(CountedHF):
                 "Allow more with gen_kwargs=max_gen_toks=<n>.",
                 *(f"{cut:,}", f"{len(states):,}", think_end, f"{max_new_tokens:,}"),
             )
+
+    def _most_new_tokens(self, prompts: Sequence[Sequence[int]], max_length: int) -> int:
+        """The new tokens after the shortest prompt, with `max_length` tokens of prompt and answer."""
+        longest = max(map(len, prompts))
+        if longest >= max_length:
+            raise ConfigError(
+                f"max_length={max_length} in gen_kwargs counts the prompt, and one has {longest} tokens. "
+                "Use max_gen_toks=<n>, which counts new tokens alone."
+            )
+        return max_length - min(map(len, prompts))
 
     def _after_reasoning(self, reply: str, think_end: str) -> str:
         """The answer in a reply: the text after the last `think_end`, up to a special token; empty without one.

@@ -6,9 +6,10 @@ what broke. Known to work with transformers from `FIRST` on and before `BEFORE`.
 Subclasses of transformers' models also set the class attributes that its own models set (`models/designs`).
 """
 
+import copy
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,10 +23,29 @@ def generation_config(model: Any, given: Any = None, **options: Any) -> tuple[An
     return model._prepare_generation_config(given, **options)
 
 
-def logits_processors(model: Any, config: Any) -> Any:
-    """The LogitsProcessorList that `generate` builds for these settings. Sets their special tokens as tensors."""
+def prepare_special_tokens(model: Any, config: Any) -> None:
+    """Set the special tokens of generation settings as tensors, as `generate` does."""
     model._prepare_special_tokens(config, device=model.device)
-    return model._get_logits_processor(config, input_ids_seq_length=1, device=str(model.device))
+
+
+def logits_processors(model: Any, config: Any, prompt: Sequence[int]) -> Any:
+    """The LogitsProcessorList that `generate` builds for these settings and a prompt (token ids) alone.
+
+    The special tokens of `config` must be prepared. Its numbers of new tokens become lengths, as in `generate`.
+    """
+    import torch
+
+    own = copy.copy(config)
+    if own.max_new_tokens is not None:
+        own.max_length = len(prompt) + own.max_new_tokens
+    if own.min_new_tokens is not None:
+        own.min_length = len(prompt) + own.min_new_tokens
+    return model._get_logits_processor(
+        own,
+        input_ids_seq_length=len(prompt),
+        encoder_input_ids=torch.tensor([list(prompt)], device=model.device),
+        device=str(model.device),
+    )
 
 
 def pad_token(config: Any) -> int | None:

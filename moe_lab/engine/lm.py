@@ -19,6 +19,7 @@ from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward, Observer
 from moe_lab.engine.forward.layers import kv_cache_obstacle, reads_the_batch, require_masks
+from moe_lab.engine.forward.quantized import quantizes_passes
 from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Pair, Request
 from moe_lab.engine.pass_size import LEAST_TOKENS, pass_budget
@@ -39,13 +40,14 @@ class EngineLM(CountedHF):
     """A causal language model for lm-eval that computes a shared prefix once.
 
     `engine` runs the model. It is a `KVEngine` where the layers keep keys and values alone, else a `RecurrentEngine`
-    for ensembles. For a base model with other layers it is None, and lm-eval's own code runs the model.
+    for ensembles. For a base model with other layers, or whose quantized layers read all tokens of a pass, it is None,
+    and lm-eval's own code runs the model.
 
     Args:
         model, tokenizer: of transformers. The model keeps its device and dtype.
         ensemble: routing samples of each token; the base model by default.
         batch_size: maximum number of sequences per forward pass. "auto": limited by a number of tokens only, which
-            limits every pass. 1 where padding would change scores (expert choice).
+            limits every pass. 1 where padding or other texts would change scores (expert choice, quantized layers).
         max_batch_size: maximum number of sequences with "auto".
         max_length: maximum length of an input in tokens. Longer inputs lose their beginning.
         add_bos_token: as in lm-eval.
@@ -59,7 +61,8 @@ class EngineLM(CountedHF):
     The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the base model:
     `moe_lab.RoE` generates with an ensemble.
 
-    Raises ModelError for an ensemble on a model without a supported router, ConfigError for one with flash attention.
+    Raises ModelError for an ensemble on a model without a supported router, ConfigError for one with flash attention or
+    with layers that quantize all tokens of a pass together.
     """
 
     def __init__(
@@ -81,14 +84,20 @@ class EngineLM(CountedHF):
         self.ensemble = ensemble or Ensemble()
         if self.ensemble.n > 1:
             require_routers(model)
+        quantized = quantizes_passes(model)
         if make_engine or not self.ensemble.plain:
             require_masks(model)
+            if quantized:
+                raise ConfigError(
+                    f"{quantized}: what shares a pass would change the numbers. Use method=base, or a checkpoint that "
+                    "is not quantized so."
+                )
         self.progress = progress
         self.seed = seed
         self.session_info: dict[str, Any] = {}
         """JSON values that a method stores with the answers (`Method.open`)."""
         self._rotary = RotaryHooks(model)
-        if reads_the_batch(model):
+        if reads_the_batch(model) or quantized:
             batch_size = 1
         auto = str(batch_size).startswith("auto")
         super().__init__(
@@ -106,7 +115,7 @@ class EngineLM(CountedHF):
         self.engine: Engine | None = None
         if make_engine:
             self.engine = make_engine(self)
-        elif obstacle := kv_cache_obstacle(model):
+        elif obstacle := kv_cache_obstacle(model) or quantized:
             if not self.ensemble.plain:
                 self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
             logger.warning(

@@ -19,6 +19,7 @@ from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.methods.references.embeddings import hidden_states
+from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, with_adapter
 from moe_lab.metrics.counts import Routes
 from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
 from moe_lab.results.logs import request_key
@@ -323,3 +324,18 @@ def test_embeddings_are_those_of_each_text_alone(name):
     for text, vector in zip(TEXTS, together, strict=True):
         [single] = hidden_states([text], loaded_model(model_of(name), make_tokenizer()))
         rounding.assert_close(vector, single)
+
+
+@pytest.mark.parametrize("kind", ["soft-prompt", "prefix-tuning"])
+def test_virtual_tokens_are_scored_before_each_text_alone(kind):
+    """lm-eval's own code runs the adapter."""
+    name, count = "phimoe, longrope", 4
+    with with_adapter(model_of(name), kind, count, 0) as wrapped:
+        lm = VirtualTokensLM(wrapped, make_tokenizer(), batch_size=4, progress=False, max_length=128)
+        together = [value for value, _ in answered(lm, "loglikelihood", PAIRS)]
+        for (context, more), value in zip(PAIRS, together, strict=True):
+            ids, target = encoded(context), encoded(more)
+            with torch.no_grad():
+                logits = wrapped(input_ids=torch.tensor([[*ids, *target[:-1]]])).logits[0, -len(target) :]
+            expected = logits.log_softmax(dim=-1)[range(len(target)), target].sum().item()
+            assert value == rounding.approx(expected, len(target)), (context, more)

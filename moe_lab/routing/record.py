@@ -8,7 +8,7 @@ T = tokens of a pass, N = those that are no padding.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -121,25 +121,31 @@ def record(model: nn.Module) -> Iterator[Record]:
 
 @contextmanager
 def _one_by_one(model: Any) -> Iterator[None]:
-    """Inside the context `model.generate` refuses modes in which a pass is not the next tokens of its sequences."""
-    if not hasattr(model, "generate"):
+    """Inside the context `model.generate` refuses modes in which a pass is not the next tokens of its sequences.
+
+    The class is changed, not the model: copies of the model are plain.
+    """
+    kind = type(model)
+    generate = getattr(kind, "generate", None)
+    if generate is None:
         yield
         return
-    generate: Callable = model.generate
 
     @wraps(generate)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        _check_mode(model, args, kwargs)
-        return generate(*args, **kwargs)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is model:
+            _check_mode(model, args, kwargs)
+        return generate(self, *args, **kwargs)
 
-    own = vars(model).get("generate")
-    model.generate = checked
+    inherited = "generate" not in vars(kind)
+    kind.generate = checked
     try:
         yield
     finally:
-        del model.generate
-        if own is not None:
-            model.generate = own
+        if inherited:
+            del kind.generate
+        else:
+            kind.generate = generate
 
 
 def _check_mode(model: Any, args: tuple, kwargs: dict) -> None:

@@ -59,7 +59,9 @@ def test_layers_are_recognized_by_what_they_compute():
         assert quantizes_passes(small_model(family)) is None
 
 
-@pytest.mark.parametrize(("granularity", "expected"), [(PerRow(), None), (PerTensor(), "Int8Tensor quantizes")])
+@pytest.mark.parametrize(
+    ("granularity", "expected"), [(PerRow(), None), (PerTensor(), "Int8Tensor quantizes")]
+)
 def test_torchao_s_layers_are_recognized(granularity, expected):
     model = make_model("olmoe")
     quantize_(model, Int8DynamicActivationInt8WeightConfig(granularity=granularity))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from transformers import GenerationConfig
+from transformers import GenerationConfig, OlmoeForCausalLM
 
 import moe_lab
 from moe_lab import C3PO, RoE, expert_metrics, freeze, override, record
@@ -256,8 +256,11 @@ def test_recorded_tokens_are_those_of_the_returned_text_or_refused(options, mode
             model.generate(input_ids=IDS, max_new_tokens=4, **options)
         assert len(routes.positions) == 0
         sequences = model.generate(input_ids=IDS, max_new_tokens=4, do_sample=False, eos_token_id=None)
-    kept = model.generate(input_ids=IDS, max_new_tokens=4, do_sample=False, num_beams=2, eos_token_id=None)
-    assert kept.shape == sequences.shape and "generate" not in vars(model.base_model if wrapped else model)
+        plain = copy.deepcopy(model)
+        beams = {"do_sample": False, "num_beams": 2, "eos_token_id": None}
+        of_copy = plain.generate(input_ids=IDS, max_new_tokens=4, **beams)
+    assert torch.equal(model.generate(input_ids=IDS, max_new_tokens=4, **beams), of_copy)
+    assert "generate" not in vars(OlmoeForCausalLM)
     for sequence, ids in enumerate(sequences):
         with torch.no_grad(), record(model) as alone:
             model(input_ids=ids[None, :-1])

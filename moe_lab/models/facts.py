@@ -4,6 +4,7 @@
 weights are fetched. `checks.prove_seam` tests every loaded model and refuses a fused kernel that bypasses the router.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,13 +167,32 @@ def _rope_by_length(config: Any) -> bool:
 
     It needs no weights. The engine asks the model itself (`engine/forward/rotary.py`).
     """
-    parameters = getattr(config, "rope_parameters", None) or {}
-    of_layers = [each for each in parameters.values() if isinstance(each, dict)]
-    for each in [parameters, *of_layers]:
-        rope_type = str(each.get("rope_type"))
-        if rope_type == "longrope" or "dynamic" in rope_type:
-            return True
-    return False
+    return any(_depends_on_length(each) for each in _rope_settings(config))
+
+
+def without_rope_lengths(config: Any) -> Any:
+    """A copy with the default type in place of rope types that depend on a text's length.
+
+    It is for models on the meta device, where no position can be compared with a limit. No shape depends on the type.
+    """
+    own = deepcopy(config)
+    for settings in _rope_settings(own.get_text_config()):
+        if _depends_on_length(settings):
+            settings["rope_type"] = "default"
+    return own
+
+
+def _rope_settings(config: Any) -> list[dict[str, Any]]:
+    """The settings of a configuration's rotary embeddings: of all layers, and of each kind of layers."""
+    parameters = getattr(config, "rope_parameters", None)
+    if parameters is None:
+        return []
+    return [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
+
+
+def _depends_on_length(settings: dict[str, Any]) -> bool:
+    rope_type = str(settings.get("rope_type"))
+    return rope_type == "longrope" or "dynamic" in rope_type
 
 
 def resolve_device(device: str) -> torch.device:

@@ -13,13 +13,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from moe_lab import C3PO, RoE, record
 from moe_lab.api.language_model import loaded_model
+from moe_lab.engine.footprint import kept_in_training, meta_model
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import observed
 from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
+from moe_lab.engine.pass_size import planned_memory
+from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
 from moe_lab.methods.references.embeddings import hidden_states
-from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, with_adapter
+from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, refusal, with_adapter
 from moe_lab.metrics.counts import Routes
 from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
 from moe_lab.results.logs import request_key
@@ -339,3 +342,17 @@ def test_virtual_tokens_are_scored_before_each_text_alone(kind):
                 logits = wrapped(input_ids=torch.tensor([[*ids, *target[:-1]]])).logits[0, -len(target) :]
             expected = logits.log_softmax(dim=-1)[range(len(target)), target].sum().item()
             assert value == rounding.approx(expected, len(target)), (context, more)
+
+
+@pytest.mark.parametrize("name", ["phimoe, longrope", "olmoe, longrope", "olmoe, dynamic"])
+def test_plans_compare_no_position_with_a_limit(name):
+    """A model without weights has no values. Its sizes are those of the same model with the default embeddings."""
+    family, _, longest = MODELS[name]
+    default = rope_model(family, {"rope_type": "default", "rope_theta": 100.0}, longest).config
+    sizes = []
+    for config in (model_of(name).config, default):
+        model = meta_model(config, torch.float32)
+        sizes.append((planned_memory(model, 100, 4), kept_in_training(empty_model(config), 40)))
+        assert refusal(config, "soft-prompt") is None
+    assert sizes[0] == sizes[1] and min(sizes[0]) > 0
+    assert model_of(name).config.rope_parameters["rope_type"] != "default"

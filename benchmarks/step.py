@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import GenerationConfig, LogitsProcessorList, OlmoeConfig, OlmoeForCausalLM
+from transformers import GenerationConfig, OlmoeConfig, OlmoeForCausalLM
 
 from benchmarks.measure import side_by_side
 from moe_lab.engine.engine import KVEngine
@@ -98,7 +98,7 @@ def by_engine(model: Any, batch: int, n: int) -> Run:
 
     def run(new: int) -> None:
         states = [GenerationState(i, prompt, noise_key=i) for i, prompt in enumerate(prompts(batch))]
-        sampler = Sampler(model, GenerationConfig(), 0, LogitsProcessorList())
+        sampler = Sampler(model, GenerationConfig(), 0)
         engine.generate(states, Decoding(sampler, lambda state: False, new), lambda state: None)
 
     return run

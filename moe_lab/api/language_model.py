@@ -264,6 +264,6 @@ class LanguageModel:
         """
         own = {key: value for key, value in options.items() if key != "generation_config"}
         config, _ = self.model._prepare_generation_config(options.get("generation_config"), **own)
-        if problem := unsupported(config, returned=True):
-            raise ConfigError(problem)
+        if refused := unsupported(config):
+            raise ConfigError(f"{refused} Leave it out.")
         return config

@@ -8,7 +8,6 @@ and fragmentation.
 import json
 import weakref
 from collections.abc import Sequence
-from copy import deepcopy
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from moe_lab.engine.forward.kv_cache import KVCache
+from moe_lab.models.facts import without_rope_lengths
 
 SIZES = (256, 512)
 """Tokens, or cached slots, of the two passes whose difference is the cost of one more."""
@@ -200,4 +200,5 @@ def _metered(kind: Any, text: str, dtype: torch.dtype, attention: str) -> Footpr
 def meta_model(config: Any, dtype: torch.dtype) -> Any:
     """A model of this configuration without weights. The configuration, whose dtype transformers sets, is a copy."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(deepcopy(config), dtype=dtype).eval().requires_grad_(False)
+        own = without_rope_lengths(config)
+        return AutoModelForCausalLM.from_config(own, dtype=dtype).eval().requires_grad_(False)

@@ -67,7 +67,10 @@ def _batches(
     alone = not forward.shares_beginnings
     one_group = prompt_store or alone or ensemble.own_history or ensemble.cache == "none"
     prompts = [state.prompt for state in states]
-    groups = [Group(list(range(len(prompts))), 0)] if one_group else group_by_prefix(prompts)
+    if one_group:
+        groups = [Group(list(range(len(prompts))), 0)]
+    else:
+        groups = group_by_prefix(prompts, [forward.rotary.kind(len(prompt)) for prompt in prompts])
     for group in groups:
         group.members.sort(key=lambda i: -len(prompts[i]))
     groups.sort(key=lambda group: -len(prompts[group.members[0]]))
@@ -120,13 +123,23 @@ class _Batch:
 
     def _next_scores(self) -> Tensor:
         """float32 [A, V]: scores after the newest token of every unfinished sequence."""
-        if self.forward.ensemble.cache == "none":
-            self.cache = KVCache(0)
-            *_, scores_AV = self.prefill([self.states[b] for b in self.active])
-            return scores_AV
+        if self.forward.ensemble.cache == "none" or self._must_read_again():
+            return self._read_again()
         if len(self.active) <= len(self.states) // 2:
             self._drop_finished()
         return self._step()
+
+    def _must_read_again(self) -> bool:
+        return any(self.forward.rotary.reads_again(self.states[b].position + 1) for b in self.active)
+
+    def _read_again(self) -> Tensor:
+        """float32 [A, V]: scores after all tokens of every unfinished sequence, which are read without a cache."""
+        self.cache = KVCache(0)
+        self.states = [self.states[b] for b in self.active]
+        self._set_active(list(range(len(self.states))))
+        self.cache, self.real_BT, scores_AV = self.prefill(self.states)
+        self._padded = not bool(self.real_BT.all())
+        return scores_AV
 
     def _drop_finished(self) -> None:
         self._in_place = None
@@ -158,6 +171,7 @@ class _Batch:
             real_BS=self._real_B1,
             names_BS=self._names,
             count=len(self.active),
+            lengths=[position + 1 for position in positions],
         )
         return self.forward.ensemble.next_scores(self.forward(tokens, self.cache))
 
@@ -170,39 +184,61 @@ class _Batch:
 # How prompts are read: from a store of prompts, or after the beginning that they share
 
 
+Beginning = tuple[tuple[int, ...], int]
+"""The token ids of a prompt without its last token, and the kind of the text that it begins (`RotaryHooks.kind`)."""
+
+
 def _cached(
-    store: Store, forward: EnsembleForward, prompts: Sequence[Sequence[int]], budget: Budget
+    store: Store, forward: EnsembleForward, states: Sequence[GenerationState], budget: Budget
 ) -> list[KVCache]:
-    """The cache of each prompt, with one sequence; it may be empty. Prompts that are not in the store are read."""
-    keys = [tuple(prompt) for prompt in prompts]
-    found = {key: prefix for key in keys if (prefix := store.get(key)) is not None}
-    missing = [key for key in dict.fromkeys(keys) if key not in found]
-    for group in group_by_prefix(missing):
-        for key, prefix in _read(forward, [missing[i] for i in group.members], group, budget):
-            found[key] = prefix
-            store.add(key, prefix)
-    return [found[key] for key in keys]
+    """The cache of each prompt without its last token, with one sequence; it may be empty.
+
+    Prompts that are not in the store are read.
+    """
+    beginnings: list[Beginning] = []
+    length_of: dict[Beginning, int] = {}
+    for state in states:
+        length = len(state.ids)
+        beginning = tuple(state.prompt[:-1]), forward.rotary.kind(length)
+        beginnings.append(beginning)
+        length_of[beginning] = length
+    found = {each: prefix for each in beginnings if (prefix := store.get(each)) is not None}
+    missing = [each for each in length_of if each not in found]
+    groups = group_by_prefix([prompt for prompt, _ in missing], [kind for _, kind in missing])
+    for group in groups:
+        members = [missing[i] for i in group.members]
+        for beginning, prefix in _read(forward, members, length_of, group, budget):
+            found[beginning] = prefix
+            store.add(beginning, prefix)
+    return [found[each] for each in beginnings]
 
 
 def _read(
-    forward: EnsembleForward, prompts: list[tuple[int, ...]], group: Group, budget: Budget
-) -> Iterator[tuple[tuple[int, ...], KVCache]]:
-    """(prompt, its cache) for all of a group, in passes of prompts of similar length."""
-    members = sorted(prompts, key=len, reverse=True)
-    prefix = shared_prefix(forward, members[0][: group.shared])
+    forward: EnsembleForward,
+    beginnings: list[Beginning],
+    length_of: dict[Beginning, int],
+    group: Group,
+    budget: Budget,
+) -> Iterator[tuple[Beginning, KVCache]]:
+    """Each prompt of a group with its cache, in passes of prompts of similar length."""
+    members = sorted(beginnings, key=lambda beginning: len(beginning[0]), reverse=True)
+    longest = members[0]
+    prefix = shared_prefix(forward, longest[0][: group.shared], length_of[longest])
     while members:
-        width = len(members[0]) - group.shared
+        width = len(members[0][0]) - group.shared
         if not width:
-            yield from ((prompt, forward.new_cache()) for prompt in members)
+            yield from ((beginning, forward.new_cache()) for beginning in members)
             return
         count = max(1, min(budget.tokens // width, budget.sequences or len(members)))
         batch, members = members[:count], members[count:]
-        trees = [TokenTree(prompt, [], group.shared) for prompt in batch]
+        trees = [TokenTree(prompt, [], group.shared) for prompt, _ in batch]
         capacity = group.shared + width
         cache = prefix.expanded(len(batch), capacity) if prefix else forward.new_cache(capacity)
-        forward(replace(collate(trees, group.shared, forward.device), noise=False), cache)
-        for b, (prompt, tree) in enumerate(zip(batch, trees, strict=True)):
-            yield prompt, cache.taken(b, group.shared + len(tree))
+        tokens = collate(trees, group.shared, forward.device)
+        lengths = [length_of[beginning] for beginning in batch]
+        forward(replace(tokens, noise=False, lengths=lengths), cache)
+        for b, (beginning, tree) in enumerate(zip(batch, trees, strict=True)):
+            yield beginning, cache.taken(b, group.shared + len(tree))
 
 
 Prefilled = tuple[KVCache, Tensor, Tensor]
@@ -220,8 +256,11 @@ class Prefill:
     """The prompts with which a prompt shares its beginning, by the index of its state."""
     prompt_store: Store | None
     """Prompts without their last token; None: prompts are read here."""
-    _prefix: tuple[Group | None, KVCache | None] = (None, None)
-    """The newest group and its beginning. Those of other groups are not kept: they would take memory in every step."""
+    _prefix: tuple[tuple[Group, int] | None, KVCache | None] = (None, None)
+    """The newest group, the kind of its texts, and the cache of their beginning.
+
+    Those of other groups are not kept: they would take memory in every step.
+    """
 
     def __call__(self, states: list[GenerationState]) -> Prefilled:
         return self._from_store(self.prompt_store, states) if self.prompt_store else self._from_prefix(states)
@@ -229,7 +268,7 @@ class Prefill:
     def _from_store(self, store: Store, states: list[GenerationState]) -> Prefilled:
         """Cached prompts, right-aligned. The same number of tokens is read here in each sequence."""
         forward = self.forward
-        caches = _cached(store, forward, [state.prompt[:-1] for state in states], self.budget)
+        caches = _cached(store, forward, states, self.budget)
         shared = max(cache.length for cache in caches)
         trees = [TokenTree(s.ids, [[0]], len(s.prompt) - 1, s.noise_key, s.sample_index) for s in states]
         width = len(trees[0])
@@ -248,16 +287,21 @@ class Prefill:
         caches, reals, scores = [], [], []
         limit = self.budget.tokens // (forward.ensemble.n if forward.ensemble.own_history else 1)
 
-        def fits(part: list[GenerationState], state: GenerationState) -> bool:
+        def beginning(state: GenerationState) -> tuple[Group, int]:
+            """What sequences of a pass share: the tokens of their beginning, and its rotary embeddings."""
             group = self.groups[state.index]
-            width = len(part[0].ids) - group.shared
-            return group is self.groups[part[0].index] and width * (len(part) + 1) <= limit
+            return group, forward.rotary.kind(len(state.ids)) if group.shared else 0
+
+        def fits(part: list[GenerationState], state: GenerationState) -> bool:
+            width = len(part[0].ids) - self.groups[state.index].shared
+            return beginning(state) == beginning(part[0]) and width * (len(part) + 1) <= limit
 
         for part in in_runs(states, fits):  # of similar length
-            group = self.groups[part[0].index]
+            group, _ = shares = beginning(part[0])
             shared = group.shared
-            if group is not self._prefix[0]:
-                self._prefix = group, shared_prefix(forward, part[0].prompt[:shared])
+            if shares != self._prefix[0]:
+                prompt = part[0].prompt[:shared]
+                self._prefix = shares, shared_prefix(forward, prompt, len(part[0].ids))
             prefix = self._prefix[1]
             trees = [TokenTree(s.ids, [[0]], shared, s.noise_key, s.sample_index) for s in part]
             width = max(map(len, trees))

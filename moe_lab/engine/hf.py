@@ -14,6 +14,8 @@ from lm_eval.models.utils import configure_pad_token, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from moe_lab.engine.forward.layers import reads_padding
+from moe_lab.engine.forward.rotary import RotaryHooks, forget_lengths
+from moe_lab.engine.sampling import generation_config, has_processors
 from moe_lab.errors import ConfigError
 
 THINK_END = "think_end_token"
@@ -49,8 +51,10 @@ class CountedHF(HFLM):
     def answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
         """Answer all requests.
 
-        Prompts are answered one by one where answers are sampled, or where the model might read padding: each answer
-        then depends only on its prompt and on which of several answers it is.
+        Prompts are answered one by one where answers are sampled, or where the model or logits processors might read
+        padding: each answer then depends only on its prompt and on which of several answers it is.
+
+        Raises ConfigError for a generation setting that is not supported.
         """
         from lm_eval.api.instance import Instance
 
@@ -58,7 +62,10 @@ class CountedHF(HFLM):
         sampled = generates and any(
             normalize_gen_kwargs(request.args[1])["do_sample"] for request in requests
         )
-        one_by_one = sampled or (generates and reads_padding(self.model))
+        processed = generates and self._has_processors(requests)
+        one_by_one = sampled or processed or (generates and reads_padding(self.model))
+        if RotaryHooks(self.model).depends:
+            self.batch_size_per_gpu = 1
         size = 1 if one_by_one else PORTION
         for start in range(0, len(requests), size):
             portion = requests[start : start + size]
@@ -73,6 +80,19 @@ class CountedHF(HFLM):
                 answers = getattr(HFLM, kind)(self, instances, disable_tqdm=True)
             for i, answer in enumerate(answers, start):
                 report(i, answer)
+
+    def _has_processors(self, requests: Sequence[Request]) -> bool:
+        """Whether some request has logits processors. Raises ConfigError for an unsupported setting of any."""
+        found = False
+        for options in {repr(request.args[1]): request.args[1] for request in requests}.values():
+            settings = normalize_gen_kwargs(options)
+            for name in ("until", "max_gen_toks", THINK_END):
+                settings.pop(name, None)
+            if not settings["do_sample"]:
+                settings.pop("temperature", None)
+            config = generation_config(self.model, settings)
+            found = has_processors(self.model, config) or found
+        return found
 
     @contextmanager
     def tokenized(self, texts: Iterable[str]) -> Iterator[None]:
@@ -102,8 +122,13 @@ class CountedHF(HFLM):
         )
         return super()._loglikelihood_tokens(requests, **kwargs)
 
+    def _model_call(self, inps: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        forget_lengths(self.model)
+        return super()._model_call(inps, **kwargs)
+
     def _model_generate(self, context: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        generated = super()._model_generate(context, **kwargs)
+        forget_lengths(self.model)
+        generated = super()._model_generate(context, tokenizer=self.tokenizer, **kwargs)
         new = generated.shape[1] - context.shape[1]
         # The model does not read the last new token.
         self._counted["tokens_in"] += int(kwargs["attention_mask"].sum()) + (new - 1) * len(context)

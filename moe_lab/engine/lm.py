@@ -19,6 +19,8 @@ from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward, Observer
 from moe_lab.engine.forward.layers import kv_cache_obstacle, reads_the_batch, require_masks
+from moe_lab.engine.forward.quantized import quantizes_passes
+from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Pair, Request
 from moe_lab.engine.pass_size import LEAST_TOKENS, pass_budget
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
@@ -38,13 +40,14 @@ class EngineLM(CountedHF):
     """A causal language model for lm-eval that computes a shared prefix once.
 
     `engine` runs the model. It is a `KVEngine` where the layers keep keys and values alone, else a `RecurrentEngine`
-    for ensembles. For a base model with other layers it is None, and lm-eval's own code runs the model.
+    for ensembles. For a base model with other layers, or whose quantized layers read all tokens of a pass, it is None,
+    and lm-eval's own code runs the model.
 
     Args:
         model, tokenizer: of transformers. The model keeps its device and dtype.
         ensemble: routing samples of each token; the base model by default.
         batch_size: maximum number of sequences per forward pass. "auto": limited by a number of tokens only, which
-            limits every pass. 1 where padding would change scores (expert choice).
+            limits every pass. 1 where padding or other texts would change scores (expert choice, quantized layers).
         max_batch_size: maximum number of sequences with "auto".
         max_length: maximum length of an input in tokens. Longer inputs lose their beginning.
         add_bos_token: as in lm-eval.
@@ -58,7 +61,8 @@ class EngineLM(CountedHF):
     The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the base model:
     `moe_lab.RoE` generates with an ensemble.
 
-    Raises ModelError for an ensemble on a model without a supported router, ConfigError for one with flash attention.
+    Raises ModelError for an ensemble on a model without a supported router, ConfigError for one with flash attention or
+    with layers that quantize all tokens of a pass together.
     """
 
     def __init__(
@@ -80,13 +84,20 @@ class EngineLM(CountedHF):
         self.ensemble = ensemble or Ensemble()
         if self.ensemble.n > 1:
             require_routers(model)
+        quantized = quantizes_passes(model)
         if make_engine or not self.ensemble.plain:
             require_masks(model)
+            if quantized:
+                raise ConfigError(
+                    f"{quantized}: what shares a pass would change the numbers. Use method=base, or a checkpoint that "
+                    "is not quantized so."
+                )
         self.progress = progress
         self.seed = seed
         self.session_info: dict[str, Any] = {}
         """JSON values that a method stores with the answers (`Method.open`)."""
-        if reads_the_batch(model):
+        self._rotary = RotaryHooks(model)
+        if reads_the_batch(model) or quantized:
             batch_size = 1
         auto = str(batch_size).startswith("auto")
         super().__init__(
@@ -104,7 +115,7 @@ class EngineLM(CountedHF):
         self.engine: Engine | None = None
         if make_engine:
             self.engine = make_engine(self)
-        elif obstacle := kv_cache_obstacle(model):
+        elif obstacle := kv_cache_obstacle(model) or quantized:
             if not self.ensemble.plain:
                 self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
             logger.warning(
@@ -150,6 +161,7 @@ class EngineLM(CountedHF):
                 f"metrics=expert: the tokens of {type(self.model).__name__} cannot be assigned to examples. Its layers "
                 "keep more than keys and values, so lm-eval's own code runs it. Leave metrics=expert out."
             )
+        observer.kind = self._rotary.kind
         self._observer = self.engine.forward.observer = observer
 
     @property
@@ -268,11 +280,13 @@ class EngineLM(CountedHF):
     def _score_pairs(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
         with self._warning_of_cuts(len(requests)):
             pairs = list(self._encoder.pairs([request.args for request in requests]))
-        by_context: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+        # the texts of a request have the same rotary embeddings
+        by_context: dict[tuple[tuple[int, ...], int], dict[tuple[int, ...], list[int]]] = {}
         for i, (context, continuation) in enumerate(pairs):
-            by_context.setdefault(context, {}).setdefault(continuation, []).append(i)
+            kind = self._rotary.kind(len(context) + len(continuation) - 1)
+            by_context.setdefault((context, kind), {}).setdefault(continuation, []).append(i)
         scoring_requests = []
-        for context, continuations in by_context.items():
+        for (context, _), continuations in by_context.items():
             texts = [requests[indices[0]].args for indices in continuations.values()]
             scoring_requests.append(
                 ScoringRequest(
@@ -284,9 +298,10 @@ class EngineLM(CountedHF):
                 )
             )
 
+        requesters = [list(continuations.values()) for continuations in by_context.values()]
+
         def on_scores(index: int, scores: Scores) -> None:
-            requesters = by_context[tuple(scoring_requests[index].context)].values()
-            for answer, indices in zip(scores, requesters, strict=True):
+            for answer, indices in zip(scores, requesters[index], strict=True):
                 for i in indices:
                     report(i, answer)
                     self._observer.read("loglikelihood", requests[i], pairs[i][0], pairs[i][1][:-1])
@@ -334,18 +349,27 @@ class EngineLM(CountedHF):
         end_text = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         stop = handle_stop_sequences(options.pop("until", None), eos=end_text)
         think_end = options.pop(THINK_END, None)
-        max_new_tokens = options.pop("max_gen_toks")
-        room = self.max_length - max_new_tokens
+        max_gen_toks = options.pop("max_gen_toks")
+        room = self.max_length - max_gen_toks
         if room <= 0:
             raise ConfigError(
-                f"max_gen_toks={max_new_tokens} leaves no room for a prompt: the model reads at most "
+                f"max_gen_toks={max_gen_toks} leaves no room for a prompt: the model reads at most "
                 f"{self.max_length} tokens. Lower max_gen_toks in gen_kwargs, or raise max_length."
             )
         if not options["do_sample"]:
             options.pop("temperature", None)
         config = generation_config(self.model, options)
+        max_length = options.get("max_length")
+        if config.max_new_tokens is None and max_length is None:
+            config.max_new_tokens = max_gen_toks
         with self._warning_of_cuts(len(requests)):
             prompts = [self._encoder.prompt(request.args[0], room) for request in requests.values()]
+        if (
+            config.max_new_tokens is not None
+        ):  # of generation_config.json: it takes precedence in transformers
+            max_new_tokens, max_length = config.max_new_tokens, None
+        else:
+            max_new_tokens = self._most_new_tokens(prompts, max_length)
         states = [
             GenerationState(i, prompt, document_key(prompt), request.repeat, request.args[0])
             for (i, request), prompt in zip(requests.items(), prompts, strict=True)
@@ -362,7 +386,8 @@ class EngineLM(CountedHF):
 
         sampler = Sampler(self.model, config, self.seed)
         # a task's stop words may be in the reasoning, too
-        stopping = StoppingCriteria(self.tokenizer, stop if think_end is None else [end_text], config)
+        stop_texts = stop if think_end is None else [end_text]
+        stopping = StoppingCriteria(self.tokenizer, stop_texts, config, max_length)
         cut = self._counted["cut_reasoning"]
         engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)
         self._counted["near_ties"] += sampler.near_ties
@@ -372,6 +397,16 @@ class EngineLM(CountedHF):
                 "Allow more with gen_kwargs=max_gen_toks=<n>.",
                 *(f"{cut:,}", f"{len(states):,}", think_end, f"{max_new_tokens:,}"),
             )
+
+    def _most_new_tokens(self, prompts: Sequence[Sequence[int]], max_length: int) -> int:
+        """The new tokens after the shortest prompt, with `max_length` tokens of prompt and answer."""
+        longest = max(map(len, prompts))
+        if longest >= max_length:
+            raise ConfigError(
+                f"max_length={max_length} in gen_kwargs counts the prompt, and one has {longest} tokens. "
+                "Use max_gen_toks=<n>, which counts new tokens alone."
+            )
+        return max_length - min(map(len, prompts))
 
     def _after_reasoning(self, reply: str, think_end: str) -> str:
         """The answer in a reply: the text after the last `think_end`, up to a special token; empty without one.

@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache
 from moe_lab.engine.engine import Engine
 from moe_lab.engine.forward.batch import TokenTree
 from moe_lab.engine.forward.ensemble import Ensemble
+from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import OnScores, ScoringRequest, TokenScores
 from moe_lab.errors import RoutingError
@@ -63,6 +64,7 @@ class RecurrentForward:
     def __init__(self, model: Any, ensemble: Ensemble):
         self.model, self.ensemble = model, ensemble
         self.device = next(model.parameters()).device
+        self.rotary = RotaryHooks(model)
         self.tokens_in = 0
         """Tokens put through the model so far, routing samples included."""
         # Positions are passed on, since not all caches know their length (a first layer may have no slots).
@@ -74,12 +76,17 @@ class RecurrentForward:
         if head := self.model.get_output_embeddings():  # its input, [R, S, hidden] -> [R, 1, hidden]
             hook = head.register_forward_pre_hook(lambda head, args: (args[0][:, -1:], *args[1:]))
             self._stack.callback(hook.remove)
+        self.rotary.install(self._stack)
         if self.ensemble.routing:
             self._stack.enter_context(routed(self.model, self.ensemble.routing))
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
+
+    def expect(self, length: int) -> None:
+        """Set the number of tokens of the text that the next tokens belong to."""
+        self.rotary.expect([length])
 
     def begin(
         self, prompt: Sequence[int], noise_key: int, sample_index: int = 0
@@ -159,6 +166,7 @@ class RecurrentEngine(Engine):
         with self.forward as forward:
             for i, request in enumerate(requests):
                 tree = TokenTree(request.context, request.continuations, noise_key=request.noise_key)
+                forward.expect(tree.length)
                 scores = TokenScores([tree]).after(forward.ensemble, _after_nodes(forward, request, tree))
                 on_scores(i, scores.summed()[0])
 
@@ -188,6 +196,7 @@ def _after_nodes(forward: RecurrentForward, request: ScoringRequest, tree: Token
 
 
 def _generate(forward: RecurrentForward, state: GenerationState, decoding: Decoding) -> None:
+    forward.expect(len(state.prompt))
     cache, ids = forward.begin(state.prompt, state.noise_key, state.sample_index)
     while True:
         logits_nV = forward.step(cache, ids)
@@ -195,6 +204,8 @@ def _generate(forward: RecurrentForward, state: GenerationState, decoding: Decod
         if decoding.ends(state):
             return
         ids = state.generated[-1:]
-        if forward.ensemble.cache == "none":
+        length = state.position + 1
+        forward.expect(length)
+        if forward.ensemble.cache == "none" or forward.rotary.reads_again(length):
             cache, ids = forward.begin(state.prompt, state.noise_key, state.sample_index)
             ids = [*ids, *state.generated]

@@ -3,8 +3,10 @@
 A = unfinished sequences, V = vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,7 +57,7 @@ class GenerationState:
 
 
 RETURNED = ("return_dict_in_generate", "output_scores", "output_logits")
-"""Fields that `generate` supports and tasks do not."""
+"""Fields that choose what `generate` returns."""
 UNSUPPORTED = {
     **dict.fromkeys(
         ("num_beams", "num_beam_groups", "constraints", "force_words_ids", "penalty_alpha"),
@@ -69,26 +71,34 @@ UNSUPPORTED = {
         ("cache_implementation", "cache_config", "max_cache_len"), "the engine has a cache of its own"
     ),
     **dict.fromkeys(("output_attentions", "output_hidden_states"), "the engine has no such output"),
-    **dict.fromkeys(RETURNED, "a task takes texts alone"),
     "guidance_scale": "it would run the model without the engine for every token",
     "dola_layers": "it reads the logits of earlier layers",
     "token_healing": "it changes the prompt after the engine got it",
 }
 """Fields of transformers' GenerationConfig that the engine refuses, with the reason. It supports all others."""
-_COUNTED = ("num_beams", "num_beam_groups", "guidance_scale")
+UNSUPPORTED_IN_TASKS = UNSUPPORTED | {
+    **dict.fromkeys(RETURNED, "a task takes texts alone"),
+    "max_time": "texts would depend on the machine and on the batch",
+    "num_return_sequences": "a task asks for several answers by its own `repeats`",
+}
+"""The same for requests of lm-eval."""
+SET_BY_LM_EVAL = ("use_cache", "pad_token_id")
+"""Options that lm-eval passes to `generate` itself, so that a task cannot."""
+_COUNTED = ("num_beams", "num_beam_groups", "guidance_scale", "num_return_sequences")
 """Fields that 1 turns off."""
 
 
-def unsupported(config: GenerationConfig, returned: bool = False) -> str | None:
-    """The first field of a configuration that the engine does not support, and why; None: it supports all.
+def unsupported(config: Any, reasons: Mapping[str, str] = UNSUPPORTED) -> str | None:
+    """A sentence that names the first field that is not supported, and says why; None: all are.
 
     Args:
-        returned: whether RETURNED is supported.
+        config: has the fields of a GenerationConfig, or some of them.
+        reasons: `UNSUPPORTED` or `UNSUPPORTED_IN_TASKS`.
     """
-    for name, reason in UNSUPPORTED.items():
-        value = None if returned and name in RETURNED else getattr(config, name, None)
+    for name, reason in reasons.items():
+        value = getattr(config, name, None)
         if value and not (name in _COUNTED and value == 1):
-            return f"{name}={value} is not supported: {reason}. Leave it out."
+            return f"{name}={value} is not supported: {reason}."
     return None
 
 
@@ -99,32 +109,47 @@ NEAR = 1e-4
 
 
 def generation_config(model: Any, options: dict[str, Any]) -> GenerationConfig:
-    """The model's own generation settings overridden by `options`, merged as `model.generate` merges them.
+    """The model's own generation settings overridden by a task's `options`, merged as `model.generate` merges them.
 
-    Raises ConfigError for an option unknown to transformers, and for one that is not supported.
+    Raises ConfigError for an option unknown to transformers, and for a field that tasks do not support.
     """
+    check_task_options(options)
+    merged = SimpleNamespace(**(vars(model.generation_config) | options))
+    if refused := unsupported(merged, UNSUPPORTED_IN_TASKS):
+        raise ConfigError(f"{refused} It is in the model's generation_config.json: remove it there.")
     config, unknown = internals.generation_config(model, **options)
     if unknown:
         raise ConfigError(f"Unknown generation options: {', '.join(sorted(unknown))} (see gen_kwargs).")
-    if problem := unsupported(config):
-        raise ConfigError(f"{problem.removesuffix(' Leave it out.')} Leave it out of gen_kwargs.")
     return config
+
+
+def check_task_options(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a generation option of a task that is not supported."""
+    for name in SET_BY_LM_EVAL:
+        if name in options:
+            raise ConfigError(f"{name}={options[name]}: lm-eval sets it itself. Leave it out of gen_kwargs.")
+    if refused := unsupported(SimpleNamespace(**options), UNSUPPORTED_IN_TASKS):
+        raise ConfigError(f"{refused} Leave it out of gen_kwargs.")
+
+
+def has_processors(model: Any, config: GenerationConfig) -> bool:
+    """Whether `generate` builds logits processors for these settings, whose special tokens are prepared here."""
+    internals.prepare_special_tokens(model, config)
+    return bool(internals.logits_processors(model, config, prompt=[0]))
 
 
 class Sampler:
     """Chooses next tokens greedily, or by sampling with keyed noise, which depends on no batch and no order.
 
-    `processors`: those of `config` by default.
+    Logits processors are those of `config`, for each prompt alone: some of them count its tokens.
     """
 
-    def __init__(
-        self, model: Any, config: GenerationConfig, seed: int, processors: LogitsProcessorList | None = None
-    ):
+    def __init__(self, model: Any, config: GenerationConfig, seed: int):
+        self.model, self.config = model, config
         self.sample = bool(config.do_sample)
         self.seed = seed
-        if processors is None:
-            processors = internals.logits_processors(model, config)
-        self.processors: LogitsProcessorList = processors
+        self._processors: dict[int, LogitsProcessorList] = {}
+        """By number of the request."""
         self.epsilon = torch.finfo(model.dtype).eps
         self.near_ties = 0
         """Greedy choices between two tokens whose scores were closer than `near`."""
@@ -147,14 +172,22 @@ class Sampler:
         self.near_ties += ties
         return tokens
 
+    @cached_property
+    def _has_processors(self) -> bool:
+        """Whether the settings have logits processors, which depends on no prompt."""
+        return has_processors(self.model, self.config)
+
     def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
         """float32 [A, V]: the scores after the logits processors."""
-        if not self.processors:
+        if not self._has_processors:
             return scores_AV
         rows = []
         for scores_V, state in zip(scores_AV, states, strict=True):
+            if state.index not in self._processors:
+                processors = internals.logits_processors(self.model, self.config, state.prompt)
+                self._processors[state.index] = processors
             ids = torch.tensor([state.ids], device=scores_V.device)
-            rows.append(self.processors(ids, scores_V[None].clone()))
+            rows.append(self._processors[state.index](ids, scores_V[None].clone()))
         return torch.cat(rows)
 
     def _noise(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
@@ -184,19 +217,30 @@ def near(scores_AV: Tensor, epsilon: float) -> Tensor:
 class StoppingCriteria:
     """Ends a sequence at an end token, or when its text contains a stop string.
 
-    Stop strings are searched in the last tokens only: the tokens of the longest one, and two more.
+    Stop strings, also those of `config`, are searched in the last tokens only: the tokens of the longest one, and two
+    more.
+
+    Args:
+        max_length: tokens at which a sequence ends, its prompt included; None: any number.
     """
 
-    def __init__(self, tokenizer: Any, stop: list[str], config: GenerationConfig):
+    def __init__(
+        self, tokenizer: Any, stop: list[str], config: GenerationConfig, max_length: int | None = None
+    ):
+        self.max_length = max_length
         ids = config.eos_token_id
         self.end_tokens = set(ids if isinstance(ids, list) else [] if ids is None else [ids])
         self.tokenizer = tokenizer
-        self.stop = [text for text in stop if text]
+        own = config.stop_strings or []
+        own = [own] if isinstance(own, str) else own
+        self.stop = [text for text in [*stop, *own] if text]
         lengths = [len(tokenizer.encode(text, add_special_tokens=False)) for text in self.stop]
         self.window = max(lengths, default=0) + 2
 
     def __call__(self, state: GenerationState) -> bool:
         if state.generated[-1] in self.end_tokens:
+            return True
+        if self.max_length is not None and len(state.ids) >= self.max_length:
             return True
         text = self.tokenizer.decode(state.generated[-self.window :])
         return any(stop in text for stop in self.stop)

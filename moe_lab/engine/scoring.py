@@ -108,7 +108,10 @@ def _targets(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """A context and the continuations to score after it, as token ids."""
+    """A context and the continuations to score after it, as token ids.
+
+    The texts of a request share one reading of the context, so they are of one kind (`RotaryHooks.kind`).
+    """
 
     context: Sequence[int]
     continuations: Sequence[Sequence[int]]
@@ -118,6 +121,11 @@ class ScoringRequest:
     """The context's text."""
     texts: Sequence[str] = ()
     """The continuations' texts."""
+
+    @property
+    def length(self) -> int:
+        """Tokens that the model reads of the longest text. All texts of a request are of one kind."""
+        return len(self.context) + max(map(len, self.continuations)) - 1
 
 
 MAX_SEQUENCES = 64
@@ -160,7 +168,8 @@ def score(
     forward: EnsembleForward, requests: Sequence[ScoringRequest], budget: Budget, on_scores: OnScores
 ) -> None:
     """Score all requests."""
-    for group in _groups(forward.ensemble, requests):
+    kinds = [forward.rotary.kind(request.length) for request in requests]
+    for group in _groups(forward.ensemble, requests, kinds):
         for batch in batches(forward, requests, group, budget):
             scores = TokenScores(batch.trees).after(forward.ensemble, batch.passes(forward, budget))
             for i, own in zip(batch.indices, scores.summed(), strict=True):
@@ -168,10 +177,12 @@ def score(
             del batch  # its cache, before the next one is made
 
 
-def _groups(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> list[Group]:
+def _groups(
+    ensemble: Ensemble, requests: Sequence[ScoringRequest], kinds: Sequence[int] | None = None
+) -> list[Group]:
     """Requests with a common beginning that is read without noise."""
     if not ensemble.own_history:
-        return group_by_prefix([request.context for request in requests])
+        return group_by_prefix([request.context for request in requests], kinds)
     if ensemble.prefill == "clean":
         return [Group([i], len(request.context) - 1) for i, request in enumerate(requests)]
     return [Group(list(range(len(requests))), 0)]
@@ -200,7 +211,8 @@ def batches(
     forward: EnsembleForward, requests: Sequence[ScoringRequest], group: Group, budget: Budget
 ) -> Iterator[Batch]:
     """The requests of a group in batches, over their shared prefix, which is computed here."""
-    prefix = shared_prefix(forward, requests[group.members[0]].context[: group.shared])
+    first = requests[group.members[0]]
+    prefix = shared_prefix(forward, first.context[: group.shared], first.length)
     tree_of = {i: _tree(requests[i], group) for i in group.members}
     slots = {
         i: group.shared + len(tree) + len(tree.logit_nodes) * forward.extra_slots
@@ -227,12 +239,17 @@ def batches(
         )
 
 
-def shared_prefix(forward: EnsembleForward, tokens: Sequence[int]) -> KVCache | None:
-    """The cache of a shared beginning, for one sequence; None for an empty beginning."""
+def shared_prefix(forward: EnsembleForward, tokens: Sequence[int], length: int) -> KVCache | None:
+    """The cache of a shared beginning, for one sequence; None for an empty beginning.
+
+    Args:
+        length: tokens of one of the texts that share it, which are of one kind.
+    """
     if not tokens:
         return None
     cache = forward.new_cache(len(tokens))
-    forward(replace(collate([TokenTree(tokens, [])], 0, forward.device), noise=False), cache)
+    read = collate([TokenTree(tokens, [])], 0, forward.device)
+    forward(replace(read, noise=False, lengths=[length]), cache)
     return cache
 
 

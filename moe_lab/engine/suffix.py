@@ -183,7 +183,9 @@ class SuffixReplay:
             for i, prompt in enumerate(prompts)
         ]
         suffixes: dict[int, PromptSuffix] = {}
-        for group in group_by_prefix([prompt[: self.span.start(len(prompt)) + 1] for prompt in prompts]):
+        kinds = [self.recorder.rotary.kind(request.length) for request in requests]
+        beginnings = [prompt[: self.span.start(len(prompt)) + 1] for prompt in prompts]
+        for group in group_by_prefix(beginnings, kinds):
             with self.recorder as recorder:
                 for batch in batches(recorder, requests, group, budget):
                     for _ in batch.passes(recorder, budget):
@@ -214,6 +216,7 @@ class SuffixReplay:
                 [i * S + node for i, tree in enumerate(trees) for node in tree.logit_nodes], device=device
             ),
             count=sum(map(len, trees)),
+            lengths=[tree.length for tree in trees],
         )
 
     def logits(self, suffixes: Sequence[PromptSuffix] | SuffixBatch, remix: Remix | None) -> Tensor:

@@ -43,6 +43,8 @@ class CachedActivations:
     """bool: the cached slots that the samples of a logit position attend to: its token's, without its own."""
     position_M: Tensor
     noise_key: int
+    length: int
+    """Tokens of the request's longest text."""
 
     @property
     def nbytes(self) -> int:
@@ -131,7 +133,8 @@ class TwoPhaseScorer:
     ) -> Iterator[dict[int, CachedActivations]]:
         """The first phase, batch by batch. Each step runs inside `self.clean`."""
         unread = [requests[i] for i in missing]
-        for group in group_by_prefix([request.context for request in unread]):
+        kinds = [self.clean.rotary.kind(request.length) for request in unread]
+        for group in group_by_prefix([request.context for request in unread], kinds):
             for batch in batches(self.clean, unread, group, budget):
                 read = dict(
                     zip([missing[i] for i in batch.indices], self._activations(batch, budget), strict=True)
@@ -157,6 +160,7 @@ class TwoPhaseScorer:
                 visible_MT=_others(tree, shared).to(device),
                 position_M=torch.tensor(tree.positions)[tree.logit_nodes].to(device),
                 noise_key=tree.noise_key,
+                length=tree.length,
             )
             for b, tree in enumerate(batch.trees)
         ]
@@ -217,6 +221,7 @@ class TwoPhaseScorer:
             ],
             logits_at=real_BR.reshape(-1).nonzero()[:, 0].to(self.noisy.device),
             count=int(counts.sum()),
+            lengths=[request.length for request in requests],
             final_CD=torch.cat([chunk.request.final_MD[chunk.at_C] for chunk in chunks]),
         )
         position_M = torch.cat([chunk.request.position_M[chunk.at_C] for chunk in chunks])

@@ -103,7 +103,10 @@ class Routes(Observer):
 
     def expect(self, tokens: Tokens) -> None:
         self._keep_pass()
-        self._names = tokens.names_BS().reshape(-1)
+        names_BS = tokens.names_BS()
+        kind_B = np.array([self.kind(length) for length in tokens.lengths])
+        names_BS = np.where(names_BS == 0, 0, names_BS + kind_B[:, None])
+        self._names = names_BS.reshape(-1)
 
     def __call__(self, router: Router, routing: Routing) -> None:
         self.experts[router.layer] = routing.logits_TE.shape[-1]
@@ -116,8 +119,15 @@ class Routes(Observer):
             mine = self._prompts[tuple(prompt)] = prefix_names(prompt)
         names = token_names(answer, range(len(prompt), len(prompt) + len(answer)))
         rest = np.cumsum(names) + mine[-1:]
+        whole = len(prompt) + len(answer)
+        if kind == "generate_until":
+            # each new token is read when the text ends with it
+            kinds = [self.kind(length) for length in range(len(prompt), whole + 1)]
+        else:
+            kinds = [self.kind(whole)] * (1 + len(answer))
         key = request_key(kind, request.args, request.repeat)
-        self.reads.setdefault(key, []).append(Read(mine, rest))
+        read = Read(mine + kinds[0], rest + np.array(kinds[1:], dtype=np.int64))
+        self.reads.setdefault(key, []).append(read)
 
     @property
     def layers(self) -> list[int]:

@@ -7,6 +7,7 @@ L = MoE layers, E = experts (of the layer with the most), K = experts per token.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from moe_lab.engine.forward.batch import TokenTree, collate, in_runs, prefix_names
 from moe_lab.engine.forward.forward import Observer
+from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.engine.pass_size import pass_budget
 from moe_lab.metrics.counts import Counts, Read, Routes, count
 from moe_lab.routing import routed
@@ -36,7 +38,10 @@ def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Obs
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad(), routed(model, policy):
+        rotary = RotaryHooks(model)
+        policy.kind = rotary.kind
+        with torch.no_grad(), routed(model, policy), ExitStack() as stack:
+            rotary.install(stack)
             budget = pass_budget(model)
             # each token has a row of logits
             most = int(budget.tokens / budget.size(1, 1))
@@ -50,6 +55,7 @@ def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Obs
                 trees = [TokenTree(rows[number]["input_ids"], []) for number in numbers]
                 tokens = collate(trees, 0, device)
                 policy.expect(tokens)
+                rotary.expect(tokens.lengths)
                 logits_BSV = model(
                     input_ids=tokens.ids_BS, attention_mask=tokens.real_BS.long(), use_cache=False
                 ).logits
@@ -71,7 +77,7 @@ def labelled_tokens(rows: Sequence[TokenizedExample]) -> np.ndarray:
 def count_rows(routes: Routes, rows: Sequence[TokenizedExample]) -> Counts:
     """The experts of all tokens of the rows that `right_tokens` has read. A row is a document, all of it a prompt."""
     order, nothing = _longest_first(rows), np.zeros(0, dtype=np.int64)
-    routes.reads = {str(n): [Read(prefix_names(rows[n]["input_ids"]), nothing)] for n in order}
+    routes.reads = {str(n): [Read(_names(routes, rows[n]), nothing)] for n in order}
     return count(routes, [[str(n)] for n in order])
 
 
@@ -80,12 +86,15 @@ def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> tup
 
     A decision counts if the token that the router routes has a label.
     """
-    names = [
-        prefix_names(rows[n]["input_ids"])[np.asarray(rows[n]["labels"]) != NO_LABEL]
-        for n in range(len(rows))
-    ]
+    names = [_names(routes, rows[n])[np.asarray(rows[n]["labels"]) != NO_LABEL] for n in range(len(rows))]
     E, by_layer = max(routes.experts.values()), routes.table().of(np.concatenate(names))
     return np.stack([np.bincount(index.reshape(-1), minlength=E) for index in by_layer]), len(by_layer[0])
+
+
+def _names(routes: Routes, row: TokenizedExample) -> np.ndarray:
+    """int64 [T]: the names of a row's tokens, as `Routes` has them."""
+    ids = row["input_ids"]
+    return prefix_names(ids) + routes.kind(len(ids))
 
 
 def _longest_first(rows: Sequence[TokenizedExample]) -> list[int]:

@@ -4,6 +4,7 @@
 weights are fetched. `checks.prove_seam` tests every loaded model and refuses a fused kernel that bypasses the router.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +97,8 @@ class ModelFacts:
     """Whether it is a design (`models/designs`) with a selection bias."""
     fixed_routing: str | None = None
     """Why no policy may read or change the routing of single tokens; None where one may."""
+    rope_by_length: bool = False
+    """Whether its rotary embeddings depend on the length of a text."""
 
     @property
     def routers(self) -> Family | None:
@@ -155,7 +158,41 @@ def routing_facts(config: Any) -> dict[str, Any]:
         "max_length": longest,
         "selection_bias": getattr(text, "selection_bias", False) is True,
         "fixed_routing": family.fixed(text) if family else None,
+        "rope_by_length": _rope_by_length(text),
     }
+
+
+def _rope_by_length(config: Any) -> bool:
+    """Whether a configuration names a rope type that depends on a text's length: for all layers, or for a kind of them.
+
+    It needs no weights. The engine asks the model itself (`engine/forward/rotary.py`).
+    """
+    return any(_depends_on_length(each) for each in _rope_settings(config))
+
+
+def without_rope_lengths(config: Any) -> Any:
+    """A copy with the default type in place of rope types that depend on a text's length.
+
+    It is for models on the meta device, where no position can be compared with a limit. No shape depends on the type.
+    """
+    own = deepcopy(config)
+    for settings in _rope_settings(own.get_text_config()):
+        if _depends_on_length(settings):
+            settings["rope_type"] = "default"
+    return own
+
+
+def _rope_settings(config: Any) -> list[dict[str, Any]]:
+    """The settings of a configuration's rotary embeddings: of all layers, and of each kind of layers."""
+    parameters = getattr(config, "rope_parameters", None)
+    if parameters is None:
+        return []
+    return [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
+
+
+def _depends_on_length(settings: dict[str, Any]) -> bool:
+    rope_type = str(settings.get("rope_type"))
+    return rope_type == "longrope" or "dynamic" in rope_type
 
 
 def resolve_device(device: str) -> torch.device:

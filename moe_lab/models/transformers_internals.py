@@ -6,8 +6,10 @@ what broke. Known to work with transformers from `FIRST` on and before `BEFORE`.
 Subclasses of transformers' models also set the class attributes that its own models set (`models/designs`).
 """
 
+import copy
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,15 +23,59 @@ def generation_config(model: Any, given: Any = None, **options: Any) -> tuple[An
     return model._prepare_generation_config(given, **options)
 
 
-def logits_processors(model: Any, config: Any) -> Any:
-    """The LogitsProcessorList that `generate` builds for these settings. Sets their special tokens as tensors."""
+def prepare_special_tokens(model: Any, config: Any) -> None:
+    """Set the special tokens of generation settings as tensors, as `generate` does."""
     model._prepare_special_tokens(config, device=model.device)
-    return model._get_logits_processor(config, input_ids_seq_length=1, device=str(model.device))
+
+
+def logits_processors(model: Any, config: Any, prompt: Sequence[int]) -> Any:
+    """The LogitsProcessorList that `generate` builds for these settings and a prompt (token ids) alone.
+
+    The special tokens of `config` must be prepared. Its numbers of new tokens become lengths, as in `generate`.
+    """
+    import torch
+
+    own = copy.copy(config)
+    if own.max_new_tokens is not None:
+        own.max_length = len(prompt) + own.max_new_tokens
+    if own.min_new_tokens is not None:
+        own.min_length = len(prompt) + own.min_new_tokens
+    return model._get_logits_processor(
+        own,
+        input_ids_seq_length=len(prompt),
+        encoder_input_ids=torch.tensor([list(prompt)], device=model.device),
+        device=str(model.device),
+    )
 
 
 def pad_token(config: Any) -> int | None:
     """The padding token of generation settings that `generate` has prepared."""
     return None if config._pad_token_tensor is None else int(config._pad_token_tensor)
+
+
+def drops_cache(model: Any, length: int) -> bool:
+    """Whether `generate` reads a text again when it has this number of tokens, in place of its newest token alone.
+
+    Phi's models do so where their rotary embeddings change.
+    """
+    import torch
+    from transformers.generation.utils import ALL_CACHE_NAMES
+
+    parameters = inspect.signature(type(model).prepare_inputs_for_generation).parameters
+    cache = {name: _CacheOfLength(length - 1) for name in ALL_CACHE_NAMES if name in parameters}
+    ids = torch.zeros(1, length, dtype=torch.long)
+    prepared = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **cache)
+    return prepared["input_ids"].shape[1] > 1
+
+
+class _CacheOfLength:
+    """What `prepare_inputs_for_generation` asks of a cache."""
+
+    def __init__(self, length: int):
+        self.length = length
+
+    def get_seq_length(self) -> int:
+        return self.length
 
 
 def attention_of(config: Any) -> str | None:

@@ -7,15 +7,18 @@
 T = tokens of a pass, N = those that are no padding.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import Router, Routing, opened, routed
-from moe_lab.routing.passes import PassTokens, pass_tokens
+from moe_lab.routing.passes import PassTokens, pass_tokens, transformers_model
 
 
 class Record:
@@ -101,8 +104,64 @@ def record(model: nn.Module) -> Iterator[Record]:
     with 0 in a two-dimensional `attention_mask` of the model are padding. In `generate`, transformers feeds padding to
     sequences that have ended, unmasked: it is recorded as their tokens.
 
+    `generate` may decode greedily or by sampling. Beams move between the sequences of a pass, and an assistant's tokens
+    may be dropped, so that the recorded tokens would not be those of the returned text: RoutingError.
+
     Raises ModelError and RoutingError as `routed` does, so also under gradient checkpointing.
     """
     routes = Record()
-    with opened(model, "record(model)"), pass_tokens(model, routes.expect), routed(model, routes):
+    with (
+        opened(model, "record(model)"),
+        _one_by_one(transformers_model(model)),
+        pass_tokens(model, routes.expect),
+        routed(model, routes),
+    ):
         yield routes
+
+
+@contextmanager
+def _one_by_one(model: Any) -> Iterator[None]:
+    """Inside the context `model.generate` refuses modes in which a pass is not the next tokens of its sequences.
+
+    The class is changed, not the model: copies of the model are plain.
+    """
+    kind = type(model)
+    generate = getattr(kind, "generate", None)
+    if generate is None:
+        yield
+        return
+
+    @wraps(generate)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is model:
+            _check_mode(model, args, kwargs)
+        return generate(self, *args, **kwargs)
+
+    inherited = "generate" not in vars(kind)
+    kind.generate = checked
+    try:
+        yield
+    finally:
+        if inherited:
+            del kind.generate
+        else:
+            kind.generate = generate
+
+
+def _check_mode(model: Any, args: tuple, kwargs: dict) -> None:
+    """Raise RoutingError for arguments of `generate` that choose another mode than greedy decoding or sampling."""
+    from transformers.generation import GenerationMode
+
+    # the second positional argument; what is not given is the model's own
+    given = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    config = copy.deepcopy(model.generation_config)
+    for settings in (vars(given) if given is not None else {}, kwargs):
+        for name, value in settings.items():
+            if value is not None and hasattr(config, name):
+                setattr(config, name, value)
+    mode = config.get_generation_mode(kwargs.get("assistant_model"))
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise RoutingError(
+            f"record(model): generate would decode by {mode.value}, so that the recorded tokens are not those of the "
+            "returned text. Generate outside of record, then record model(sequences)."
+        )

@@ -49,8 +49,12 @@ def identity(
     """
     determines = replace(config, overrides=[], rerun=False)
     data = once(f"data {determines} {method.config} {facts}", lambda: method.data_identity(config, facts))
+    model = model_identity(model_source(config.model), config.model)
+    if facts.rope_by_length:
+        # results from before each text had its own embeddings are of another run
+        model = model | {"rotary": "of each text"}
     return {
-        "model": model_identity(model_source(config.model), config.model),
+        "model": model,
         "dtype": facts.dtype,
         "method": {"config": method.identity(facts), "numerics": method.version}
         | ({"reads": data} if data else {}),
@@ -207,6 +211,8 @@ class Generation:
     max_new_tokens: NonNegativeInt = 1
     max_tokens: NonNegativeInt = 1
     max_completion_tokens: NonNegativeInt = 1
+    min_new_tokens: NonNegativeInt = 0
+    min_length: NonNegativeInt = 0
     do_sample: bool = False
     num_beams: int = 1
     temperature: NonNegativeFloat = 1
@@ -227,10 +233,13 @@ class Generation:
 
 def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
     """Raise ConfigError for a generation setting that is unsupported, impossible or leaves no room for a prompt."""
+    from moe_lab.engine.sampling import check_task_options
+
     build(Generation, config.gen_kwargs or {}, "gen_kwargs.")
     length = config.max_length or facts.max_length
     for name, task in tasks["tasks"].items():
         settings = task.get_config("generation_kwargs") or {}
+        check_task_options(settings)
         new = next((settings[key] for key in MAX_NEW_TOKENS if settings.get(key) is not None), None)
         if new is None:
             continue

@@ -107,8 +107,8 @@ def test_steps_keep_one_beginning_in_memory(olmoe, monkeypatch):
     read: list[weakref.ref] = []
     kept = generating.shared_prefix
 
-    def noted(forward, tokens):
-        prefix = kept(forward, tokens)
+    def noted(forward, tokens, length):
+        prefix = kept(forward, tokens, length)
         read.append(weakref.ref(prefix))
         return prefix
 

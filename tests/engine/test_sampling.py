@@ -6,16 +6,29 @@ is read, positions of padded prompts, an argument of `model.generate` that is dr
 """
 
 import copy
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 from transformers import GenerationConfig
 
 from moe_lab import RoE
+from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.lm import EngineLM, Request
-from moe_lab.engine.sampling import NEAR, RETURNED, UNSUPPORTED, Sampler, near, unsupported
+from moe_lab.engine.sampling import (
+    NEAR,
+    RETURNED,
+    SET_BY_LM_EVAL,
+    UNSUPPORTED,
+    UNSUPPORTED_IN_TASKS,
+    Sampler,
+    near,
+    unsupported,
+)
 from moe_lab.errors import ConfigError
 from tests.support.ensembles import answered
 from tests.support.models import left_padded, make_model, make_tokenizer, small_model
@@ -116,7 +129,7 @@ def model():
 
 
 def test_every_field_is_known():
-    known = [*NO_EFFECT, *WORKS, *SAMPLES, STOPS, *UNSUPPORTED]
+    known = [*NO_EFFECT, *WORKS, *SAMPLES, STOPS, *UNSUPPORTED, *RETURNED]
     assert sorted(known) == sorted(set(known)) == sorted(GenerationConfig().to_dict())
 
 
@@ -179,13 +192,91 @@ def test_what_is_refused_is_named(model, tokenizer, name):
     roe, config = RoE(model, tokenizer, n=2), GenerationConfig()
     setattr(config, name, value)
     assert name in unsupported(config)
-    if name in RETURNED:
-        assert unsupported(config, returned=True) is None
-        return
     for options in ({name: value}, {"generation_config": config}):
         with pytest.raises(ConfigError, match=f"{name}=.* not supported.*Leave it out"):
             roe.generate("hello", **options)
     assert unsupported(GenerationConfig(num_beams=1, guidance_scale=1.0)) is None
+
+
+def by_hf(model, tokenizer, options):
+    """The answers of lm-eval's own model to each prompt alone."""
+    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
+    requests = [Instance("generate_until", {}, (prompt, options), 0) for prompt in PROMPTS]
+    return lm.generate_until(requests, disable_tqdm=True)
+
+
+@contextmanager
+def own_settings(model, fields):
+    """Inside the context the model has these fields as of its generation_config.json."""
+    before = model.generation_config
+    model.generation_config = copy.deepcopy(before)
+    for name, value in fields.items():
+        setattr(model.generation_config, name, value)
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+REFUSED_IN_TASKS = {*UNSUPPORTED_IN_TASKS, *SET_BY_LM_EVAL}
+IN_TASKS = [{name: value} for name, value in WORKS.items() if name not in REFUSED_IN_TASKS]
+IN_TASKS.append({name: value for name, value in NO_EFFECT.items() if name not in REFUSED_IN_TASKS})
+IN_TASKS += [
+    {"min_new_tokens": 4, "min_length": 2, "eos_token_id": list(range(120))},
+    {"forced_eos_token_id": 7, "max_length": 28},
+]
+
+
+@pytest.mark.parametrize("fields", IN_TASKS, ids=min)
+def test_answers_to_tasks_are_those_of_lm_eval(model, tokenizer, fields):
+    """Prompts of unequal lengths in a batch, by every engine, from a task's settings and from the model's own."""
+    options = {"until": [], "max_gen_toks": 8}
+    recurrent = small_model("qwen3_next")
+    base, roe = Ensemble(), RoE(model, tokenizer, n=1).lm.ensemble
+    for answering, ensemble in ((model, base), (model, roe), (recurrent, base)):
+        lm = EngineLM(answering, tokenizer, ensemble=ensemble, batch_size=3, progress=False)
+        expected = by_hf(answering, tokenizer, options | fields)
+        requests = [(prompt, options | fields) for prompt in PROMPTS]
+        assert answered(lm, "generate_until", requests) == expected
+        of_file = {name: value for name, value in fields.items() if name != "max_length"}
+        with own_settings(answering, of_file):
+            expected = by_hf(answering, tokenizer, options)
+            assert answered(lm, "generate_until", [(prompt, options) for prompt in PROMPTS]) == expected
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_IN_TASKS))
+def test_what_a_task_cannot_set_is_named(model, tokenizer, name):
+    value = {"use_cache": False, "max_time": 5.0, "cache_implementation": "static"}.get(name, 2)
+    options = {"until": [], "max_gen_toks": 2}
+    for answering in (model, small_model("qwen3_next")):
+        lm = EngineLM(answering, tokenizer, progress=False)
+        with pytest.raises(ConfigError, match=f"{name}=.*Leave it out of gen_kwargs"):
+            answered(lm, "generate_until", [("hello", options | {name: value})])
+        if name not in SET_BY_LM_EVAL:
+            with (
+                own_settings(answering, {name: value}),
+                pytest.raises(ConfigError, match=f"{name}=.*generation_config.json: remove it"),
+            ):
+                answered(lm, "generate_until", [("hello", options)])
+
+
+def test_stop_strings_of_a_model_end_the_answers_to_tasks(model, tokenizer):
+    """lm-eval's own model has no tokenizer for them, and raises."""
+    options = {"until": [], "max_gen_toks": 8}
+    for answering in (model, small_model("qwen3_next")):
+        lm = EngineLM(answering, tokenizer, progress=False)
+        [whole] = answered(lm, "generate_until", [("hello", options)])
+        stop = next(character for character in whole[1:] if character.isascii())
+        expected = whole[: whole.index(stop) + 1]
+        assert answered(lm, "generate_until", [("hello", options | {STOPS: [stop]})]) == [expected]
+        with own_settings(answering, {STOPS: stop}):
+            assert answered(lm, "generate_until", [("hello", options)]) == [expected]
+
+
+def test_a_prompt_longer_than_max_length_is_named(model, tokenizer):
+    lm = EngineLM(model, tokenizer, progress=False)
+    with pytest.raises(ConfigError, match="max_length=5 in gen_kwargs counts the prompt, and one has 21"):
+        answered(lm, "generate_until", [(PROMPTS[1], {"until": [], "max_length": 5})])
 
 
 def test_an_assistant_is_not_used(model, tokenizer):

@@ -29,7 +29,8 @@ def test_generation_settings_and_their_logits_processors():
     model = small_model("olmoe")
     config, unknown = internals.generation_config(model, temperature=0.5, do_sample=True, other=1)
     assert config.temperature == 0.5 and unknown == {"other": 1}
-    processors = internals.logits_processors(model, config)
+    internals.prepare_special_tokens(model, config)
+    processors = internals.logits_processors(model, config, prompt=[1, 2])
     scores = processors(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[1.0, 2.0]]))
     assert scores.tolist() == [[2.0, 4.0]]
 
@@ -38,7 +39,7 @@ def test_generation_settings_and_their_logits_processors():
 def test_the_padding_token_of_prepared_settings(pad):
     model = small_model("olmoe")
     config, _ = internals.generation_config(model, eos_token_id=None, pad_token_id=pad)
-    internals.logits_processors(model, config)
+    internals.prepare_special_tokens(model, config)
     assert internals.pad_token(config) == pad
 
 

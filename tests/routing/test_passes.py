@@ -11,6 +11,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import GenerationConfig, OlmoeForCausalLM
 
 import moe_lab
 from moe_lab import C3PO, RoE, expert_metrics, freeze, override, record
@@ -232,3 +233,44 @@ def test_texts_of_a_packed_row_are_sequences(olmoe):
             olmoe(torch.tensor([ids]))
     for layer in range(4):
         assert torch.equal(routes.indices[layer], alone.indices[layer])
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["model", "adapters"])
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ({"num_beams": 2}, "beam_search"),
+        ({"num_beams": 2, "do_sample": True}, "beam_sample"),
+        ({"generation_config": GenerationConfig(num_beams=3)}, "beam_search"),
+        ({"prompt_lookup_num_tokens": 2}, "assisted_generation"),
+        ({"assistant_model": small_model("olmoe")}, "assisted_generation"),
+    ],
+)
+def test_recorded_tokens_are_those_of_the_returned_text_or_refused(options, mode, wrapped):
+    """The experts of a beam's rows are those of other texts."""
+    model = make_model("olmoe")
+    if wrapped:
+        model = get_peft_model(model, LoraConfig(r=2, **KINDS["causal"])).eval()
+    with record(model) as routes:
+        with pytest.raises(RoutingError, match=f"decode by {mode}.*record model\\(sequences\\)"):
+            model.generate(input_ids=IDS, max_new_tokens=4, **options)
+        assert len(routes.positions) == 0
+        sequences = model.generate(input_ids=IDS, max_new_tokens=4, do_sample=False, eos_token_id=None)
+        plain = copy.deepcopy(model)
+        beams = {"do_sample": False, "num_beams": 2, "eos_token_id": None}
+        of_copy = plain.generate(input_ids=IDS, max_new_tokens=4, **beams)
+    assert torch.equal(model.generate(input_ids=IDS, max_new_tokens=4, **beams), of_copy)
+    assert "generate" not in vars(OlmoeForCausalLM)
+    for sequence, ids in enumerate(sequences):
+        with torch.no_grad(), record(model) as alone:
+            model(input_ids=ids[None, :-1])
+        order = routes.positions[routes.sequences == sequence].argsort()
+        for layer, index_TK in enumerate(alone.indices):
+            assert torch.equal(routes.indices[layer][routes.sequences == sequence][order], index_TK)
+
+
+def test_beams_of_a_models_own_settings_are_refused():
+    model = make_model("olmoe")
+    model.generation_config.num_beams = 2
+    with record(model), pytest.raises(RoutingError, match="beam_search"):
+        model.generate(IDS, max_new_tokens=2)

@@ -175,6 +175,17 @@ def check(**gen_kwargs):
 
 
 @pytest.mark.parametrize(
+    "setting", [{"num_beams": 4}, {"max_time": 3.0}, {"num_return_sequences": 2}, {"use_cache": False}]
+)
+def test_a_generation_setting_of_a_task_that_is_not_supported_is_named(setting):
+    [name] = setting
+    config = SimpleNamespace(gen_kwargs=None, max_length=None)
+    task = SimpleNamespace(get_config=lambda key: {"until": [], "max_gen_toks": 4} | setting)
+    with pytest.raises(ConfigError, match=f"{name}=.*Leave it out"):
+        check_generation(config, SimpleNamespace(max_length=64), {"tasks": {"own": task}})
+
+
+@pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"temprature": 0.5}, "Did you mean 'gen_kwargs.temperature'"),

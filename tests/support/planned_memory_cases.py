@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessorList
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from moe_lab.engine.engine import KVEngine
 from moe_lab.engine.footprint import meta_model
@@ -95,7 +95,7 @@ class Case:
         if requests:
             engine.score(requests, lambda index, scores: None)
         for prompts in self.asked.generated.values():
-            sampler = Sampler(model, GenerationConfig(do_sample=self.sampled), 0, LogitsProcessorList())
+            sampler = Sampler(model, GenerationConfig(do_sample=self.sampled), 0)
             states = [GenerationState(i, prompt, i) for i, (prompt, _) in enumerate(prompts.values())]
             engine.generate(states, Decoding(sampler, lambda generated: False, self.new), lambda state: None)
 

@@ -43,7 +43,7 @@ MIN_SHARED = 16
 class Group:
     """Prompts whose first `shared` tokens are the same, as indices into the list that was grouped.
 
-    One group has `shared=0`: the prompts without a common prefix.
+    One group of each kind has `shared=0`: the prompts without a common prefix.
     """
 
     members: list[int]
@@ -55,8 +55,27 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
-def group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
+def group_by_prefix(prompts: Sequence[Sequence[int]], kinds: Sequence[int] | None = None) -> list[Group]:
     """Group prompts by common prefix. The last token of a prompt is never part of it, since a pass needs a token.
+
+    Args:
+        kinds: of the texts that the prompts belong to (`RotaryHooks.kind`). Texts of two kinds share no prefix. None:
+            all are of one kind.
+    """
+    if kinds is None:
+        return _group_by_prefix(prompts)
+    members_of: dict[int, list[int]] = {}
+    for i, kind in enumerate(kinds):
+        members_of.setdefault(kind, []).append(i)
+    groups = []
+    for members in members_of.values():
+        for group in _group_by_prefix([prompts[i] for i in members]):
+            groups.append(Group([members[j] for j in group.members], group.shared))
+    return groups
+
+
+def _group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
+    """The groups of prompts of one kind.
 
     In sorted order, prompts with a common prefix are neighbours. A group takes its next neighbour as long as that does
     not lower the number of tokens saved, and leaves it to the next group if it shares more than twice as much with
@@ -128,6 +147,8 @@ class Tokens:
     """Tokens, padding excluded."""
     slot: Tensor | None = None
     """int64 [1]: the slot of one new token of each sequence in a fixed cache, all of whose slots `visible_BSK` has."""
+    lengths: Sequence[int] = ()
+    """The number of tokens of the text that each sequence belongs to, which decides some rotary embeddings."""
     noise: bool = True
     """False: a prefix, which all routing samples read without noise; it has no logit positions."""
 
@@ -186,6 +207,11 @@ class TokenTree:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest text in it, cached ones included."""
+        return 1 + max(self.positions, default=self.cached - 1)
 
     @property
     def is_chain(self) -> bool:
@@ -257,6 +283,7 @@ def collate(
         real_BS=torch.from_numpy(real).to(device),
         names_BS=partial(_names, trees, nodes, offsets, width),
         count=sum(map(len, nodes)),
+        lengths=[tree.length for tree in trees],
     )
 
 

@@ -11,7 +11,7 @@ B = sequences, S = new tokens, T = cached slots, M = logit positions, n = routin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -31,6 +31,7 @@ from moe_lab.engine.forward.layers import (
     fork_layer,
     layer_inputs,
 )
+from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.routing import Router, Routing, routed
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Observer:
     They get each pass before it runs, and each request's tokens after it.
     """
 
+    kind: Callable[[int], int] = staticmethod(lambda length: 0)
+    """The kind of a text by its length (`RotaryHooks.kind`). The same tokens of two kinds may be routed differently."""
     observes = True
     """Whether it changes no decision: it then gets those of final policies (`routed`)."""
 
@@ -96,6 +99,7 @@ class EnsembleForward:
         """Whether steps of decoding keep their tensors in place, and whether a GPU records them (`DecodeStep`)."""
         self._head_at = torch.zeros(0, dtype=torch.long)
         self._windows = WindowHooks(model)
+        self.rotary = RotaryHooks(model)
         self._samples: CleanHistory | OwnHistory | None = None
         if ensemble.n > 1:
             self._samples = (OwnHistory if ensemble.own_history else CleanHistory)(model, ensemble)
@@ -106,6 +110,7 @@ class EnsembleForward:
         head = self.model.get_output_embeddings()
         self._stack.callback(head.register_forward_pre_hook(self._select).remove)
         self._windows.install(self._stack)
+        self.rotary.install(self._stack)
         if self._samples:
             self._samples.install(self._stack)
         if self.ensemble.routing:
@@ -130,6 +135,7 @@ class EnsembleForward:
             and self.ensemble.cache != "none"
             and (routing is None or getattr(routing, "repeatable", False))
             and type(self.observer) is Observer
+            and not self.rotary.depends
             and self.model not in NEVER_RECORDED
             and not any(hooked)
         )
@@ -174,6 +180,7 @@ class EnsembleForward:
         if tokens.visible_BSK is not None:
             masks = LayerMasks(tokens.visible_BSK, self.model.dtype)
         self._windows.expect(masks)
+        self.rotary.expect(tokens.lengths)
         logits = self.model(
             input_ids=tokens.ids_BS,
             attention_mask=masks and masks.of(FULL),

@@ -56,11 +56,11 @@ def fork_layer(model: nn.Module, first_noisy: int) -> tuple[int, Router]:
 
 def layer_inputs(layer: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
     """The inputs of a decoder layer by name: models pass some by position."""
-    return dict(zip(_names(type(layer).forward), args, strict=False)) | kwargs
+    return dict(zip(argument_names(type(layer).forward), args, strict=False)) | kwargs
 
 
 @cache
-def _names(forward: Callable) -> list[str]:
+def argument_names(forward: Callable) -> list[str]:
     return list(inspect.signature(forward).parameters)[1:]
 
 
@@ -130,10 +130,10 @@ def kv_cache_obstacle(model: Any) -> str | None:
         return "its layers take inputs of their own (hidden_size_per_layer_input)"
     if _counts_slots(config):
         return "it scales queries by the length of the cache (attn_temperature_tuning)"
-    if "position_ids" not in _names(type(model).forward):
+    if "position_ids" not in argument_names(type(model).forward):
         return "it takes no position_ids"
     for layer in layers:
-        inputs = set(_names(type(layer).forward)) - {"args", "kwargs"}
+        inputs = set(argument_names(type(layer).forward)) - {"args", "kwargs"}
         if missing := sorted({"attention_mask", CACHE} - inputs):
             return f"{type(layer).__name__} takes no {' and no '.join(missing)}"
         if unknown := sorted(inputs - _LAYER_INPUTS):

@@ -21,6 +21,7 @@ from moe_lab.engine.forward.layers import (
     fork_layer,
     layer_inputs,
 )
+from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.routing import Policy, routed
 from moe_lab.routing.hook import leaving_out
 
@@ -38,6 +39,8 @@ class SuffixBatch:
     """int64 [M]: flat indices into B x S of the tokens that reach the output head."""
     count: int
     """Tokens, padding excluded."""
+    lengths: list[int]
+    """As in `Tokens`."""
     final_CD: Tensor | None = None
     """Cached final hidden states that reach the output head before those of the pass."""
 
@@ -61,6 +64,7 @@ class SuffixForward:
         self.tokens_in = 0
         """Tokens put through the later layers so far, padding excluded."""
         self._windows = WindowHooks(model)
+        self._rotary = RotaryHooks(model)
         self._batch: Any = None
         """The `SuffixBatch` of the pass that runs."""
 
@@ -74,6 +78,7 @@ class SuffixForward:
                 stack.enter_context(routed(self.model, policy, self.first_moe))
             stack.enter_context(only_layers_from(self.model, self.fork, lambda: self._batch.hidden_BSD))
             self._windows.install(stack)
+            self._rotary.install(stack)
             stack.callback(head.register_forward_pre_hook(self._select).remove)
             yield
 
@@ -81,6 +86,7 @@ class SuffixForward:
         """Logits [C + M, V] of the cached final states and of the tokens `batch.logits_at`."""
         self._batch = batch
         self._windows.expect(batch.masks)
+        self._rotary.expect(batch.lengths)
         self.tokens_in += batch.count
         return self.model(
             inputs_embeds=batch.hidden_BSD,

@@ -273,12 +273,17 @@ class PathwayEngine(Engine):
         self, references: ReferenceSet, texts: list[str], suffixes: Sequence[PromptSuffix]
     ) -> Tensor:
         """float32 [N, X]: embeddings of the prompts. Hidden states are not computed again if the prompts have the same
-        tokens as the texts."""
+        tokens as the texts, and the same rotary embeddings without their continuations."""
         if references.how is None:
             ids = text_ids(texts, self.loaded)
-            if all(suffix.prompt == tuple(tokens) for suffix, tokens in zip(suffixes, ids, strict=True)):
+            if all(self._reads(suffix, tokens) for suffix, tokens in zip(suffixes, ids, strict=True)):
                 return normalized(torch.stack([suffix.mean_D for suffix in suffixes]), references.mean_X)
         return references.embed(texts, self.loaded)
+
+    def _reads(self, suffix: PromptSuffix, ids: Sequence[int]) -> bool:
+        """Whether the hidden states of a suffix's prompt are those of these tokens alone."""
+        kind = self.replay.recorder.rotary.kind
+        return suffix.prompt == tuple(ids) and kind(suffix.tree.length) == kind(len(ids))
 
     def _reference_suffixes(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptSuffix]:
         """The suffixes of references. New ones are read, and kept while there is memory for them."""

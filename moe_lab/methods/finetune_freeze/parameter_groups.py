@@ -8,6 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from moe_lab.errors import ModelError
+from moe_lab.models.facts import without_rope_lengths
 from moe_lab.routing.hook import find_routers
 from moe_lab.routing.passes import with_wrapper
 
@@ -69,7 +70,7 @@ def counts(groups: Groups) -> dict[str, int]:
 def empty_model(config: Any) -> Any:
     """A model of this configuration without weights."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(without_rope_lengths(config))
 
 
 def trainable(groups: Groups) -> Groups:

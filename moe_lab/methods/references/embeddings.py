@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from moe_lab.config.progress import Progress
+from moe_lab.engine.forward.rotary import with_own_lengths
 from moe_lab.engine.pass_size import pass_budget
 from moe_lab.errors import ConfigError, need_package, reading
 from moe_lab.metrics.teacher_forcing import padded
@@ -112,7 +113,8 @@ def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
             batch = order[len(means) : len(means) + max(1, tokens // width)]
             ids_BS = padded([ids[i] for i in batch], 0).to(model.device)
             real_BS = padded([[1] * len(ids[i]) for i in batch], 0).to(model.device)
-            hidden_BSD = _before_head(model.model, ids_BS, real_BS).float()
+            with with_own_lengths(model.model, [len(ids[i]) for i in batch]):
+                hidden_BSD = _before_head(model.model, ids_BS, real_BS).float()
             real_BS1 = real_BS.to(hidden_BSD.device)[..., None]
             mean_BD = (hidden_BSD * real_BS1).sum(dim=1) / real_BS1.sum(dim=1)
             means.update(zip(batch, mean_BD.cpu(), strict=True))

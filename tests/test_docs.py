@@ -90,3 +90,18 @@ def test_files_that_a_page_names_are_there(page):
     links = re.findall(r"\]\(((?!https?:)[^)#]+)", text)
     missing += [link for link in links if not (page.parent / link).exists()]
     assert not missing
+
+
+def test_comments_ask_for_data_dir_where_the_hub_has_no_data():
+    """Only tasks with `local_only` data need it; other tasks fall back to the hub."""
+    local = []
+    for file in (ROOT / "moe_lab" / "tasks").rglob("*.yaml"):
+        if "local_only" in file.read_text(encoding="utf-8"):
+            local.append(file.stem)
+    asking = []
+    for folder in ("conf", "experiments"):
+        for file in (ROOT / folder).rglob("*.yaml"):
+            text = file.read_text(encoding="utf-8")
+            if re.search(r"#.*\bneeds\b[^.\n]*\bdata_dir\b", text, re.IGNORECASE):
+                asking.append(file.stem)
+    assert asking == local == ["bigbench_choice"]

@@ -169,7 +169,11 @@ class _Factory(TaskFactory):
             shared = {"aggregation": "mean", "higher_is_better": False}
             config["metric_list"] = [{"metric": metric, **shared} for metric in metrics]
         if callable(process := config.get("process_docs")):
-            config["process_docs"] = cache(process)  # called twice, and some tasks shuffle their choices
+            shared = cache(process)  # called twice, and some tasks shuffle their choices
+            config["process_docs"] = shared
+            fewshot = config.get("fewshot_config") or {}
+            if fewshot.get("process_docs") is process:
+                config["fewshot_config"] = {**fewshot, "process_docs": shared}
         return config
 
     def _folder(self, config: dict[str, Any]) -> Path | None:

@@ -1,22 +1,19 @@
 """lm-eval's tasks by name, with the documents and the form that a run gives them.
 
 Documents come from `<data_dir>/<folder>/<split>.jsonl` where there is such a folder, with the columns of the hub's data
-set. The JSON loader of `datasets` is not used: it caches by path, and turns strings that look like dates into times.
+set (`local_data.py`).
 """
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import lm_eval
 from datasets import Dataset, load_dataset
-from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
 from huggingface_hub.errors import LocalEntryNotFoundError
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
@@ -27,13 +24,14 @@ from lm_eval.utils import create_iterator
 
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
-from moe_lab.errors import TaskError, first_line, reading
+from moe_lab.errors import TaskError, first_line
 from moe_lab.models.hub import commit_of, explain
 from moe_lab.results.identity import UNNAMED, code_digest, module_digest
 from moe_lab.tasks.answer_forms import in_letters, voted
 from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
 from moe_lab.tasks.judges import JUDGES, judge_class, score
+from moe_lab.tasks.local_data import LocalFiles, LocalSplits, has_only_local_files, is_local, read_json_lines
 from moe_lab.tasks.sandbox.replies import in_chat
 
 OWN_TASKS = Path(__file__).resolve().parent
@@ -125,7 +123,7 @@ class _Factory(TaskFactory):
     def __init__(self, config: Config, holdout: Holdout | None, splits: tuple[str, ...]):
         super().__init__()
         self._run, self._holdout, self._splits = config, holdout, splits
-        self._read = cache(read_rows)  # the tasks of a group may share a file: MMLU has 57
+        self._read = cache(read_json_lines)  # the tasks of a group may share a file: MMLU has 57
         self._config: dict[str, Any] = {}
         """The configuration of the task that is loaded now, for errors."""
         self.facts: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -169,11 +167,11 @@ class _Factory(TaskFactory):
             shared = {"aggregation": "mean", "higher_is_better": False}
             config["metric_list"] = [{"metric": metric, **shared} for metric in metrics]
         if callable(process := config.get("process_docs")):
-            shared = cache(process)  # called twice, and some tasks shuffle their choices
-            config["process_docs"] = shared
-            fewshot = config.get("fewshot_config") or {}
-            if fewshot.get("process_docs") is process:
-                config["fewshot_config"] = {**fewshot, "process_docs": shared}
+            process_once = cache(process)  # called twice, and some tasks shuffle their choices
+            config["process_docs"] = process_once
+            examples = config.get("fewshot_config") or {}
+            if examples.get("process_docs") is process:
+                config["fewshot_config"] = {**examples, "process_docs": process_once}
         return config
 
     def _folder(self, config: dict[str, Any]) -> Path | None:
@@ -200,6 +198,7 @@ class _Factory(TaskFactory):
             others = (config.get("validation_split"), config.get("training_split"))
             evaluated = next((one for one in others if one != evaluated and exists(one)), evaluated)
         options, path = config.get("dataset_kwargs") or {}, hub_id(config)
+        given = {key: value for key, value in options.items() if key != "trust_remote_code"}
         if folder is not None:
             column, shots = self._run.task.data_filter, self._run.num_fewshot
             local = LocalSplits(
@@ -210,12 +209,14 @@ class _Factory(TaskFactory):
                 only=(column, config.get("dataset_name")) if column else None,
             )
             config["custom_dataset"] = lambda **_: local
-        elif path is not None and not _is_local(path):  # before the retries of `datasets`
+        elif path is not None and is_local(path):
+            if config.get("custom_dataset") is None and has_only_local_files(options):
+                config["custom_dataset"] = LocalFiles(path, config.get("dataset_name"), given)
+        elif path is not None:  # before the retries of `datasets`
             with suppress(LocalEntryNotFoundError):  # offline, `datasets` has a cache of its own
                 commit_of(path, "dataset", options.get("revision"))
         if self._holdout is None:
             return config
-        given = {key: value for key, value in options.items() if key != "trust_remote_code"}
         load = config.get("custom_dataset") or (
             lambda **_: load_dataset(config["dataset_path"], config.get("dataset_name"), **given)
         )
@@ -240,56 +241,6 @@ class _Factory(TaskFactory):
         return f"Task {name}: {said}\nOr give {file}{columns and f' with the columns {columns}'}."
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class LocalSplits(dict):
-    """{split: Dataset}, as a task's `custom_dataset` returns it. A file is read when its split is first used."""
-
-    folder: Path
-    read: Callable[[Path], list[dict[str, Any]]]
-    """`read_rows`, which may keep what several tasks share."""
-    evaluated: str | None
-    shots: int | None
-    """Number of few-shot examples. Without any, the other splits are empty: lm-eval uses all that its YAML names."""
-    only: tuple[str, Any] | None
-    """(column, value) of the rows to keep; None: all."""
-
-    def __missing__(self, split: str) -> Dataset:
-        if split != self.evaluated and not self.shots:
-            self[split] = self[self.evaluated].select([])
-            return self[split]
-        file = self.folder / f"{split}.jsonl"
-        if not file.exists():
-            purpose = "the documents" if split == self.evaluated else f"{self.shots} few-shot examples"
-            raise TaskError(f"{file} is missing: {purpose} come from it, one JSON object per line.")
-        rows = self.read(file)
-        if self.only is not None:
-            column, value = self.only
-            rows = [row for row in rows if row.get(column) == value]
-        if not rows:
-            raise TaskError(f"{file} has no row" + (f" with {column}={value!r}." if self.only else "."))
-        self[split] = Dataset.from_list(rows)
-        return self[split]
-
-
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON Lines file. Raises TaskError naming the file, and the line that is not as the first one."""
-    rows: list[dict[str, Any]] = []
-    with reading(file, raises=TaskError), file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                with reading(f"{file}, line {number}", raises=TaskError):
-                    row = json.loads(line)
-                    if missing := (rows[0] if rows else row).keys() - row.keys():
-                        raise ValueError(f"no column {min(missing)!r}, which the first line has")
-                    rows.append(row)
-    return rows
-
-
-def _is_local(path: str) -> bool:
-    """Whether a `dataset_path` is a local folder, or a file format of `datasets`, whose files the task names."""
-    return path in FORMATS or Path(path).exists()
-
-
 def _source(config: dict[str, Any], folder: Path | None) -> str:
     """Where a task's documents are from, in words."""
     path = hub_id(config)
@@ -297,7 +248,7 @@ def _source(config: dict[str, Any], folder: Path | None) -> str:
         return f"files in {folder}"
     if path is None:
         return "generated"
-    return "files that its YAML names" if _is_local(path) else f"data set {path} of the hub"
+    return "files that its YAML names" if is_local(path) else f"data set {path} of the hub"
 
 
 def _code(file: str | Path, include_path: str | None) -> dict[str, Any]:

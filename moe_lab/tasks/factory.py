@@ -32,7 +32,9 @@ from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
 from moe_lab.tasks.judges import JUDGES, judge_class, score
 from moe_lab.tasks.local_data import LocalFiles, LocalSplits, has_only_local_files, is_local, read_json_lines
+from moe_lab.tasks.prompt_errors import build_all_requests
 from moe_lab.tasks.sandbox.replies import in_chat
+from moe_lab.tasks.yaml_checks import YamlChecks, check_readable
 
 OWN_TASKS = Path(__file__).resolve().parent
 
@@ -50,10 +52,13 @@ def build_tasks(
     except Exception as error:  # jinja2, datasets and the tasks' own code raise many kinds of errors
         raise TaskError(factory.reason(error)) from error
     for name, task in tasks["tasks"].items():
+        if name in factory.checks:
+            factory.checks[name].check_filters(task)
         if name not in factory.facts:  # defined inside a group
             factory.facts[name] = _source(vars(task.config), None), {}
         task.data_source, task.code = factory.facts[name]  # type: ignore[attr-defined]
         task.doc_iterator = partial(_chosen_documents, task)  # type: ignore[method-assign]
+        task.build_all_requests = partial(build_all_requests, task)  # type: ignore[method-assign]
     for group in tasks.get("groups", {}).values():
         file = (group.metadata or {}).get("config_source")  # none: a group inside of another one
         group.code = _code(file, config.task.include_path) if file else {}  # type: ignore[attr-defined]
@@ -84,14 +89,17 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
     files = _task_files() | {name: name for name in manager.all_subtasks}
     own_groups = {*manager.all_groups, *manager.all_tags}
     if all(name in files and name not in own_groups for name in names):
+        if include_path is not None and not all(name in manager.all_subtasks for name in names):
+            check_readable(include_path, names, files)  # lm-eval's task may stand for one that cannot be read
         return manager, [files[name] for name in names]
+    if include_path is not None:
+        check_readable(include_path, names, files.keys() - own_groups)
     manager = _full_index(include_path)
     for name in names:
         if name not in manager.task_index:
             close = did_you_mean(name, manager.all_tasks)
             raise TaskError(
-                f"task.name={name} is no lm-eval task, group or tag.{close}\n"
-                "All names: lm-eval ls tasks. lm-eval skips YAML files that it cannot read."
+                f"task.name={name} is no lm-eval task, group or tag.{close}\nAll names: lm-eval ls tasks."
             )
     return manager, names
 
@@ -126,21 +134,34 @@ class _Factory(TaskFactory):
         self._read = cache(read_json_lines)  # the tasks of a group may share a file: MMLU has 57
         self._config: dict[str, Any] = {}
         """The configuration of the task that is loaded now, for errors."""
+        self.checks: dict[str, YamlChecks] = {}
+        """By task."""
         self.facts: dict[str, tuple[str, dict[str, Any]]] = {}
         """The source of each task's documents, in words, and its code."""
 
     def _load_full_config(self, entry: Entry, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
         self._config = {"task": entry.name}
         assert entry.yaml_path is not None, "each task is found by its file"
+        lm_evals = Path(lm_eval.__file__).parent
+        checks = YamlChecks(
+            entry.name, entry.yaml_path, strict=not {OWN_TASKS, lm_evals} & {*entry.yaml_path.parents}
+        )
         unsafe = load_yaml(entry.yaml_path, resolve_func=False).get("unsafe_code")
         if unsafe and OWN_TASKS not in entry.yaml_path.parents:  # before its functions are imported
             raise TaskError(
                 f"Task {entry.name} executes code that the model wrote, outside of moe_lab's sandbox: not supported.\n"
                 "The tasks that are: humaneval, humaneval_plus."
             )
-        config = super()._load_full_config(entry, overrides)
+        try:
+            config = super()._load_full_config(entry, overrides)
+        except Exception:
+            checks.check_functions()
+            raise
         if entry.kind is Kind.GROUP:
             return config
+        if "class" not in config:  # a class reads keys of its own
+            checks.check_settings(config)
+        self.checks[config["task"]] = checks
         self._config = config = self._in_form(config)
         folder = self._folder(config)
         config = self._with_documents(config, folder)
@@ -227,13 +248,23 @@ class _Factory(TaskFactory):
             config["fewshot_split"] = evaluated  # lm-eval would draw from the evaluated documents themselves
         return config | {"custom_dataset": held_out, "test_split": SPLIT}
 
+    def _place(self, error: Exception) -> str | None:
+        """The file and, if it is known, the line that an error of a task of the user's own comes from."""
+        checks = self.checks.get(self._config["task"])
+        if checks is None or not checks.strict:
+            return None
+        variable = re.search(r"^'(\w+)' is undefined", str(error))
+        return (variable and checks.undefined(variable[1])) or checks.place()
+
     def reason(self, error: Exception) -> str:
         """The message for an error of lm-eval, `datasets` or the hub while a task is loaded."""
         config, path = self._config, hub_id(self._config)
         name, source = config["task"], _source(config, self._folder(config))
         if path is None or not source.startswith("data set"):
             what = f"{type(error).__name__}: {first_line(error)}"
-            return f"Task {name} cannot be loaded: {what}.\nIts documents: {source}."
+            reason = f"Task {name} cannot be loaded: {what}.\nIts documents: {source}."
+            place = self._place(error)
+            return f"{reason} Its YAML: {place}." if place else reason
         root = f"{self._run.data_dir}/" if self._run.data_dir else "data_dir=<folder> with "
         columns = ", ".join((config.get("dataset_kwargs") or {}).get("columns", ()))
         file = f"{root}{self._run.task.data_folder or name}/<split>.jsonl"

@@ -145,6 +145,14 @@ def test_a_file_that_is_changed_in_place_is_read_again(by_yaml, tmp_path, monkey
     assert {path.name for path in tmp_path.iterdir()} == {"my_sums", "my_sums.yaml"}, "nothing is left"
 
 
+def test_a_line_may_be_longer_than_what_datasets_reads_at_once(tmp_path):
+    question = "word " * 2_500_000  # 12 MB; it reads 10
+    write_jsonl(
+        tmp_path / "addsub" / "test.jsonl", [*sums(1), {"question": question, "answer": "1"}, *sums(1)]
+    )
+    assert [len(row["question"]) for row in load_task(tmp_path, "addsub").task_docs][1] == len(question)
+
+
 def test_nothing_is_cached_on_disk(tmp_path, monkeypatch):
     import datasets
 

@@ -15,6 +15,7 @@ from typing import Any
 import lm_eval
 from datasets import Dataset, load_dataset
 from huggingface_hub.errors import LocalEntryNotFoundError
+from lm_eval.api.group import Group
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._index import Entry, Kind
@@ -62,7 +63,18 @@ def build_tasks(
     for group in tasks.get("groups", {}).values():
         file = (group.metadata or {}).get("config_source")  # none: a group inside of another one
         group.code = _code(file, config.task.include_path) if file else {}  # type: ignore[attr-defined]
+        if file:
+            checks = _yaml_checks(group.name, Path(file))
+            reported = {metric for task in group.get_all_tasks() for metric in task.aggregation()}
+            metrics = [score.metric for score in group.aggregate_metric_list or []]
+            if checks.strict:
+                checks.check_group_metrics(metrics, reported)
     return tasks
+
+
+def _yaml_checks(name: str, file: Path) -> YamlChecks:
+    packaged = {OWN_TASKS, Path(lm_eval.__file__).parent}
+    return YamlChecks(name, file, strict=not packaged & {*file.resolve().parents})
 
 
 def _chosen_documents(task: Any, *, samples: Iterable[int] | None = None, **options: Any) -> Iterator[Any]:
@@ -142,10 +154,7 @@ class _Factory(TaskFactory):
     def _load_full_config(self, entry: Entry, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
         self._config = {"task": entry.name}
         assert entry.yaml_path is not None, "each task is found by its file"
-        lm_evals = Path(lm_eval.__file__).parent
-        checks = YamlChecks(
-            entry.name, entry.yaml_path, strict=not {OWN_TASKS, lm_evals} & {*entry.yaml_path.parents}
-        )
+        checks = _yaml_checks(entry.name, entry.yaml_path)
         unsafe = load_yaml(entry.yaml_path, resolve_func=False).get("unsafe_code")
         if unsafe and OWN_TASKS not in entry.yaml_path.parents:  # before its functions are imported
             raise TaskError(
@@ -170,6 +179,14 @@ class _Factory(TaskFactory):
             code["given"] = {key: config[key] for key in config if key not in UNNAMED}
         self.facts[config["task"]] = _source(config, folder), code
         return config
+
+    def _build_group(
+        self, group_name: str, raw_cfg: dict[str, Any], overrides: dict[str, Any] | None, registry: Any
+    ) -> Group:
+        file = (raw_cfg.get("metadata") or {}).get("config_source")
+        if file is not None:  # none: a group inside of another one
+            self.checks |= _yaml_checks(group_name, Path(file)).check_group(raw_cfg, registry)
+        return super()._build_group(group_name, raw_cfg, overrides, registry)
 
     def _in_form(self, config: dict[str, Any]) -> dict[str, Any]:
         """The configuration with the run's form of prompts and answers."""

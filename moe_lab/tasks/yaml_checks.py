@@ -6,7 +6,7 @@ that fails after all answers.
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import fields
 from difflib import get_close_matches
 from inspect import signature
@@ -85,10 +85,11 @@ class YamlChecks:
         name: of the task.
         file: its YAML.
         strict: whether to refuse settings that lm-eval ignores. lm-eval's own tasks have some.
+        root: where the task is in the file, if a group defines it.
     """
 
-    def __init__(self, name: str, file: Path, strict: bool):
-        self.name, self.file, self.strict = name, file, strict
+    def __init__(self, name: str, file: Path, strict: bool, root: tuple[str | int, ...] = ()):
+        self.name, self.file, self.strict, self._root = name, file, strict, root
 
     def error(self, message: str, *keys: str | int) -> TaskError:
         """The error for the value of a key, or of a key inside of it."""
@@ -97,7 +98,7 @@ class YamlChecks:
     def place(self, *keys: str | int) -> str:
         """The file and line of a key; the file alone, if it is none of the task's own keys."""
         for file in _with_includes(self.file):
-            line = _line(file, keys)
+            line = _line(file, (*self._root, *keys))
             if line is not None:
                 return f"{file}, line {line}"
         return str(self.file)
@@ -116,6 +117,42 @@ class YamlChecks:
                     raise TaskError(
                         f"Task {self.name}, {file}, line {line}: !function {node.value}: {reason}."
                     ) from error
+
+    def check_group(self, config: dict[str, Any], known: Container[str]) -> dict[str, "YamlChecks"]:
+        """Raise TaskError for a member of a group that does not exist, and for an impossible setting of the group.
+
+        Args:
+            known: names of tasks, groups and tags.
+
+        Returns the checks of the tasks that the group defines, by lm-eval's name of them.
+        """
+        members = config.get("task") or []
+        defined = {}
+        for number, member in enumerate([members] if isinstance(members, str) else members):
+            name = member.get("task") if isinstance(member, dict) else member
+            if not isinstance(name, str) or name in known:
+                continue
+            if isinstance(member, str):
+                raise self.error(f"{name} is no task, group or tag.", "task", number)
+            full_name = f"{self.name}::{name}"
+            checks = YamlChecks(full_name, self.file, self.strict, root=("task", number))
+            checks.check_settings(member)
+            defined[full_name] = checks
+        scores = config.get("aggregate_metric_list") or []
+        for number, score in enumerate([scores] if isinstance(scores, dict) else scores):
+            aggregation = score.get("aggregation", "mean") if isinstance(score, dict) else None
+            if aggregation != "mean" and not callable(aggregation):
+                raise self.error(
+                    f"{score!r}: a group takes the mean of its tasks, or a function. Write {{metric: acc}}",
+                    *("aggregate_metric_list", number),
+                )
+        return defined
+
+    def check_group_metrics(self, metrics: Iterable[str], reported: Container[str]) -> None:
+        """Raise TaskError for a metric of a group that none of its tasks reports: the group would have no score."""
+        for number, metric in enumerate(metrics):
+            if metric not in reported:
+                raise self.error(f"no task of the group reports {metric}.", "aggregate_metric_list", number)
 
     def check_settings(self, config: dict[str, Any]) -> None:
         """Raise TaskError for an impossible setting in a task's whole configuration."""

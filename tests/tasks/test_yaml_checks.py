@@ -109,6 +109,41 @@ def test_a_fault_is_found_by_task_file_and_line(fault, tmp_path, monkeypatch):
     assert raised.value.exit_code == 2
 
 
+INNER = """\
+group: both
+task:
+- mine
+- task: inner
+  output_type: multiple_choice
+  metric_list: [{metric: acc, aggregation: avrage}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (
+            "group: both\ntask:\n- mine\n- absent\n",
+            "Task both, FILE, line 4: absent is no task, group or tag",
+        ),
+        (INNER, "Task both::inner, FILE, line 6: aggregation=avrage of metric acc is unknown"),
+        (
+            "group: both\ntask: [mine]\naggregate_metric_list:\n- {metric: acc, aggregation: median}\n",
+            "Task both, FILE, line 4: {'metric': 'acc', 'aggregation': 'median'}: a group takes the mean",
+        ),
+        (
+            "group: both\ntask: [mine]\naggregate_metric_list:\n- {metric: ac}\n",
+            "Task both, FILE, line 4: no task of the group reports ac.",
+        ),
+    ],
+)
+def test_faults_of_a_group(group, message, tmp_path, small_index):
+    mine(tmp_path, CHOICES)
+    (tmp_path / "both.yaml").write_text(group)
+    with pytest.raises(TaskError, match=re.escape(message.replace("FILE", str(tmp_path / "both.yaml")))):
+        load_task(None, "both", include_path=str(tmp_path))
+
+
 def test_the_line_may_be_in_an_included_file(tmp_path):
     mine(tmp_path, CHOICES.replace("acc}", "acc, aggregation: avrage}"))
     (tmp_path / "mine.yaml").rename(tmp_path / "common.yaml.inc")

@@ -49,7 +49,8 @@ class LocalSplits(dict):
         rows = self.read(file)
         if self.only is not None:
             column, value = self.only
-            values = rows[column] if column in rows.column_names else []
+            # a slice of a column is converted at once, and a column one value after the other
+            values = rows[column][:] if column in rows.column_names else []
             rows = rows.select([number for number, each in enumerate(values) if each == value])
             if not len(rows):
                 raise TaskError(f"{file} has no row with {column}={value!r}.")

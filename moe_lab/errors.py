@@ -96,6 +96,12 @@ def reading(
         raise raises(f"{path} {says}: {first_line(error)}. {remedy}".rstrip()) from error
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is torch's "out of memory", of a device or of the machine."""
+    # of the machine it is a plain RuntimeError
+    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, at most 300 characters."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)

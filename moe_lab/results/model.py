@@ -234,6 +234,11 @@ class RunResult(LmEvalResults):
         asked = [self.configs.get(task, {}).get("doc_to_choice") == "letters" for task in self.tasks_of(name)]
         return "letters" if any(asked) else "text"
 
+    def examples_of_test(self, name: str | None = None) -> bool:
+        """Whether the few-shot examples of a task, of a group or of any task come from the evaluated split."""
+        tasks = self.tasks if name is None else self.tasks_of(name)
+        return any(_examples_of_test(self.configs.get(task, {})) for task in tasks)
+
     def tasks_of(self, name: str) -> list[str]:
         """A task itself; the tasks of a group, and of the groups in it."""
         return self.leaves(self.samples, name)
@@ -277,6 +282,21 @@ class RunResult(LmEvalResults):
         found = self.others.get(other)
         pairs = self.paired_with_base if other == BASE else found.paired if found else {}
         return Paired.from_json(pairs.get(task, {}).get(metric, {}))
+
+
+def _examples_of_test(config: Block) -> bool:
+    """Whether lm-eval draws few-shot examples from the split that it evaluates, by a task's stored configuration."""
+    if not config.get("num_fewshot"):
+        return False
+    validation = config.get("validation_split")
+    evaluated = config.get("test_split") or validation
+    fewshot = config.get("fewshot_config") or {}
+    if fewshot.get("split") is not None:
+        return bool(fewshot["split"] == evaluated)
+    if fewshot.get("samples") is not None:
+        return False
+    examples = config.get("training_split") or validation or config.get("test_split")
+    return examples is not None and bool(examples == evaluated)
 
 
 def command_line(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> str:

@@ -60,7 +60,7 @@ class Sample:
         return cls(
             document=line["doc_id"],
             filter=line["filter"],
-            values={m: tuple(line[m]) if isinstance(line[m], list) else line[m] for m in line["metrics"]},
+            values={metric: _plain_value(line[metric]) for metric in line["metrics"]},
             requests=asked,
             target=line.get("target"),
             responses=line.get("resps") or (),
@@ -70,12 +70,24 @@ class Sample:
         )
 
 
+def _plain_value(value: Any) -> Any:
+    """A metric's value of a document as it is read from a log: numbers and lists, the outermost a tuple."""
+    if isinstance(value, list | tuple):
+        return tuple(each.tolist() if hasattr(each, "tolist") else each for each in value)
+    if hasattr(value, "tolist"):  # an array or a number of numpy
+        value = value.tolist()
+    return tuple(value) if isinstance(value, list) else value
+
+
 def samples_file(folder: Path, task: str) -> Path:
     return folder / f"samples_{task.replace('/', '-')}.jsonl"
 
 
 def write_samples(folder: Path, samples: Log) -> None:
-    """Write `samples_<task>.jsonl` in the format of lm-eval's own tracker, verdicts as JSON. Raises ResultsError."""
+    """Write `samples_<task>.jsonl` in the format of lm-eval's own tracker; verdicts and arrays of values are JSON.
+
+    Raises ResultsError.
+    """
     from lm_eval.utils import handle_non_serializable, sanitize_list
 
     for task, lines in samples.items():
@@ -85,8 +97,10 @@ def write_samples(folder: Path, samples: Log) -> None:
                 f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(args)}
                 for i, args in enumerate(sample["arguments"])
             }
+            values = {metric: _plain_value(sample[metric]) for metric in sample["metrics"]}
             line = {
                 **sample,
+                **values,
                 "arguments": arguments,
                 "resps": sanitize_list(sample["resps"]),
                 "filtered_resps": [

@@ -26,6 +26,7 @@ MARKS = {
     "test-profile": "test-profile: routed by which experts a run took together on its test documents (no labels).",
     NOT_REPRODUCIBLE: "not-reproducible: the policy decides differently in equal passes (it draws random numbers), so "
     "the same command gives other results; there is no test.",
+    "test-examples": "test-examples: few-shot examples are other documents of the evaluated split, with their answers.",
     "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in the real world.",
     "cut-prompts": "cut-prompts: some prompts are longer than the model's input (max_length) and lost their beginning.",
     "cut-reasoning": "cut-reasoning: some replies end in the reasoning (max_gen_toks); their answers are empty.",
@@ -229,6 +230,7 @@ def marks_of(result: RunResult, task: str | None = None, metric: str | None = No
         "worse-than-calibrated": _worse_than_calibrated(result),
         "test-profile": result.reports("test_profile"),
         NOT_REPRODUCIBLE: result.reports(NOT_REPRODUCIBLE),
+        "test-examples": result.examples_of_test(task),
         "toy-judge": any(judge.toy for judge in judges),
         "cut-prompts": result.cost.get("cut_prompts"),
         "cut-reasoning": result.cost.get("cut_reasoning"),

@@ -19,6 +19,7 @@ from moe_lab.results.statistics import (
     is_binary,
     likelihood_terms,
     mcnemar,
+    score_of_draw,
 )
 
 ALPHA = 0.05
@@ -115,7 +116,7 @@ def _swapped_differences(
     nothing = np.zeros(len(pairs), dtype=int)
     for swap in [nothing, *(random.integers(2, size=len(pairs)) for _ in range(SLOW_SWAPS))]:
         mine, theirs = ([pair[side ^ one] for pair, one in zip(pairs, swap, strict=True)] for side in (0, 1))
-        yield float(aggregate(mine)) - float(aggregate(theirs))
+        yield score_of_draw(aggregate, mine) - score_of_draw(aggregate, theirs)
 
 
 # The mean difference of several seeds on the same examples: one test and one interval over both

@@ -219,7 +219,7 @@ def _resampled_sums(terms_KN: np.ndarray) -> np.ndarray:
 def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.ndarray:
     """Scores of resampled documents, float64 [samples, resamples]. All samples share the drawn documents.
 
-    NaN stands for a draw without a score: empty texts alone have no perplexity.
+    NaN stands for a draw without a score (`score_of_draw`): empty texts alone have no perplexity.
     """
     count = len(samples[0])
     terms = [likelihood_terms(values, aggregate) for values in samples]
@@ -227,14 +227,18 @@ def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.nda
         sums = _resampled_sums(np.concatenate(known))
         return np.array([_perplexities(sums[:, 2 * i : 2 * i + 2], aggregate) for i in range(len(known))])
     draws = np.random.default_rng(SEED).integers(count, size=(SLOW_RESAMPLES, count))
-    return np.array([[_score(aggregate, [values[i] for i in draw]) for draw in draws] for values in samples])
+    scores = [[score_of_draw(aggregate, [values[i] for i in draw]) for draw in draws] for values in samples]
+    return np.array(scores)
 
 
-def _score(aggregate: Aggregate, values: list[Any]) -> float:
-    """The score of a draw; NaN where it divides by a total length of 0."""
+def score_of_draw(aggregate: Aggregate, values: list[Any]) -> float:
+    """The score of a draw; NaN for a draw without one, such as an area under the ROC curve where all answers are right.
+
+    The function does not fail with all documents.
+    """
     try:
         return float(aggregate(values))
-    except ZeroDivisionError:
+    except (ArithmeticError, ValueError):
         return math.nan
 
 

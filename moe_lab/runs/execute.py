@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-import torch
 import yaml
 
 from moe_lab.config.progress import naming
-from moe_lab.errors import MoeLabError, RunHeldError, first_line
+from moe_lab.errors import MoeLabError, ResultsError, RunHeldError, first_line, is_out_of_memory
 from moe_lab.metrics.counts import Routes
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.tokenizer import template_block
@@ -26,8 +25,15 @@ from moe_lab.runs.evaluation.result_block import cost_block, judges_block, moe_l
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
 from moe_lab.runs.run import Outcome, Run
 from moe_lab.tasks.judges.judging import JUDGEMENTS, judgements_file
+from moe_lab.tasks.metric_errors import failure_message
 
 logger = logging.getLogger("moe_lab")
+
+
+class MetricError(ResultsError):
+    """Scores of a run could not be computed. Its other scores are stored."""
+
+    results: RunResult
 
 
 @contextmanager
@@ -36,8 +42,7 @@ def memory_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        of_cpu = "DefaultCPUAllocator" in str(error)  # a plain RuntimeError
-        if not of_cpu and not isinstance(error, MemoryError | torch.OutOfMemoryError):
+        if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
         raise MoeLabError(
             f"{name}: out of memory: {first_line(error)}.\nStored answers are kept: the same command with a lower "
@@ -60,9 +65,12 @@ def execute(run: Run, models: ModelPool, *, begin: Callable[[], None] = lambda: 
             return Outcome(run, stored, stored=True)
         with run.store.status(), memory_errors(run.folder.name):
             begin()
-            before = _compared_results(run, models)
+            before, failed = _compared_results(run, models)
             with _run_log(run), naming(run.folder.name):
-                return Outcome(run, evaluate_run(run, models, before), stored=False)
+                results = evaluate_run(run, models, before)
+            if failed is not None:
+                raise failed
+            return Outcome(run, results, stored=False)
 
 
 def whole_result(run: Run) -> RunResult | None:
@@ -83,12 +91,18 @@ def whole_result(run: Run) -> RunResult | None:
     return stored
 
 
-def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
-    """The scores and samples of the runs to compare with, read or computed."""
-    found = {}
+def _compared_results(run: Run, models: ModelPool) -> tuple[dict[str, dict[str, Any]], MetricError | None]:
+    """The scores and samples of the runs to compare with, read or computed.
+
+    The error is of the last one with a metric that could not be computed. Its other scores are compared.
+    """
+    found, failed = {}, None
     for name, other in run.compared_runs.items():
         try:
-            results = execute(other, models).results
+            try:
+                results = execute(other, models).results
+            except MetricError as error:
+                results, failed = error.results, error
             samples = read_samples(results)
         except RunHeldError:
             raise
@@ -101,7 +115,7 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
             "samples": samples,
             "rounding": results.rounding.measured,
         }
-    return found
+    return found, failed
 
 
 # The evaluation of one run inside its folder: answers, lm-eval's metrics, files
@@ -110,7 +124,8 @@ def _compared_results(run: Run, models: ModelPool) -> dict[str, dict[str, Any]]:
 def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> RunResult:
     """Answer the requests without a stored answer, let lm-eval evaluate all answers, and write the run's files.
 
-    `before` as in `moe_lab_block`. Returns the content of results.json, which is written before the metrics.
+    `before` as in `moe_lab_block`. Returns the content of results.json, which is written before the metrics. Raises
+    MetricError, after it is written, if a score is missing.
     """
     config = asdict(run.config)
     overrides = config.pop("overrides")
@@ -138,7 +153,8 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
         log.close()
     counters = {name: int(amount) for name, amount in log.cost.items()}
     report = run.method.report(run.facts, counters, log.session_info)
-    block = moe_lab_block(run, evaluated, cost_block(log), report, before)
+    failures = evaluated.pop("failures")
+    block = moe_lab_block(run, evaluated, cost_block(log), report, before, failures)
     block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
     samples = evaluated.pop("samples")
     block |= template | judges_block(run.judges, samples)
@@ -150,6 +166,13 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
     content = plain(evaluated | {"moe_lab": block})
     results = RunResult(content, run.folder)
     write_json(run.folder / "results.json", content)
+    if failures:
+        error = MetricError(
+            f"{failure_message(failures)}\nThe other scores are in {run.folder / 'results.json'}, and all answers are "
+            "stored."
+        )
+        error.results = results
+        raise error
     if routes is not None:
         measure(run, models, samples, routes)
     return results

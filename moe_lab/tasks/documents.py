@@ -82,12 +82,13 @@ def document_hashes(task: Any) -> list[frozenset[str]]:
             contents = [shown, row]
             if "task_id" in row:  # HumanEval and HumanEval+ have the same problems by it
                 contents.append({"task_id": row["task_id"]})
-            digests = (hashlib.sha256(_bytes(content)).hexdigest()[:16] for content in contents)
+            digests = (hashlib.sha256(content_bytes(content)).hexdigest()[:16] for content in contents)
             _hashes[task].append(frozenset(digests))
     return _hashes[task]
 
 
-def _bytes(document: Any) -> bytes:
+def content_bytes(document: Any) -> bytes:
+    """A document as bytes, which are equal for equal content."""
     return json.dumps(document, sort_keys=True, default=str).encode()
 
 
@@ -170,11 +171,11 @@ def documents_digest(tasks: TaskDict, samples: dict[str, list[int]]) -> dict[str
                 several = hasattr(documents, "select")
                 documents = documents.select(numbers) if several else [documents[i] for i in numbers]
             for document in all_rows(documents):
-                digest.update(_bytes(document) + b"\n")
+                digest.update(content_bytes(document) + b"\n")
             if task.get_config("num_fewshot") and hasattr(task, "sampler"):
                 digest.update(b"few-shot")
                 for document in task.sampler.df:
-                    digest.update(_bytes(document) + b"\n")
+                    digest.update(content_bytes(document) + b"\n")
             known[numbers] = digest.hexdigest()
         digests[name] = known[numbers]
     return digests

@@ -1,23 +1,21 @@
 """lm-eval's tasks by name, with the documents and the form that a run gives them.
 
 Documents come from `<data_dir>/<folder>/<split>.jsonl` where there is such a folder, with the columns of the hub's data
-set. The JSON loader of `datasets` is not used: it caches by path, and turns strings that look like dates into times.
+set (`local_data.py`).
 """
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import lm_eval
 from datasets import Dataset, load_dataset
-from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as FORMATS
 from huggingface_hub.errors import LocalEntryNotFoundError
+from lm_eval.api.group import Group
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._index import Entry, Kind
@@ -27,14 +25,17 @@ from lm_eval.utils import create_iterator
 
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
-from moe_lab.errors import TaskError, first_line, reading
+from moe_lab.errors import TaskError, first_line
 from moe_lab.models.hub import commit_of, explain
 from moe_lab.results.identity import UNNAMED, code_digest, module_digest
 from moe_lab.tasks.answer_forms import in_letters, voted
 from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
 from moe_lab.tasks.judges import JUDGES, judge_class, score
+from moe_lab.tasks.local_data import LocalFiles, LocalSplits, has_only_local_files, is_local, read_json_lines
+from moe_lab.tasks.prompt_errors import build_all_requests
 from moe_lab.tasks.sandbox.replies import in_chat
+from moe_lab.tasks.yaml_checks import YamlChecks, check_readable
 
 OWN_TASKS = Path(__file__).resolve().parent
 
@@ -52,14 +53,28 @@ def build_tasks(
     except Exception as error:  # jinja2, datasets and the tasks' own code raise many kinds of errors
         raise TaskError(factory.reason(error)) from error
     for name, task in tasks["tasks"].items():
+        if name in factory.checks:
+            factory.checks[name].check_filters(task)
         if name not in factory.facts:  # defined inside a group
             factory.facts[name] = _source(vars(task.config), None), {}
         task.data_source, task.code = factory.facts[name]  # type: ignore[attr-defined]
         task.doc_iterator = partial(_chosen_documents, task)  # type: ignore[method-assign]
+        task.build_all_requests = partial(build_all_requests, task)  # type: ignore[method-assign]
     for group in tasks.get("groups", {}).values():
         file = (group.metadata or {}).get("config_source")  # none: a group inside of another one
         group.code = _code(file, config.task.include_path) if file else {}  # type: ignore[attr-defined]
+        if file:
+            checks = _yaml_checks(group.name, Path(file))
+            reported = {metric for task in group.get_all_tasks() for metric in task.aggregation()}
+            metrics = [score.metric for score in group.aggregate_metric_list or []]
+            if checks.strict:
+                checks.check_group_metrics(metrics, reported)
     return tasks
+
+
+def _yaml_checks(name: str, file: Path) -> YamlChecks:
+    packaged = {OWN_TASKS, Path(lm_eval.__file__).parent}
+    return YamlChecks(name, file, strict=not packaged & {*file.resolve().parents})
 
 
 def _chosen_documents(task: Any, *, samples: Iterable[int] | None = None, **options: Any) -> Iterator[Any]:
@@ -86,14 +101,17 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
     files = _task_files() | {name: name for name in manager.all_subtasks}
     own_groups = {*manager.all_groups, *manager.all_tags}
     if all(name in files and name not in own_groups for name in names):
+        if include_path is not None and not all(name in manager.all_subtasks for name in names):
+            check_readable(include_path, names, files)  # lm-eval's task may stand for one that cannot be read
         return manager, [files[name] for name in names]
+    if include_path is not None:
+        check_readable(include_path, names, files.keys() - own_groups)
     manager = _full_index(include_path)
     for name in names:
         if name not in manager.task_index:
             close = did_you_mean(name, manager.all_tasks)
             raise TaskError(
-                f"task.name={name} is no lm-eval task, group or tag.{close}\n"
-                "All names: lm-eval ls tasks. lm-eval skips YAML files that it cannot read."
+                f"task.name={name} is no lm-eval task, group or tag.{close}\nAll names: lm-eval ls tasks."
             )
     return manager, names
 
@@ -125,24 +143,34 @@ class _Factory(TaskFactory):
     def __init__(self, config: Config, holdout: Holdout | None, splits: tuple[str, ...]):
         super().__init__()
         self._run, self._holdout, self._splits = config, holdout, splits
-        self._read = cache(read_rows)  # the tasks of a group may share a file: MMLU has 57
+        self._read = cache(read_json_lines)  # the tasks of a group may share a file: MMLU has 57
         self._config: dict[str, Any] = {}
         """The configuration of the task that is loaded now, for errors."""
+        self.checks: dict[str, YamlChecks] = {}
+        """By task."""
         self.facts: dict[str, tuple[str, dict[str, Any]]] = {}
         """The source of each task's documents, in words, and its code."""
 
     def _load_full_config(self, entry: Entry, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
         self._config = {"task": entry.name}
         assert entry.yaml_path is not None, "each task is found by its file"
+        checks = _yaml_checks(entry.name, entry.yaml_path)
         unsafe = load_yaml(entry.yaml_path, resolve_func=False).get("unsafe_code")
         if unsafe and OWN_TASKS not in entry.yaml_path.parents:  # before its functions are imported
             raise TaskError(
                 f"Task {entry.name} executes code that the model wrote, outside of moe_lab's sandbox: not supported.\n"
                 "The tasks that are: humaneval, humaneval_plus."
             )
-        config = super()._load_full_config(entry, overrides)
+        try:
+            config = super()._load_full_config(entry, overrides)
+        except Exception:
+            checks.check_functions()
+            raise
         if entry.kind is Kind.GROUP:
             return config
+        if "class" not in config:  # a class reads keys of its own
+            checks.check_settings(config)
+        self.checks[config["task"]] = checks
         self._config = config = self._in_form(config)
         folder = self._folder(config)
         config = self._with_documents(config, folder)
@@ -151,6 +179,14 @@ class _Factory(TaskFactory):
             code["given"] = {key: config[key] for key in config if key not in UNNAMED}
         self.facts[config["task"]] = _source(config, folder), code
         return config
+
+    def _build_group(
+        self, group_name: str, raw_cfg: dict[str, Any], overrides: dict[str, Any] | None, registry: Any
+    ) -> Group:
+        file = (raw_cfg.get("metadata") or {}).get("config_source")
+        if file is not None:  # none: a group inside of another one
+            self.checks |= _yaml_checks(group_name, Path(file)).check_group(raw_cfg, registry)
+        return super()._build_group(group_name, raw_cfg, overrides, registry)
 
     def _in_form(self, config: dict[str, Any]) -> dict[str, Any]:
         """The configuration with the run's form of prompts and answers."""
@@ -169,7 +205,11 @@ class _Factory(TaskFactory):
             shared = {"aggregation": "mean", "higher_is_better": False}
             config["metric_list"] = [{"metric": metric, **shared} for metric in metrics]
         if callable(process := config.get("process_docs")):
-            config["process_docs"] = cache(process)  # called twice, and some tasks shuffle their choices
+            process_once = cache(process)  # called twice, and some tasks shuffle their choices
+            config["process_docs"] = process_once
+            examples = config.get("fewshot_config") or {}
+            if examples.get("process_docs") is process:
+                config["fewshot_config"] = {**examples, "process_docs": process_once}
         return config
 
     def _folder(self, config: dict[str, Any]) -> Path | None:
@@ -196,6 +236,7 @@ class _Factory(TaskFactory):
             others = (config.get("validation_split"), config.get("training_split"))
             evaluated = next((one for one in others if one != evaluated and exists(one)), evaluated)
         options, path = config.get("dataset_kwargs") or {}, hub_id(config)
+        given = {key: value for key, value in options.items() if key != "trust_remote_code"}
         if folder is not None:
             column, shots = self._run.task.data_filter, self._run.num_fewshot
             local = LocalSplits(
@@ -206,12 +247,14 @@ class _Factory(TaskFactory):
                 only=(column, config.get("dataset_name")) if column else None,
             )
             config["custom_dataset"] = lambda **_: local
-        elif path is not None and not _is_local(path):  # before the retries of `datasets`
+        elif path is not None and is_local(path):
+            if config.get("custom_dataset") is None and has_only_local_files(options):
+                config["custom_dataset"] = LocalFiles(path, config.get("dataset_name"), given)
+        elif path is not None:  # before the retries of `datasets`
             with suppress(LocalEntryNotFoundError):  # offline, `datasets` has a cache of its own
                 commit_of(path, "dataset", options.get("revision"))
         if self._holdout is None:
             return config
-        given = {key: value for key, value in options.items() if key != "trust_remote_code"}
         load = config.get("custom_dataset") or (
             lambda **_: load_dataset(config["dataset_path"], config.get("dataset_name"), **given)
         )
@@ -222,68 +265,28 @@ class _Factory(TaskFactory):
             config["fewshot_split"] = evaluated  # lm-eval would draw from the evaluated documents themselves
         return config | {"custom_dataset": held_out, "test_split": SPLIT}
 
+    def _place(self, error: Exception) -> str | None:
+        """The file and, if it is known, the line that an error of a task of the user's own comes from."""
+        checks = self.checks.get(self._config["task"])
+        if checks is None or not checks.strict:
+            return None
+        variable = re.search(r"^'(\w+)' is undefined", str(error))
+        return (variable and checks.undefined(variable[1])) or checks.place()
+
     def reason(self, error: Exception) -> str:
         """The message for an error of lm-eval, `datasets` or the hub while a task is loaded."""
         config, path = self._config, hub_id(self._config)
         name, source = config["task"], _source(config, self._folder(config))
         if path is None or not source.startswith("data set"):
             what = f"{type(error).__name__}: {first_line(error)}"
-            return f"Task {name} cannot be loaded: {what}.\nIts documents: {source}."
+            reason = f"Task {name} cannot be loaded: {what}.\nIts documents: {source}."
+            place = self._place(error)
+            return f"{reason} Its YAML: {place}." if place else reason
         root = f"{self._run.data_dir}/" if self._run.data_dir else "data_dir=<folder> with "
         columns = ", ".join((config.get("dataset_kwargs") or {}).get("columns", ()))
         file = f"{root}{self._run.task.data_folder or name}/<split>.jsonl"
         said = explain(error, path, "data set")
         return f"Task {name}: {said}\nOr give {file}{columns and f' with the columns {columns}'}."
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
-class LocalSplits(dict):
-    """{split: Dataset}, as a task's `custom_dataset` returns it. A file is read when its split is first used."""
-
-    folder: Path
-    read: Callable[[Path], list[dict[str, Any]]]
-    """`read_rows`, which may keep what several tasks share."""
-    evaluated: str | None
-    shots: int | None
-    """Number of few-shot examples. Without any, the other splits are empty: lm-eval uses all that its YAML names."""
-    only: tuple[str, Any] | None
-    """(column, value) of the rows to keep; None: all."""
-
-    def __missing__(self, split: str) -> Dataset:
-        if split != self.evaluated and not self.shots:
-            self[split] = self[self.evaluated].select([])
-            return self[split]
-        file = self.folder / f"{split}.jsonl"
-        if not file.exists():
-            purpose = "the documents" if split == self.evaluated else f"{self.shots} few-shot examples"
-            raise TaskError(f"{file} is missing: {purpose} come from it, one JSON object per line.")
-        rows = self.read(file)
-        if self.only is not None:
-            column, value = self.only
-            rows = [row for row in rows if row.get(column) == value]
-        if not rows:
-            raise TaskError(f"{file} has no row" + (f" with {column}={value!r}." if self.only else "."))
-        self[split] = Dataset.from_list(rows)
-        return self[split]
-
-
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON Lines file. Raises TaskError naming the file, and the line that is not as the first one."""
-    rows: list[dict[str, Any]] = []
-    with reading(file, raises=TaskError), file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                with reading(f"{file}, line {number}", raises=TaskError):
-                    row = json.loads(line)
-                    if missing := (rows[0] if rows else row).keys() - row.keys():
-                        raise ValueError(f"no column {min(missing)!r}, which the first line has")
-                    rows.append(row)
-    return rows
-
-
-def _is_local(path: str) -> bool:
-    """Whether a `dataset_path` is a local folder, or a file format of `datasets`, whose files the task names."""
-    return path in FORMATS or Path(path).exists()
 
 
 def _source(config: dict[str, Any], folder: Path | None) -> str:
@@ -293,7 +296,7 @@ def _source(config: dict[str, Any], folder: Path | None) -> str:
         return f"files in {folder}"
     if path is None:
         return "generated"
-    return "files that its YAML names" if _is_local(path) else f"data set {path} of the hub"
+    return "files that its YAML names" if is_local(path) else f"data set {path} of the hub"
 
 
 def _code(file: str | Path, include_path: str | None) -> dict[str, Any]:

@@ -113,6 +113,8 @@ def _apply_settings(task: Any, config: Config) -> None:
     """Apply the run's settings, as `lm_eval.simple_evaluate` does before evaluating. They override the task's."""
     from lm_eval.filters import build_filter_ensemble
 
+    from moe_lab.tasks.fewshot import prepare_examples
+
     if config.think_end_token is not None:
         _answer_after(config.think_end_token, config.model.max_gen_toks, task)
     if config.gen_kwargs and task.get_config("output_type") == "generate_until":
@@ -133,14 +135,7 @@ def _apply_settings(task: Any, config: Config) -> None:
         task.set_config(key="num_fewshot", value=config.num_fewshot)
     elif task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
-    num_fewshot = task.get_config("num_fewshot")
-    if num_fewshot and hasattr(task, "sampler"):
-        split = task.fewshot_cfg.split
-        available = len(task.sampler.df) - (split is not None and split == task.config.test_split)
-        if num_fewshot > available:
-            raise TaskError(
-                f"num_fewshot={num_fewshot} is more than the {available} examples that {task.task_name} has."
-            )
+    prepare_examples(task)
     task.set_fewshot_seed(seed=config.fewshot_seed)
 
 

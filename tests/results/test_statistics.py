@@ -473,3 +473,21 @@ def test_a_true_hypothesis_is_rejected_in_about_5_percent(seeds, examples, of_se
         assert found is not None
         p_values.append(found.p)
     assert 0.03 < np.mean(np.array(p_values) < 0.05) < 0.075
+
+
+def test_draws_without_a_score_are_left_out():
+    """The area under the ROC curve (the share of pairs in the right order) needs right and wrong answers."""
+
+    def area(values):
+        right = [score for gold, score in values if gold]
+        wrong = [score for gold, score in values if not gold]
+        if not right or not wrong:
+            raise ValueError("one class")
+        return float(np.mean([[a > b for b in wrong] for a in right]))
+
+    values = [(0, 0.1), (0, 0.4), (1, 0.35), (1, 0.8)]
+    others = [(0, 0.5), (0, 0.4), (1, 0.35), (1, 0.8)]
+    low, high = statistics.interval(values, area)
+    assert 0 <= low <= area(values) == 0.75 <= high <= 1
+    found = paired(values, others, area)
+    assert found.difference == 0.25 and found.interval is not None and found.p_permutation == 1.0

@@ -191,7 +191,7 @@ EDITS: dict[str, Edit] = {
     "the order of choices": (CHOICE, '{a: "yes", b: "no"}', '{b: "no", a: "yes"}'),
     # groups
     "a group's weights": (ALL, "weight_by_size: false", "weight_by_size: true"),
-    "a group's metric": (ALL, "  - metric: acc\n    aggregation", "  - metric: acc_norm\n    aggregation"),
+    "a group's metric": (ALL, "  - metric: acc\n    aggregation", "  - metric: exact_match\n    aggregation"),
     "an inner group's weights": (ALL, "weight_by_size: true}", "weight_by_size: false}"),
     "a group's version": (ALL, "{version: 2}", "{version: 4}"),
     "a group's tasks": (ALL, "  - mine\n", ""),

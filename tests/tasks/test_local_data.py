@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.compose import compose_cell
@@ -15,6 +16,7 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.runs.config import to_config
 from moe_lab.runs.prepare import check_metric
+from moe_lab.tasks.documents import documents_digest
 from moe_lab.tasks.factory import OWN_TASKS
 from moe_lab.tasks.hub_data import published
 from moe_lab.tasks.loading import load_tasks
@@ -41,7 +43,14 @@ def test_only_the_needed_splits_are_read(tmp_path):
     [
         (b'{"question": "q", "answer": "a"}\n\n{"question": ', "test.jsonl, line 3 cannot be read"),
         (b'{"question": "q", "answer": "a"}\n[1, 2]', "test.jsonl, line 2 cannot be read"),
-        (b'{"question": "q", "answer": "a"}\n{"question": "q"}', "line 2 cannot be read: no column 'answer'"),
+        (
+            b'{"question": "q", "answer": "a"}\n"q"',
+            "line 2 cannot be read: a JSON object is expected, not str",
+        ),
+        (
+            b'{"question": "q", "question": "a"}',
+            "test.jsonl cannot be read: JSON parse error: Column(/question) was",
+        ),
         (b"", "test.jsonl has no row"),
         (b"\xff\xfe\x00", "test.jsonl cannot be read: 'utf-8' codec"),
         (b'{"problem": "1 + 1"}', "UndefinedError: 'question' is undefined.\nIts documents: files in"),
@@ -54,16 +63,94 @@ def test_a_wrong_file_is_named(tmp_path, content, message):
         load_task(tmp_path, "addsub")
 
 
-def test_text_stays_text_and_a_changed_file_is_read_again(tmp_path):
-    """`datasets`' own JSON reader turns such strings into timestamps."""
-    file = tmp_path / "addsub" / "test.jsonl"
-    row = {"question": "2020-01-01", "answer": "2021-05-05 10:00:00"}
-    write_jsonl(file, [row])
-    assert load_task(tmp_path, "addsub").task_docs[0] == row
+MINE = """
+task: my_sums
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+metric_list: [{metric: exact_match}]
+"""
+
+COLUMNS: dict[str, list[dict[str, Any]]] = {
+    "a key of later rows": [{"q": "1?", "a": "x"}, {"q": "2?", "a": "y", "hint": "z"}],
+    "a key of the first row": [{"q": "1?", "a": "x", "hint": "z"}, {"q": "2?", "a": "y"}],
+    "a key inside": [{"q": "1?", "a": "x", "more": {"b": 1}}, {"q": "2?", "a": "y", "more": {"c": [2]}}],
+    "dates": [{"q": "1?", "a": "2021-05-05 10:00:00", "hint": "2020-01-01"}],
+    "integers and fractions": [{"q": "1?", "a": "x", "hint": 2}, {"q": "2?", "a": "y", "hint": 2.5}],
+    "numbers and texts": [{"q": "1?", "a": "x", "hint": 2}, {"q": "2?", "a": "y", "hint": "z"}],
+    "nothing": [{"q": "1?", "a": "x", "hint": None}, {"q": "2?", "a": "y", "hint": None}],
+}
+COLUMNS_YAML = """
+task: columns
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{% if hint is defined %}({{hint}}) {% endif %}{% if more is defined %}({{more}}) {% endif %}{{q}}"
+doc_to_target: "{{a}}"
+metric_list: [{metric: exact_match}]
+"""
+
+
+def asked(task: Any) -> list[tuple[str, str]]:
+    task.build_all_requests()
+    prompts = [instance.args[0] for instance in task.instances]
+    return list(zip(prompts, map(task.doc_to_target, task.task_docs), strict=True))
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_prompts_are_those_of_lm_evals_own_loader_on_the_same_file(kind, tmp_path, monkeypatch):
+    """From `data_dir`, and from the file that the YAML names."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "columns" / "test.jsonl"
+    write_jsonl(file, COLUMNS[kind])
+    (tmp_path / "columns.yaml").write_text(COLUMNS_YAML.replace("FILE", str(file)))
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    [theirs] = manager.load(["columns"])["tasks"].values()
+    expected = asked(theirs)
+    for folder in (tmp_path, None):
+        assert asked(load_task(folder, "columns", include_path=str(tmp_path))) == expected
+
+
+def test_numbers_above_64_bits_are_read_as_datasets_reads_them(tmp_path):
+    write_jsonl(tmp_path / "addsub" / "test.jsonl", [{"question": "q", "answer": "1", "id": 10**20}])
+    assert load_task(tmp_path, "addsub").task_docs[0]["id"] == 1e20
+
+
+@pytest.mark.parametrize("by_yaml", [False, True])
+def test_a_file_that_is_changed_in_place_is_read_again(by_yaml, tmp_path, monkeypatch):
+    """Its size and time stay. `datasets` would return the rows of before."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "my_sums" / "test.jsonl"
+    write_jsonl(file, sums(2, start=50))
+    (tmp_path / "my_sums.yaml").write_text(MINE.replace("FILE", str(file)))
     before = file.stat()
-    file.write_text(file.read_text().replace("10:00", "11:00"))
+
+    def digest() -> Any:
+        task = load_task(None if by_yaml else tmp_path, "my_sums", include_path=str(tmp_path))
+        return documents_digest({"tasks": {"my_sums": task}}, {"my_sums": [0, 1]}), task.task_docs["answer"][
+            0
+        ]
+
+    first = digest()
+    assert digest() == first and first[1] == "52"
+    file.write_text(file.read_text().replace('"52"', '"53"'))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert load_task(tmp_path, "addsub").task_docs[0] == row | {"answer": "2021-05-05 11:00:00"}
+    assert file.stat().st_size == before.st_size
+    changed = digest()
+    assert changed[1] == "53" and changed[0] != first[0]
+    assert {path.name for path in tmp_path.iterdir()} == {"my_sums", "my_sums.yaml"}, "nothing is left"
+
+
+def test_a_line_may_be_longer_than_what_datasets_reads_at_once(tmp_path):
+    question = "word " * 2_500_000  # 12 MB; it reads 10
+    write_jsonl(
+        tmp_path / "addsub" / "test.jsonl", [*sums(1), {"question": question, "answer": "1"}, *sums(1)]
+    )
+    assert [len(row["question"]) for row in load_task(tmp_path, "addsub").task_docs][1] == len(question)
 
 
 def test_nothing_is_cached_on_disk(tmp_path, monkeypatch):
@@ -103,19 +190,6 @@ def test_the_hub_is_asked_only_for_what_it_has_to_deliver(tmp_path, monkeypatch)
     assert asked == ["openai/gsm8k", "openai/gsm8k", "ChilleD/SVAMP"]
 
 
-MINE = """
-task: my_sums
-dataset_path: json
-dataset_kwargs: {data_files: {test: FILE}}
-test_split: test
-output_type: generate_until
-doc_to_text: "{{question}}"
-doc_to_target: "{{answer}}"
-metric_list: [{metric: exact_match}]
-"""
-
-
-@pytest.mark.slow
 def test_files_that_the_users_yaml_names(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     own = tmp_path / "mine"

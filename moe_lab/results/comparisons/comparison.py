@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import sub
 from typing import Any
 
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, first_line
 from moe_lab.models.lm_eval_internals import aggregation_of_metric
 from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.rounding import Rounding
@@ -140,7 +140,11 @@ def compare_task(
         equal = rounding.equals(before, after, [x.scored_words for x, _ in measured])
         known = [better for one in (a, b) if (better := one.results.better(task, metric)) is not None]
         lower = not known[0] if known else None
-        found = paired(after, before, aggregate, lower_is_better=lower is True, equal=equal)
+        try:
+            found = paired(after, before, aggregate, lower_is_better=lower is True, equal=equal)
+        except Exception as error:  # of the metric's own function, on resampled documents
+            notes.append(f"Not compared: {metric} of {task}: {type(error).__name__}: {first_line(error)}.")
+            continue
         value_of = aggregate or (lambda values: sum(values) / len(values))
         alone = Score(
             model=b.label,
@@ -273,5 +277,8 @@ def _reproduces(evaluation: Evaluation, task: str, metric: str, aggregate: Aggre
         return False
     if aggregate is None and not all(isinstance(value, int | float) for value in values):
         return False
-    score = aggregate(values) if aggregate else sum(values) / len(values)
+    try:
+        score = aggregate(values) if aggregate else sum(values) / len(values)
+    except Exception:  # lm-eval writes arrays as texts, which its own functions do not take
+        return False
     return math.isclose(score, stored, rel_tol=1e-6, abs_tol=1e-9)

@@ -37,6 +37,7 @@ from moe_lab.runs.evaluation.result_block import cost_block
 from moe_lab.runs.evaluation.run_lm_eval import ask_again, evaluate_answers
 from moe_lab.runs.run import Run
 from moe_lab.tasks.judges import is_judged
+from moe_lab.tasks.metric_errors import check_scores
 
 logger = logging.getLogger("moe_lab")
 
@@ -77,12 +78,13 @@ def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tup
     logger.info("%s under %s, %d answers stored", run.run_id, name, len(log))
     print(f"{run.folder.name}: {name}", file=sys.stderr)
     try:
-        samples = evaluate_answers(run, models, log, policy, bootstrap_iters=0)["samples"]
+        evaluated = evaluate_answers(run, models, log, policy)
     finally:
         log.close()
     if again:
         os.replace(log.path, path)
-    return samples, cost_block(log)
+    check_scores(evaluated["failures"])
+    return evaluated["samples"], cost_block(log)
 
 
 def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:

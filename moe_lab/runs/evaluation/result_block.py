@@ -2,11 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,10 +15,10 @@ from moe_lab.methods.trained import training_folder
 from moe_lab.models.memory import memory_bytes, peak_memory_bytes
 from moe_lab.results.identity import SCHEMA_VERSION, versions
 from moe_lab.results.logs import ResponseLog
+from moe_lab.results.measured import Interval, Paired
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import (
     Log,
-    Sample,
     Values,
     aggregation,
     headline_of,
@@ -32,6 +32,9 @@ from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.run import Run
 from moe_lab.tasks.judges import Judge
 from moe_lab.tasks.judges.toy import ToyJudge
+from moe_lab.tasks.metric_errors import MetricFailure, reason_of
+
+T = TypeVar("T")
 
 # The cost of a run: time, tokens, peak memory, energy
 
@@ -158,17 +161,19 @@ def moe_lab_block(
     cost: dict[str, Any],
     report: dict[str, Any],
     before: Mapping[str, dict[str, Any]],
+    failures: list[MetricFailure],
 ) -> dict[str, Any]:
     """The block that this package adds to lm-eval's result dictionary.
 
     Args:
         evaluated: the result of `lm_eval.evaluate`, samples included.
+        failures: the metrics without a score. Those whose interval or comparison fails are added.
         report: the method's own blocks.
         before: {"run_id", "results", "samples", "rounding"} of each run that this one is compared with, the base
             model's as "baseline".
     """
     facts, config, tasks = run.facts, run.config, run.tasks["tasks"]
-    values = {name: logged_values(evaluated["samples"][name]) for name in tasks}
+    scored = _Scored(tasks, evaluated, failures)
     own = cost.pop("rounding")
     measured = before["baseline"]["rounding"] if "baseline" in before else own
     rounding = Rounding(facts.dtype, measured)
@@ -198,13 +203,7 @@ def moe_lab_block(
         "rounding": measured,
         "samples": run.samples,
         "cost": cost,
-        "intervals": {
-            name: {
-                metric: interval(list(by_document.values()), aggregation(task, metric))
-                for metric, by_document in values[name].items()
-            }
-            for name, task in tasks.items()
-        },
+        "intervals": scored.intervals(),
     }
     compared: dict[str, dict[str, Any]] = {}
     for key, other in before.items():
@@ -212,10 +211,7 @@ def moe_lab_block(
         compared[key] = {
             "run_id": other["run_id"],
             "results": {name: {metric: of[metric] for metric in reported(of)} for name, of in scores.items()},
-            "paired": {
-                name: _paired(task, values[name], other["samples"][name], rounding)
-                for name, task in tasks.items()
-            },
+            "paired": scored.paired(other, rounding),
         }
     if "baseline" in compared:
         block["paired"] = compared["baseline"].pop("paired")
@@ -229,26 +225,84 @@ def moe_lab_block(
                 report[config.method.name][f"flipped_{way}"] = count
     if compared:
         block["compared"] = compared
+    if failures:
+        block["status"] = "failed"
+        block["failed"] = [asdict(failure) for failure in failures]
     return block | report
 
 
-def _paired(task: Any, values: Values, samples: Sequence[Sample], rounding: Rounding) -> dict[str, Any]:
-    before = metric_values(samples)
-    words = {sample.document: sample.scored_words for sample in samples}
-    compared = {}
-    for metric, by_document in values.items():
-        documents = [document for document in by_document if document in before.get(metric, {})]
-        if documents:
-            mine, theirs = (
-                [run[document] for document in documents] for run in (by_document, before[metric])
-            )
-            lower_is_better = task.higher_is_better().get(metric.partition(",")[0]) is False
-            difference = paired(
-                mine,
-                theirs,
-                aggregation(task, metric),
-                lower_is_better=lower_is_better,
-                equal=rounding.equals(mine, theirs, [words[document] for document in documents]),
-            )
-            compared[metric] = difference.to_json()
-    return compared
+class _Scored:
+    """The values of all documents by task and metric, without metrics that could not be computed.
+
+    A metric whose own aggregation fails on resampled documents has no interval, and joins the failures.
+    """
+
+    def __init__(self, tasks: Mapping[str, Any], evaluated: Mapping[str, Any], failures: list[MetricFailure]):
+        self._tasks, self._failures = tasks, failures
+        failed = {(failure.task, failure.metric) for failure in failures}
+        self._values: dict[str, Values] = {}
+        for name in tasks:
+            logged = logged_values(evaluated["samples"][name])
+            self._values[name] = {
+                metric: values for metric, values in logged.items() if (name, metric) not in failed
+            }
+
+    def _computed(self, task: str, metric: str, what: str, compute: Callable[[], T]) -> T | None:
+        """What is computed; None with a failure for an error of the metric."""
+        try:
+            return compute()
+        except Exception as error:
+            reason = f"{what}: {reason_of(error)}"
+            failure = MetricFailure(task=task, metric=metric, document=None, reason=reason)
+            self._failures.append(failure)
+            return None
+
+    def intervals(self) -> dict[str, dict[str, Interval | None]]:
+        """By task and metric."""
+        found: dict[str, dict[str, Interval | None]] = {}
+        for name, task in self._tasks.items():
+            found[name] = {}
+            for metric, by_document in self._values[name].items():
+                values, aggregate = list(by_document.values()), aggregation(task, metric)
+                found[name][metric] = self._computed(
+                    name, metric, "its interval", partial(interval, values, aggregate)
+                )
+        return found
+
+    def paired(self, other: Mapping[str, Any], rounding: Rounding) -> dict[str, dict[str, Any]]:
+        """The differences to another run, by task and metric; `other` as in `moe_lab_block`."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, task in self._tasks.items():
+            found[name] = {}
+            before, scores = metric_values(other["samples"][name]), other["results"].get(name, {})
+            words = {sample.document: sample.scored_words for sample in other["samples"][name]}
+            for metric, by_document in self._values[name].items():
+                documents = [document for document in by_document if document in before.get(metric, {})]
+                failed_there = metric in scores and scores[metric] is None
+                if not documents or failed_there:
+                    continue
+                mine = [by_document[document] for document in documents]
+                theirs = [before[metric][document] for document in documents]
+                of_texts = [words[document] for document in documents]
+                difference = self._computed(
+                    name,
+                    metric,
+                    "its difference",
+                    partial(_difference, task, metric, mine, theirs, of_texts, rounding),
+                )
+                if difference is not None:
+                    found[name][metric] = difference.to_json()
+        return found
+
+
+def _difference(
+    task: Any, metric: str, mine: list[Any], theirs: list[Any], words: list[int], rounding: Rounding
+) -> Paired:
+    """The difference of a metric between two runs on the same documents."""
+    return paired(
+        mine,
+        theirs,
+        aggregation(task, metric),
+        lower_is_better=task.higher_is_better().get(metric.partition(",")[0]) is False,
+        equal=rounding.equals(mine, theirs, words),
+    )

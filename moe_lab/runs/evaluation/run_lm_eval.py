@@ -27,6 +27,7 @@ from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
 from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM
 from moe_lab.runs.run import Run
 from moe_lab.tasks.judges.judging import judging
+from moe_lab.tasks.metric_errors import metric_failures, without_failed_values
 from moe_lab.tasks.requests import reseed
 from moe_lab.tasks.sandbox.programs import unconfined
 
@@ -40,12 +41,11 @@ def evaluate_answers(
     models: ModelPool,
     log: ResponseLog,
     observer: Observer | None = None,
-    bootstrap_iters: int = 100000,
 ) -> dict[str, Any]:
     """The results of lm-eval over the log's answers. Missing answers are computed under the policy of `observer`.
 
-    All processes of torchrun answer a part. With an observer, which sees the passes of one process only, process 0
-    answers alone.
+    "failures" in them are the metrics that could not be computed. All processes of torchrun answer a part. With an
+    observer, which sees the passes of one process only, process 0 answers alone.
     """
     config = run.config
     together = num_processes() > 1 and observer is None
@@ -83,7 +83,7 @@ def evaluate_answers(
         # None for a task that is evaluated whole, so that lm-eval need not search each document
         chosen = {name: ids if len(ids) < whole[name] else None for name, ids in run.samples.items()}
         with judging(run.judges, run.folder, config.rerun, free_model):
-            evaluated = evaluate_tasks(config, run.tasks, lm, chosen, bootstrap_iters)
+            evaluated = evaluate_tasks(config, run.tasks, lm, chosen)
     if config.method.name == "base" and run.facts.dtype != "float32" and len(log) > before and not together:
         log.spend(_rounding(run, models, evaluated["samples"]))
     return evaluated
@@ -133,24 +133,29 @@ def trained_config(run: Run, models: ModelPool) -> Config:
     return run.config
 
 
-def evaluate_tasks(
-    config: Config, tasks: TaskDict, lm: LM, samples: dict[str, Any] | None, bootstrap_iters: int = 100000
-) -> dict[str, Any]:
-    """The results of `lm_eval.evaluate` for the tasks. `samples` are document numbers, None for all documents."""
+def evaluate_tasks(config: Config, tasks: TaskDict, lm: LM, samples: dict[str, Any] | None) -> dict[str, Any]:
+    """The results of `lm_eval.evaluate` for the tasks, and as "failures" the metrics that could not be computed.
+
+    `samples` are document numbers, None for all documents.
+    """
     reseed(config, tasks)
-    with unconfined(config.task.confirm_run_unsafe_code):
+    with (
+        unconfined(config.task.confirm_run_unsafe_code),
+        metric_failures(tasks["tasks"], samples) as failures,
+    ):
         evaluated = evaluate(
             lm=lm,
             task_dict=tasks,
             samples=samples,
-            bootstrap_iters=bootstrap_iters,
+            bootstrap_iters=1,  # standard errors of means; `moe_lab.results.statistics` has intervals of all
             system_instruction=config.system_instruction,
             apply_chat_template=config.apply_chat_template,
             fewshot_as_multiturn=config.fewshot_as_multiturn,
             confirm_run_unsafe_code=True,  # `check_code_execution` has asked
         )
     assert evaluated is not None
-    return dict(evaluated)
+    without_failed_values(evaluated["samples"], failures)
+    return {**evaluated, "failures": failures}
 
 
 def ask_again(

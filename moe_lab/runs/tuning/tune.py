@@ -25,6 +25,7 @@ from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 from moe_lab.runs.execute import memory_errors
 from moe_lab.runs.tuning.study import TABLE, Study
 from moe_lab.runs.tuning.trials import Trials, storage_errors
+from moe_lab.tasks.metric_errors import check_scores
 from moe_lab.tasks.requests import build_requests, right_request
 
 LOGIT_SCALE, SCALED, UNSCALED = "logit_scale", "scaled", "unscaled"
@@ -297,9 +298,11 @@ class Accuracy:
     def __call__(self, worst: float | None, report: Report) -> float:
         """The metric under the LM's current ensemble. It never prunes."""
         name = self.study.task.task_name
-        evaluated = evaluate_tasks(self.study.config, self.study.tasks, self.lm, None, bootstrap_iters=0)
+        evaluated = evaluate_tasks(self.study.config, self.study.tasks, self.lm, None)
         scores = evaluated["results"][name]
-        return float(scores[self.metric or next(iter(reported(scores)))])
+        metric = self.metric or next(iter(reported(scores)))
+        check_scores([failure for failure in evaluated["failures"] if failure.metric == metric])
+        return float(scores[metric])
 
 
 def objective(study: Study, lm: EngineLM) -> Perplexity | Accuracy:

@@ -37,7 +37,7 @@ def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline")
     samples = {"t": list(map(Sample.of, samples_of(**theirs)))}
     other = {"run_id": "theirs", "results": {"t": {}}, "samples": samples, "rounding": None}
     evaluated = {"results": {"t": {f"{key},none": 0.0 for key in mine}}, "samples": {"t": samples_of(**mine)}}
-    return moe_lab_block(run, evaluated, {"rounding": None}, {"roe": {}}, {name: other})
+    return moe_lab_block(run, evaluated, {"rounding": None}, {"roe": {}}, {name: other}, [])
 
 
 @pytest.mark.parametrize(("metric", "to_right"), [("acc", 3), ("flagged", 1)])

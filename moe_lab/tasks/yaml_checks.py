@@ -1,0 +1,372 @@
+"""Checks of a task's YAML before its data and any weights load. Errors name the task, the file and the line.
+
+lm-eval skips a file that it cannot read, and takes a wrong aggregation, metric, or argument of a filter for a value
+that fails after all answers.
+"""
+
+import logging
+import re
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import fields
+from difflib import get_close_matches
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lm_eval.api.metrics import exact_match_hf_evaluate
+from lm_eval.api.registry import (
+    aggregation_registry,
+    filter_registry,
+    get_metric,
+    metric_agg_registry,
+    metric_registry,
+)
+from lm_eval.api.samplers import SAMPLER_REGISTRY
+from lm_eval.api.task import ALL_OUTPUT_TYPES
+from lm_eval.config.task import FewshotConfig, TaskConfig
+from lm_eval.tasks._yaml_loader import _import_func_in_yml, load_yaml
+from lm_eval.utils import env
+
+from moe_lab.config.validators import did_you_mean
+from moe_lab.errors import TaskError, first_line
+
+KEYS = frozenset(each.name for each in fields(TaskConfig)) | {"tag", "group", "task_list"}
+FEWSHOT_KEYS = frozenset(each.name for each in fields(FewshotConfig))
+METRIC_KEYS = frozenset({"metric", "aggregation", "higher_is_better", "hf_evaluate"})
+TEMPLATES = ("description", "doc_to_text", "doc_to_target", "doc_to_choice", "gen_prefix")
+FUNCTIONS = ("process_docs", "process_results")
+COMPUTED = {
+    "loglikelihood": ("perplexity", "acc"),
+    "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
+    "multiple_choice": (
+        *("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match"),
+        *("f1", "mcc", "brier_score", "likelihood"),
+    ),
+    "generate_until": ("exact_match", "bleu", "chrf", "chrf++", "ter"),
+}
+"""The metrics that lm-eval computes by output type, where the task has no `process_results`. Of generated texts it also
+computes functions and metrics of the package `evaluate`."""
+
+
+def check_readable(include_path: str, names: Iterable[str], tasks: Iterable[str]) -> None:
+    """Raise TaskError for a YAML of `include_path` that cannot be read, if it may be meant by one of `names`.
+
+    A group or tag may lack the task of any such file. A task of `tasks`, which can be read, is meant only by a file
+    that has its name.
+    """
+    for file in sorted(Path(include_path).rglob("*.yaml")):
+        try:
+            load_yaml(file, resolve_func=False)
+        except Exception as error:
+            text = file.read_text(encoding="utf-8", errors="replace")
+            for name in names:
+                if name not in tasks or re.search(
+                    rf"^\s*task:\s*['\"]?{re.escape(name)}\b", text, re.MULTILINE
+                ):
+                    raise TaskError(
+                        f"task.name={name}: a YAML cannot be read.\n{_problem(file, error)}"
+                    ) from error
+
+
+def _problem(file: Path, error: Exception) -> str:
+    """The file, line and reason of a YAML that cannot be read. The file may be one that it includes."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"{file}: {first_line(error)}"
+    reason = getattr(error, "problem", None) or first_line(error)
+    return f"{mark.name}, line {mark.line + 1}: {reason}"
+
+
+class YamlChecks:
+    """The checks of one task.
+
+    Args:
+        name: of the task.
+        file: its YAML.
+        strict: whether to refuse settings that lm-eval ignores. lm-eval's own tasks have some.
+        root: where the task is in the file, if a group defines it.
+    """
+
+    def __init__(self, name: str, file: Path, strict: bool, root: tuple[str | int, ...] = ()):
+        self.name, self.file, self.strict, self._root = name, file, strict, root
+
+    def error(self, message: str, *keys: str | int) -> TaskError:
+        """The error for the value of a key, or of a key inside of it."""
+        return TaskError(f"Task {self.name}, {self.place(*keys)}: {message}")
+
+    def place(self, *keys: str | int) -> str:
+        """The file and line of a key; the file alone, if it is none of the task's own keys."""
+        for file in _with_includes(self.file):
+            line = _line(file, (*self._root, *keys))
+            if line is not None:
+                return f"{file}, line {line}"
+        return str(self.file)
+
+    def check_functions(self) -> None:
+        """Raise TaskError for a `!function` that cannot be imported."""
+        for file in _with_includes(self.file):
+            for node in _scalars(yaml.compose(file.read_bytes(), Loader=yaml.SafeLoader)):
+                if node.tag != "!function":
+                    continue
+                try:
+                    _import_func_in_yml(node.value, file.parent)
+                except Exception as error:
+                    reason = f"{type(error).__name__}: {first_line(error)}"
+                    line = node.start_mark.line + 1
+                    raise TaskError(
+                        f"Task {self.name}, {file}, line {line}: !function {node.value}: {reason}."
+                    ) from error
+
+    def check_group(self, config: dict[str, Any], known: Container[str]) -> dict[str, "YamlChecks"]:
+        """Raise TaskError for a member of a group that does not exist, and for an impossible setting of the group.
+
+        Args:
+            known: names of tasks, groups and tags.
+
+        Returns the checks of the tasks that the group defines, by lm-eval's name of them.
+        """
+        members = config.get("task") or []
+        defined = {}
+        for number, member in enumerate([members] if isinstance(members, str) else members):
+            name = member.get("task") if isinstance(member, dict) else member
+            if not isinstance(name, str) or name in known:
+                continue
+            if isinstance(member, str):
+                raise self.error(f"{name} is no task, group or tag.", "task", number)
+            full_name = f"{self.name}::{name}"
+            checks = YamlChecks(full_name, self.file, self.strict, root=("task", number))
+            checks.check_settings(member)
+            defined[full_name] = checks
+        scores = config.get("aggregate_metric_list") or []
+        for number, score in enumerate([scores] if isinstance(scores, dict) else scores):
+            aggregation = score.get("aggregation", "mean") if isinstance(score, dict) else None
+            if aggregation != "mean" and not callable(aggregation):
+                raise self.error(
+                    f"{score!r}: a group takes the mean of its tasks, or a function. Write {{metric: acc}}",
+                    *("aggregate_metric_list", number),
+                )
+        return defined
+
+    def check_group_metrics(self, metrics: Iterable[str], reported: Container[str]) -> None:
+        """Raise TaskError for a metric of a group that none of its tasks reports: the group would have no score."""
+        for number, metric in enumerate(metrics):
+            if metric not in reported:
+                raise self.error(f"no task of the group reports {metric}.", "aggregate_metric_list", number)
+
+    def check_settings(self, config: dict[str, Any]) -> None:
+        """Raise TaskError for an impossible setting in a task's whole configuration."""
+        self._check_keys(config, KEYS)
+        kind = config.get("output_type", "generate_until")
+        if kind not in ALL_OUTPUT_TYPES:
+            close = did_you_mean(str(kind), ALL_OUTPUT_TYPES)
+            types = ", ".join(ALL_OUTPUT_TYPES)
+            raise self.error(f"output_type={kind} is unknown.{close}\nOutput types: {types}.", "output_type")
+        for key in FUNCTIONS:
+            value = config.get(key)
+            if value is not None and not callable(value):
+                raise self.error(
+                    f"{key}={value} is no function. Write {key}: !function <module>.<function>", key
+                )
+        for key, least in (("repeats", 1), ("num_fewshot", 0)):
+            value = config.get(key)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise self.error(f"{key}={value}: must be an integer of at least {least}.", key)
+        for key in TEMPLATES:
+            self._check_template(key, config.get(key))
+        examples = config.get("fewshot_config")
+        if examples is not None:
+            self._check_examples(examples)
+        if config.get("metric_list") is not None:
+            self._check_metrics(config, kind)
+        if config.get("filter_list") is not None:
+            self._check_filter_list(config["filter_list"])
+
+    def _check_keys(self, given: Any, known: Iterable[str], *place: str | int) -> None:
+        if not isinstance(given, dict):
+            raise self.error(f"{given!r}: keys and values are expected.", *place)
+        for key in given:
+            if key not in known:
+                close = did_you_mean(str(key), sorted(known))
+                raise self.error(f"lm-eval knows no key {key}.{close}", *place, key)
+
+    def _check_template(self, key: str, template: Any) -> None:
+        if not isinstance(template, str):
+            return
+        try:
+            env.from_string(template)
+        except Exception as error:
+            raise self.error(f"{key} is no jinja template: {first_line(error)}.", key) from error
+
+    def _check_examples(self, examples: Any) -> None:
+        self._check_keys(examples, FEWSHOT_KEYS, "fewshot_config")
+        sampler = examples.get("sampler", "default")
+        if isinstance(sampler, str) and sampler not in SAMPLER_REGISTRY:
+            known = ", ".join(SAMPLER_REGISTRY)
+            raise self.error(f"sampler={sampler} is unknown. Samplers: {known}.", "fewshot_config", "sampler")
+
+    def _check_metrics(self, config: dict[str, Any], kind: str) -> None:
+        if not isinstance(config["metric_list"], list):
+            raise self.error("metric_list: a list of metrics is expected.", "metric_list")
+        for number, settings in enumerate(config["metric_list"]):
+            place = ("metric_list", number)
+            metric = settings.get("metric") if isinstance(settings, dict) else None
+            if not isinstance(metric, str) and not callable(metric):
+                raise self.error(
+                    f"{settings!r} is no metric. Write {{metric: acc, aggregation: mean}}", *place
+                )
+            self._check_aggregation(settings, place)
+            if config.get("process_results") is None:
+                self._check_computed(settings, kind, place)
+            elif self.strict:
+                self._check_spelling(settings, place)
+
+    def _check_aggregation(self, settings: dict[str, Any], place: tuple[str | int, ...]) -> None:
+        metric, aggregation = settings["metric"], settings.get("aggregation")
+        known = sorted(aggregation_registry)
+        if "aggregation" not in settings and _named(metric) not in metric_agg_registry:
+            raise self.error(f"metric {_named(metric)} needs an aggregation, for example mean.", *place)
+        if isinstance(aggregation, str) and aggregation not in aggregation_registry:
+            close = did_you_mean(aggregation, known)
+            raise self.error(
+                f"aggregation={aggregation} of metric {_named(metric)} is unknown.{close}\n"
+                f"Aggregations: {', '.join(known)}, or !function <module>.<function>.",
+                *place,
+                "aggregation",
+            )
+
+    def _check_computed(self, settings: dict[str, Any], kind: str, place: tuple[str | int, ...]) -> None:
+        """Raise TaskError for a metric that does not exist, or that lm-eval does not compute for an output type."""
+        metric, computed = settings["metric"], COMPUTED[kind]
+        of_evaluate = settings.get("hf_evaluate") is True
+        registered = isinstance(metric, str) and metric in metric_registry and not of_evaluate
+        if isinstance(metric, str) and not registered and not _evaluate_has(metric):
+            close = did_you_mean(metric, computed)
+            raise self.error(
+                f"metric {metric} is unknown.{close}\nMetrics of {kind}: {', '.join(computed)}.",
+                *place,
+                "metric",
+            )
+        if not self.strict:
+            return
+        of_texts = kind == "generate_until"
+        own = callable(settings.get("aggregation")) or not registered
+        if metric not in computed and not (of_texts and own):
+            raise self.error(
+                f"lm-eval does not compute metric {_named(metric)} for output_type={kind}.\n"
+                f"It computes {', '.join(computed)}; for others write a process_results.",
+                *place,
+                "metric",
+            )
+        if metric == "exact_match" and of_texts:
+            self._check_keys(
+                settings, METRIC_KEYS | set(signature(exact_match_hf_evaluate).parameters), *place
+            )
+        elif registered or not of_texts:
+            self._check_spelling(settings, place)
+
+    def _check_spelling(self, settings: dict[str, Any], place: tuple[str | int, ...]) -> None:
+        """Raise TaskError for a key of a metric that is a misspelt one. lm-eval ignores unknown keys."""
+        for key in settings.keys() - METRIC_KEYS:
+            close = get_close_matches(str(key), METRIC_KEYS, n=1, cutoff=0.8)
+            if close:
+                raise self.error(f"a metric has no key {key}. Did you mean {close[0]!r}?", *place, key)
+
+    def _check_filter_list(self, ensembles: Any) -> None:
+        if not isinstance(ensembles, list):
+            raise self.error("filter_list: a list of filters is expected.", "filter_list")
+        known = sorted(filter_registry)
+        for number, ensemble in enumerate(ensembles):
+            place = ("filter_list", number)
+            if not isinstance(ensemble, dict) or not {"name", "filter"} <= ensemble.keys():
+                raise self.error("a filter needs a name, and the list filter: of its steps.", *place)
+            for step_number, step in enumerate(ensemble["filter"]):
+                function = step.get("function") if isinstance(step, dict) else None
+                step_place = (*place, "filter", step_number)
+                if function is None:
+                    raise self.error(f"{step!r} has no function. Write {{function: take_first}}", *step_place)
+                if isinstance(function, str) and function not in filter_registry:
+                    raise self.error(
+                        f"filter function={function} is unknown.{did_you_mean(function, known)}\n"
+                        f"Filters: {', '.join(known)}.",
+                        *step_place,
+                        "function",
+                    )
+
+    def check_filters(self, task: Any) -> None:
+        """Raise TaskError for arguments that a filter of the task refuses. lm-eval makes filters after all answers."""
+        for number, ensemble in enumerate(task._filters):
+            for step_number, make in enumerate(ensemble.filters):
+                try:
+                    make()
+                except Exception as error:
+                    function = getattr(make, "func", make)
+                    raise self.error(
+                        f"filter {ensemble.name}: {_named(function)} does not take these arguments: "
+                        f"{first_line(error)}.",
+                        *("filter_list", number, "filter", step_number),
+                    ) from error
+
+    def undefined(self, variable: str) -> str | None:
+        """The place of the first template that has a variable."""
+        for key in TEMPLATES:
+            for file in _with_includes(self.file):
+                template = load_yaml(file, resolve_func=False, recursive=False).get(key)
+                if isinstance(template, str) and re.search(rf"\b{re.escape(variable)}\b", template):
+                    return self.place(key)
+        return None
+
+
+def _evaluate_has(metric: str) -> bool:
+    """Whether the package `evaluate` has a metric, which lm-eval loads."""
+    log = logging.getLogger("lm_eval")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it logs what this returns
+    try:
+        return get_metric(metric, hf_evaluate_metric=True) is not None
+    finally:
+        log.setLevel(level)
+
+
+def _named(function: Any) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+def _with_includes(file: Path) -> list[Path]:
+    """The file and those that it includes, the ones whose keys win first. They can be read."""
+    own = load_yaml(file, resolve_func=False, recursive=False)
+    includes = own.get("include", [])
+    files = [file]
+    for include in reversed(includes if isinstance(includes, list) else [includes]):
+        files += _with_includes((file.parent / include).resolve())
+    return files
+
+
+def _line(file: Path, keys: tuple[str | int, ...]) -> int | None:
+    """The line of a key, or of the last key on the way to it that the file has; None: it does not have the first."""
+    node = yaml.compose(file.read_bytes(), Loader=yaml.SafeLoader)
+    line = None
+    for key in keys:
+        found = None
+        if isinstance(node, yaml.MappingNode):
+            for key_node, value_node in node.value:
+                if key_node.value == key:
+                    found = key_node, value_node
+        elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+            found = node.value[key], node.value[key]
+        if found is None:
+            break
+        line = found[0].start_mark.line + 1
+        node = found[1]
+    return line
+
+
+def _scalars(node: Any) -> Iterator[yaml.ScalarNode]:
+    if isinstance(node, yaml.ScalarNode):
+        yield node
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _scalars(item)
+    elif isinstance(node, yaml.MappingNode):
+        for _, value in node.value:
+            yield from _scalars(value)

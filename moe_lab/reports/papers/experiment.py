@@ -156,6 +156,11 @@ class Experiment:
         metrics = [self.metric, *(scale.metric for scale in self.scales.values() if scale.metric is not None)]
         if any(isinstance(metric, dict) != (MEASURE in self.keys) for metric in metrics):
             raise ConfigError("metric: {<name>: <metric>} goes with measure in rows or columns.")
+        if self.figure == "recipe":
+            return
+        for i, published in enumerate(self.paper):
+            if isinstance(published.value, str):
+                raise ConfigError(f"paper[{i}].value={published.value}: expected a number.")
 
     def metrics(self, scale: str) -> dict[str, str]:
         """The metrics of a scale's cells by their names on the axis MEASURE. A single metric is its own name."""

@@ -168,6 +168,17 @@ class LauncherConfig:
             raise ConfigError(f"launcher.workers={self.workers} starts nothing. Add launcher=local.")
 
 
+@dataclass(kw_only=True)
+class DistributedConfig:
+    """The processes of torchrun."""
+
+    timeout: PositiveInt = 600
+    """Seconds to wait until all of them have begun."""
+
+    def __post_init__(self) -> None:
+        check_limits(self, "distributed.")
+
+
 GROUP_CONFIGS = {
     "model": ModelConfig,
     "task": TaskConfig,
@@ -189,6 +200,7 @@ class Config:
     tuning: TuningConfig = field(default_factory=TuningConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     mode: Literal["run", "plan", "prefetch", "report", "compare"] = "run"
     seed: NonNegativeInt = 0

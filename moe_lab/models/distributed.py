@@ -9,10 +9,25 @@ from moe_lab.errors import ConfigError
 
 T = TypeVar("T")
 
+LAUNCH = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets besides WORLD_SIZE."""
+UNSET = "Start the processes with torchrun, which sets all variables, or unset WORLD_SIZE."
+
 
 def num_processes() -> int:
-    """The number of processes, 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """The number of processes, 1 without a launcher. Raises ConfigError for a WORLD_SIZE that is no number."""
+    size = os.environ.get("WORLD_SIZE") or "1"
+    if not size.isdigit() or int(size) < 1:
+        raise ConfigError(f"WORLD_SIZE={size} is no number of processes. {UNSET}")
+    return int(size)
+
+
+def check_variables() -> None:
+    """Raise ConfigError where a cluster has left a WORLD_SIZE in the environment without the rest of a launch."""
+    size = num_processes()
+    missing = [name for name in LAUNCH if not os.environ.get(name)]
+    if size > 1 and missing:
+        raise ConfigError(f"WORLD_SIZE={size} is set, and {', '.join(missing)} not. {UNSET}")
 
 
 @cache

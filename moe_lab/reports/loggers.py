@@ -79,7 +79,7 @@ def open_logger(
         group: the command's name.
         folder: of a run, where the logger stores what it has logged; of a study, where it locks the study's W&B run.
     """
-    mode = config.logger.mode or os.environ.get("WANDB_MODE")
+    mode = config.logger.mode or _mode_of_environment()
     if config.logger.name == "none" or mode == "disabled":
         yield Logger()
         return
@@ -90,6 +90,13 @@ def open_logger(
         logger.finish(exit_code=1)
         raise
     logger.finish(exit_code=0)
+
+
+def _mode_of_environment() -> str | None:
+    """WANDB_MODE, and `disabled` with WANDB_DISABLED, the older variable of wandb and transformers."""
+    if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on"):
+        return "disabled"
+    return os.environ.get("WANDB_MODE")
 
 
 def _guarded(log: Callable[..., None]) -> Callable[..., None]:

@@ -62,7 +62,7 @@ RESOLVED = frozenset(
 RUNTIME = frozenset(
     {"mode", "seeds", "batch_size", "max_batch_size", "device", "output_dir", "offline", "baseline", "rerun"}
     | {"wait", "metrics", "experiment", "scale", "overrides", "config_dirs", "logger", "launcher"}
-    | {"tuning", "a", "b"}
+    | {"tuning", "distributed", "a", "b"}
 )
 """Fields that do not change numbers. The temperatures of a tuned run are part of its method."""
 

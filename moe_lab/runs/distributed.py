@@ -9,9 +9,11 @@ the others; the same command continues.
 """
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial, partialmethod
 from typing import Any
@@ -24,16 +26,20 @@ from transformers.utils import logging
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_error
 from moe_lab.engine.lm import EngineLM
-from moe_lab.errors import TrainingError, exit_code
+from moe_lab.errors import ConfigError, TrainingError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context, TrainingMethod, refuse
-from moe_lab.models.distributed import broadcast, num_processes, sharded
+from moe_lab.models.distributed import broadcast, check_variables, num_processes, sharded
 from moe_lab.models.facts import LoadedModel
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.source import model_folder
 
 PATIENCE = timedelta(days=7)
 """The time that a process waits for process 0, which may be downloading weights or evaluating."""
+ASKING = timedelta(seconds=2)
+"""The time of one try to reach the store. No signal ends it before."""
+ANNOUNCED_AFTER = 5.0
+"""Seconds after which a process says for whom it waits; then after 10, 20, ..."""
 
 
 def follow(configs: Sequence[Config]) -> int | None:
@@ -41,6 +47,7 @@ def follow(configs: Sequence[Config]) -> int | None:
 
     Raises ConfigError for what several processes cannot share.
     """
+    check_variables()
     _check(configs)
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # dtype= takes its place
     if num_processes() < 2:
@@ -50,12 +57,50 @@ def follow(configs: Sequence[Config]) -> int | None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that no parameter is unused
     if torch.cuda.is_available() and configs[0].device != "cpu":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(timeout=PATIENCE)
-    if not dist.get_rank():
+    rank = int(os.environ["RANK"])
+    store = joined_store(rank, num_processes(), configs[0].distributed.timeout)
+    dist.init_process_group(store=store, rank=rank, world_size=num_processes(), timeout=PATIENCE)
+    if not rank:
         return None
-    if (code := _follow(dist.get_rank())) == 0:
+    for number in (signal.SIGINT, signal.SIGTERM):  # it waits in C++, where no handler of Python runs
+        signal.signal(number, signal.SIG_DFL)
+    if (code := _follow(rank)) == 0:
         dist.destroy_process_group()
     return code
+
+
+def joined_store(rank: int, size: int, timeout: float) -> dist.Store:
+    """The store of torchrun's environment, once all processes have joined it.
+
+    It is asked again and again, so that a signal ends the waiting. Raises ConfigError after `timeout` seconds.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_master = rank == 0 and not agent
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    start, announced, joined = time.monotonic(), ANNOUNCED_AFTER, 0
+    store: dist.Store | None = None
+    while True:
+        if store is None:
+            with suppress(dist.DistError):  # nobody listens there yet
+                store = dist.TCPStore(address, port, size, is_master, timeout=ASKING, wait_for_workers=False)
+                store = dist.PrefixStore(f"moe_lab/{attempt}", store)
+                store.set(f"rank {rank}", "joined")
+        if store is not None:
+            joined = sum(store.check([f"rank {other}"]) for other in range(size))
+            if joined == size:
+                return store
+        waited = time.monotonic() - start
+        message = f"{joined} of {size} processes have joined at {address}:{port} after {waited:.0f} s"
+        if waited > timeout:
+            raise ConfigError(
+                f"Only {message} (distributed.timeout={timeout:g}).\n"
+                "Start the others, or unset WORLD_SIZE and RANK if a cluster has left them in the environment."
+            )
+        if waited > announced:
+            print(f"Process {rank} waits: {message}; it gives up after {timeout:g} s.", file=sys.stderr)
+            announced *= 2
+        time.sleep(0.1)
 
 
 def end_processes(code: int) -> None:

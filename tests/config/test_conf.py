@@ -26,7 +26,7 @@ from moe_lab.config import compose as module
 from moe_lab.config.catalog import about, option_files, plugin_folders, resource_folder
 from moe_lab.config.compose import compose, compose_cell
 from moe_lab.config.overrides import quote
-from moe_lab.config.schema import KEYS, Config, TaskConfig
+from moe_lab.config.schema import KEYS, Config, DistributedConfig, TaskConfig
 from moe_lab.config.validators import build, coerce
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
@@ -93,6 +93,7 @@ def test_config_yaml_has_every_top_level_key_with_the_schemas_default():
     defaults = {key: values[key] for key in values if key not in ("defaults", "hydra")}
     assert sorted([*defaults, *GROUPS]) == sorted(KEYS)
     typed = {field.name: field.default for field in dataclasses.fields(Config)}
+    typed["distributed"] = dataclasses.asdict(DistributedConfig())
     assert defaults == {key: typed[key] for key in defaults}
     assert set(option_files("method", [CONF])) == set(method_names())
 

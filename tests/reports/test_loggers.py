@@ -330,12 +330,12 @@ def test_a_server_that_is_not_reached_means_offline(config, monkeypatch, capsys)
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("where", ["typed", "environment"])
+@pytest.mark.parametrize("where", ["typed", "WANDB_MODE=disabled", "WANDB_DISABLED=true"])
 def test_disabled_is_no_logger(where, config, monkeypatch):
     if where == "typed":
         config.logger.mode = "disabled"
     else:
-        monkeypatch.setenv("WANDB_MODE", "disabled")
+        monkeypatch.setenv(*where.split("="))
     with open_logger(config, kind="run", name="x", group=None) as logger:
         assert type(logger) is Logger
 

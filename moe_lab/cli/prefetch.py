@@ -73,7 +73,11 @@ def _task(config: Config) -> Iterator[str]:
 
 def _method(config: Config) -> Iterator[str]:
     """Data of a method other than the task's examples, such as C3PO's references."""
+    from moe_lab.methods.references.embeddings import encoder_folder
     from moe_lab.runs.prepare import facts_of
 
+    embeddings = getattr(config.method, "embeddings", None)
+    if embeddings is not None and not embeddings.endswith(".safetensors"):
+        yield f"embeddings {embeddings}: {encoder_folder(embeddings)}"
     if get_method(config.method.name)(config.method).data_identity(config, facts_of(config)):
         yield f"method {config.method.name}: its data other than {task_name(config)}"

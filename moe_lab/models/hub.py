@@ -89,6 +89,16 @@ def _requested(id: str, kind: str, revision: str | None) -> Revision:
     return Revision(commit, frozenset(file.rfilename for file in info.siblings or ()))
 
 
+def cached_commit(id: str, kind: str = "model") -> str | None:
+    """`commit_of` the default revision; None offline if the cache lacks it."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return commit_of(id, kind)
+    except LocalEntryNotFoundError:
+        return None
+
+
 def snapshot(id: str, kind: str, commit: str) -> Path:
     """The folder in the cache with the files of a commit that were fetched."""
     from huggingface_hub import constants

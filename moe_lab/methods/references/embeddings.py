@@ -21,9 +21,9 @@ from moe_lab.engine.pass_size import pass_budget
 from moe_lab.errors import ConfigError, need_package, reading
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.facts import LoadedModel
-from moe_lab.models.hub import is_offline
+from moe_lab.models.hub import cached_commit
 from moe_lab.models.identity import LOADED, digest_of, folder_content
-from moe_lab.models.source import repository_files
+from moe_lab.models.source import SMALL_FILES, repository_files, small_folder
 
 SHOWN = 256
 """The number of texts from which on a progress bar is shown."""
@@ -53,7 +53,7 @@ def embed(
         vectors_RX = read_vectors(texts, Path(how).expanduser())
     else:
         device = None if model is None else str(model.device)
-        encoder = _encoder(str(Path(how).expanduser()), device, is_offline())
+        encoder = _encoder(str(how), device)
         shown = len(texts) >= SHOWN
         vectors_RX = encoder.encode(list(texts), convert_to_tensor=True, show_progress_bar=shown)
     return normalized(vectors_RX.float().cpu(), mean_X)
@@ -78,23 +78,47 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
         return {"embeddings": digest_of(path)}
     need_package("sentence_transformers", "embeddings", f"method.embeddings={how}")
     if not path.is_dir():
-        _check_has_weights(str(how))
-        return {"embeddings": str(how)}
+        commit = _commit(str(how))
+        return {"embeddings": str(how)} | ({"commit": commit} if commit else {})
     if code := next(path.rglob("*.py"), None):  # sentence-transformers would run it
         raise ConfigError(f"method.embeddings={path} has code ({code.name}), which is never run. {DEFAULT}")
     folders = [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
     return {"embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}}
 
 
-def _check_has_weights(name: str) -> None:
-    """Raise ConfigError for a sentence-transformers model of the hub without weights that can be read.
+WHAT = "sentence-transformers model"
 
-    Raises ModelError for a repository that is not available. Offline, loading it will tell.
+
+def repository_of(name: str) -> str:
+    """The repository of the hub that sentence-transformers means by a name."""
+    return name if "/" in name else f"sentence-transformers/{name}"
+
+
+def _commit(name: str) -> str | None:
+    """The commit of a model of the hub, which a process finds once; None offline if the cache lacks the model.
+
+    Raises ConfigError for a repository without weights that can be read, and ModelError for one that is not available.
     """
-    source = name if "/" in name else f"sentence-transformers/{name}"
-    files = repository_files(source, "sentence-transformers model", offline=False)
+    source = repository_of(name)
+    files = repository_files(source, WHAT, offline=False)
     if files is not None and not any(Path(file).name in LOADED for file in files):
         raise ConfigError(f"method.embeddings={name} has no weights in safetensors or .bin. {DEFAULT}")
+    return cached_commit(source)
+
+
+def encoder_folder(name: str) -> Path:
+    """The folder of a sentence-transformers model: a local one, or that of the commit which is part of the identity.
+
+    Missing files of the hub are fetched, without code. Raises ModelError for a repository that is not available.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    source = repository_of(name)
+    files = repository_files(source, WHAT, offline=False) or ()
+    in_safetensors = any(file.endswith(".safetensors") for file in files)
+    weights = "*.safetensors" if in_safetensors else "pytorch_model*.bin"
+    return small_folder(source, (*SMALL_FILES, weights, f"*/{weights}"), WHAT, offline=False)
 
 
 @torch.inference_mode()
@@ -174,11 +198,12 @@ def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _encoder(name: str, device: str | None, offline: bool) -> Any:
+def _encoder(name: str, device: str | None) -> Any:
     from sentence_transformers import SentenceTransformer
 
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     with reading(f"method.embeddings={name}", DEFAULT, says="cannot be loaded by sentence-transformers"):
-        return SentenceTransformer(name, device=device, trust_remote_code=False, local_files_only=offline)
+        return SentenceTransformer(str(encoder_folder(name)), device=device, **options)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import transformers
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.engine import pass_size
-from moe_lab.errors import ConfigError
+from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.references import embeddings
 from moe_lab.methods.references.embeddings import embed, embedding_identity, neighbours
 from moe_lab.models.load import load_model
@@ -96,7 +96,7 @@ def test_what_is_not_there_is_named(tmp_path, monkeypatch):
 
 def test_a_model_that_is_not_there_offline_is_named():
     pytest.importorskip("sentence_transformers")
-    with pytest.raises(ConfigError, match=r"no-such-model cannot be loaded by sentence-transformers"):
+    with pytest.raises(ModelError, match=r"no-such-model is not available offline"):
         embed(TEXTS, "no-such-model", None)
 
 

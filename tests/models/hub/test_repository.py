@@ -18,7 +18,8 @@ from safetensors.torch import load
 from moe_lab.config.schema import Config, ModelConfig, TuningConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import get_method
-from moe_lab.methods.references.embeddings import embedding_identity
+from moe_lab.methods.references import embeddings
+from moe_lab.methods.references.embeddings import embed, embedding_identity
 from moe_lab.models.hub import commit_of
 from moe_lab.models.identity import known_weights, model_identity
 from moe_lab.models.load import load_model
@@ -273,3 +274,33 @@ def test_the_tokenizer_is_anothers_at_its_own_revision(client, hub, olmoe_files)
     assert model_identity(OLMOE, model) != before
     with pytest.raises(ModelError, match="The tokenizer someone/none is not on the hub"):
         load_tokenizer(ModelConfig(path=OLMOE, tokenizer="someone/none"), offline=False)
+
+
+def encoder_files(folder, tokenizer, seed: int) -> dict[str, bytes]:
+    """A small random BERT as sentence-transformers publishes it."""
+    import transformers
+
+    package = pytest.importorskip("sentence_transformers")
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
+    transformers.BertModel(transformers.BertConfig(vocab_size=300, **sizes)).save_pretrained(folder / "plain")
+    tokenizer.save_pretrained(folder / "plain")
+    package.SentenceTransformer(str(folder / "plain")).save(str(folder / "saved"))
+    files = [file for file in (folder / "saved").rglob("*") if file.is_file()]
+    return {file.relative_to(folder / "saved").as_posix(): file.read_bytes() for file in files}
+
+
+def test_embeddings_are_of_one_commit_which_is_in_their_identity(client, hub, tmp_path, tokenizer):
+    """A branch that moves between references and questions would compare vectors of two models."""
+    texts = ["a cat", "two and two"]
+    repository = hub.add(Repository("sentence-transformers/small"))
+    first = repository.commit(encoder_files(tmp_path / "first", tokenizer, seed=0))
+    assert embedding_identity("small") == {"embeddings": "small", "commit": first}
+    of_first = embed(texts, "small", None)
+    second = repository.commit(encoder_files(tmp_path / "second", tokenizer, seed=1))
+    embeddings._encoder.cache_clear()
+    assert torch.equal(embed(texts, "small", None), of_first), "this process stays at its commit"
+    new_command()
+    embeddings._encoder.cache_clear()
+    assert embedding_identity("small") == {"embeddings": "small", "commit": second}
+    assert not torch.allclose(embed(texts, "small", None), of_first)

@@ -88,9 +88,10 @@ def compare(
         raise wrong("moe_lab.compare(first, *others)", str(first), "give a second evaluation")
     names = ["b"] if len(others) == 1 else [f"b{number}" for number in range(1, len(others) + 1)]
     paths = {key: Path(path).expanduser() for key, path in zip(["a", *names], (first, *others), strict=True)}
-    if len({path.resolve() for path in paths.values()}) < len(paths):
+    evaluations = [read_evaluation(key, path) for key, path in paths.items()]
+    if len({evaluation.file.resolve() for evaluation in evaluations}) < len(evaluations):
         raise ConfigError("a= and b= name the same result twice. Give different ones.")
-    comparison = comparison_of([read_evaluation(key, path) for key, path in paths.items()])
+    comparison = comparison_of(evaluations)
     # by the content of the sample logs, so that the same command writes the same files
     digest = hashlib.sha256()
     for evaluation in comparison.evaluations:

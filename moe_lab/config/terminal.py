@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 
 from moe_lab.errors import MoeLabError
 
@@ -24,6 +25,23 @@ def shown(text: str) -> str:
 def one_line(text: object) -> str:
     r"""As `shown`, with newlines as `\n`: for a name, which must not begin a line of its own."""
     return shown(str(text)).replace("\n", "\\n")
+
+
+SECRET = re.compile(r"(^|[_-])(api_?key|key|token|password|passwd|secret|credentials?)$", re.IGNORECASE)
+"""The names of keys whose values are secrets."""
+
+
+def without_secrets(settings: Mapping[str, object]) -> dict[str, object]:
+    """Settings with `***` for texts under the name of a secret, and without passwords in URLs."""
+    shown_settings: dict[str, object] = {}
+    for name, value in settings.items():
+        if not isinstance(value, str):
+            shown_settings[name] = value
+        elif SECRET.search(name) and value.lower() not in ("true", "false", "none", ""):
+            shown_settings[name] = "***"
+        else:
+            shown_settings[name] = without_passwords(value)
+    return shown_settings
 
 
 def without_passwords(text: str) -> str:

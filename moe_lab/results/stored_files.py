@@ -4,6 +4,7 @@ A damaged file that can be written again counts as absent (`whole_mapping`). Any
 error.
 """
 
+import gzip
 import json
 import re
 import sys
@@ -49,7 +50,7 @@ def read_mapping(path: Path, advice: str = AGAIN) -> dict[str, Any] | None:
     """
     parse = json.loads if path.suffix == ".json" else yaml.safe_load
     try:
-        value = parse(path.read_text(encoding="utf-8"))
+        value = parse(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return None
     except Exception as error:
@@ -87,10 +88,18 @@ def _parsed(path: Path, *file: int) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path, advice: str = AGAIN) -> list[dict[str, Any]] | None:
-    """The mappings in a JSON Lines file; None if there is no such file. Raises DamagedError as `read_mapping`."""
+    """The mappings in a JSON Lines file, which may be compressed by gzip; None if there is no such file.
+
+    Blank lines and a byte order mark are left out. Raises DamagedError as `read_mapping`.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    lines = []
     try:
-        with path.open("rb") as file:  # not splitlines: answers may hold U+2028 and the like
-            lines = [json.loads(line.decode("utf-8")) for line in file]
+        with opened(path, "rb") as file:  # not splitlines: answers may hold U+2028 and the like
+            for line in file:
+                text = line.decode("utf-8-sig").strip()
+                if text:
+                    lines.append(json.loads(text))
     except FileNotFoundError:
         return None
     except Exception as error:

@@ -84,7 +84,7 @@ def means(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for line in lines:
         for metric in line["metrics"]:
-            if not isinstance(line[metric], list | tuple):
+            if isinstance(line[metric], int | float):
                 values.setdefault(f"{metric},{line['filter']}", []).append(line[metric])
     return {key: sum(each) / len(each) for key, each in values.items()}
 

@@ -51,11 +51,11 @@ def picture_of(svg: bytes) -> str:
 
 
 def differences_picture(lines: Iterable[ScoreLine]) -> str | None:
-    """A forest plot of the differences that have a verdict, as a data URI; None if there is none."""
+    """A forest plot of the differences that have a verdict and an interval, as a data URI; None if there is none."""
     from moe_lab.reports.figures.primitives import differences_figure
     from moe_lab.reports.figures.style import SVG_METADATA, picture
 
-    shown = [line for line in lines if has_verdict(line.score)]
+    shown = [line for line in lines if has_verdict(line.score) and line.score.tested_interval is not None]
     return picture_of(picture(differences_figure(shown), "svg", SVG_METADATA)) if shown else None
 
 

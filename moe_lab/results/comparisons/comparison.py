@@ -117,6 +117,8 @@ def compare_task(
     documents, prompts or right answers differ.
     """
     pairs, rounding = paired_lines(a, b, task), rounding_of(a, b)
+    if any(line.doc_hash is None for line in a.samples[task]):
+        notes.append(f"{task}: the log of {a.key} has no doc_hash, so documents are paired by their order.")
     mine, theirs = reported(a.results.scores(task)), reported(b.results.scores(task))
     for one, keys, others in ((a, mine, theirs), (b, theirs, mine)):
         if lone := [key for key in keys if key not in others]:
@@ -131,7 +133,10 @@ def compare_task(
             )
             continue
         name, _, filter_name = metric.partition(",")
-        measured = [(x, y) for x, y in pairs[filter_name] if name in x.values and name in y.values]
+        measured = []
+        for x, y in pairs[filter_name]:
+            if x.values.get(name) is not None and y.values.get(name) is not None:
+                measured.append((x, y))
         if left := len(pairs[filter_name]) - len(measured):
             notes.append(f"{metric} of {task}: {left:,} documents without a value are left out.")
         if not measured:
@@ -271,7 +276,7 @@ def _reproduces(evaluation: Evaluation, task: str, metric: str, aggregate: Aggre
     """Whether the function turns the logged values into the stored score."""
     name, _, filter_name = metric.partition(",")
     lines = [line for line in evaluation.samples[task] if line.filter == filter_name]
-    values = [line.values[name] for line in lines if name in line.values]
+    values = [line.values[name] for line in lines if line.values.get(name) is not None]
     stored = evaluation.results.scores(task)[metric]
     if not values or not isinstance(stored, int | float):
         return False

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from moe_lab.config.terminal import one_line
+from moe_lab.config.terminal import one_line, without_secrets
 from moe_lab.errors import ConfigError
 from moe_lab.results.model import LmEvalResults, RunResult, stored_results
 from moe_lab.results.samples import Sample, read_samples, samples_file, samples_of
@@ -67,6 +67,9 @@ def lm_eval_samples(results: Path, task: str) -> Path:
             f"{one_line(results)}: give it lm-eval's name (results_<date>.json), by which its samples are found."
         )
     file = results.with_name(f"samples_{task}_{match['date']}.jsonl")
+    compressed = file.with_name(f"{file.name}.gz")
+    if compressed.is_file() and not file.is_file():
+        return compressed
     if not file.is_file():
         raise ConfigError(f"{one_line(file)} is missing. Evaluate again with --log_samples.")
     return file
@@ -129,6 +132,8 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
         raise ConfigError(
             f"{key}={one_line(file)} is no result of lm-eval or moe_lab. Give the folder of a run, in runs/."
         )
+    if "moe_lab" not in results:
+        results = results | {"config": _without_secrets(results.get("config"))}
     found = stored_results(results, file, MOVED)
     own = found if isinstance(found, RunResult) else None
     tasks = [task for task in found.configs if task in found.results]
@@ -152,6 +157,20 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
         run_id=own.run_id if own else None,
         marks=marks_of(own) if own else (),
     )
+
+
+def _without_secrets(config: object) -> object:
+    """lm-eval's `config` of a foreign file, whose `model_args` may have keys of an API and passwords in URLs."""
+    if not isinstance(config, dict):
+        return config
+    given = config.get("model_args")
+    if isinstance(given, str):
+        pairs = [part.partition("=") for part in given.split(",")]
+        cleaned = without_secrets({name: value for name, _, value in pairs})
+        return config | {"model_args": ",".join(f"{name}={value}" for name, value in cleaned.items())}
+    if isinstance(given, dict):
+        return config | {"model_args": without_secrets(given)}
+    return config
 
 
 def _lines(file: Path) -> list[Sample]:

@@ -10,6 +10,7 @@ Breaks if a result is read as another one, or a broken one passes.
 Breaks if a comparison reads other files than those that were named.
 """
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from lm_eval.api.metrics import weighted_perplexity
 from scipy.stats import binomtest
 
+import moe_lab
 from moe_lab.errors import ConfigError
 from moe_lab.results.atomic import plain
 from moe_lab.results.comparisons.comparison import compare, compare_task, paired_lines, rounding_of
@@ -364,3 +366,75 @@ def test_samples_that_are_missing_or_unknown(tmp_path):
         lm_eval_samples(file, "u")
     with pytest.raises(ConfigError, match="results_<date>.json"):
         lm_eval_samples(tmp_path / "renamed.json", "t")
+
+
+# Files as other tools leave them
+
+
+def test_one_document_has_a_page(tmp_path):
+    """There is no interval of one document, and so no picture."""
+    files = [
+        write_log(tmp_path / key, {"t": samples_of(acc=[value])}) for key, value in (("a", 0.0), ("b", 1.0))
+    ]
+    compared = moe_lab.compare(*files, output_dir=tmp_path / "out")
+    assert compared.page.is_file() and "<svg" not in compared.page.read_text()
+
+
+@pytest.mark.parametrize("value", [None, "nine", [1.0, 0]])
+@pytest.mark.parametrize("metric", ["word_perplexity", "f1"])
+def test_values_that_are_no_numbers_are_not_compared_and_it_is_said(tmp_path, metric, value):
+    log = samples_of(acc=[0.0, 1.0], **{metric: [value, 1.0]})
+    config = {"t": {"metric_list": [{"metric": "acc"}, {"metric": metric}]}}
+    scores = {"t": {"acc,none": 0.5, f"{metric},none": 0.5}}
+    a, b = (evaluation(tmp_path, key, {"t": log}, scores=scores, configs=config) for key in "ab")
+    comparison = compare([a, b])
+    assert [score.metric for score in comparison.scores] == ["acc,none"]
+    assert any(metric in note for note in comparison.notes)
+
+
+def test_a_folder_and_its_own_file_are_one_result(tmp_path):
+    file = write_log(tmp_path / "a", {"t": samples_of(acc=[0.0, 1.0])})
+    with pytest.raises(ConfigError, match="the same result twice"):
+        moe_lab.compare(file.parent, file, output_dir=tmp_path / "out")
+
+
+def test_documents_without_a_hash_are_paired_by_their_order_and_it_is_said(tmp_path):
+    logs = [[sample(i, acc=1.0) | {"doc_hash": None} for i in range(3)] for _ in "ab"]
+    a, b = (evaluation(tmp_path, key, {"t": log}) for key, log in zip("ab", logs, strict=True))
+    assert "t: the log of a has no doc_hash, so documents are paired by their order." in compare([a, b]).notes
+
+
+def test_a_compressed_log_with_a_byte_order_mark_and_a_blank_line_is_read(tmp_path):
+    file = write_log(tmp_path / "a", {"t": samples_of(acc=[0.0, 1.0])})
+    expected = read_evaluation("a", file).samples
+    log = lm_eval_samples(file, "t")
+    compressed = log.with_name(f"{log.name}.gz")
+    compressed.write_bytes(gzip.compress(b"\xef\xbb\xbf" + log.read_bytes() + b"\n \n"))
+    log.unlink()
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert read_evaluation("a", file).samples == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "pretrained=x,api_key=sk-123,base_url=https://me:sk-123@host/v1,add_bos_token=True",
+        {
+            "pretrained": "x",
+            "api_key": "sk-123",
+            "base_url": "https://me:sk-123@host/v1",
+            "add_bos_token": "True",
+        },
+    ],
+)
+def test_credentials_of_others_are_not_repeated(tmp_path, given):
+    config = {"model": "local-completions", "model_args": given}
+    files = [
+        write_log(tmp_path / key, {"t": samples_of(acc=[0.0, value])}, config=config)
+        for key, value in (("a", 0.0), ("b", 1.0))
+    ]
+    compared = moe_lab.compare(*files, output_dir=tmp_path / "out")
+    written = compared.page.read_text() + compared.file.read_text() + repr(read_evaluation("a", files[0]))
+    assert "sk-123" not in written
+    settings = "pretrained=x,api_key=***,base_url=https://...@host/v1,add_bos_token=True"
+    assert read_evaluation("a", files[0]).settings == settings

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, Tick
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.path import Path as Outline
 from matplotlib.text import Text
 
-from moe_lab.reports.figures.style import DPI, STYLE, Drawing, fit
+from moe_lab.reports.figures.style import DPI, Drawing, fit, styled
 
 TOUCH = 1.5
 """Pixels by which two texts may touch: a text's box is a little larger than its letters."""
@@ -21,7 +20,7 @@ TOUCH = 1.5
 
 def as_saved(drawing: Drawing, title: str) -> Figure:
     """The figure as `Drawing.save` draws it, with every artist in its place."""
-    with matplotlib.rc_context(fname=STYLE):
+    with styled():
         figure = drawing.draw(title)
         fit(figure)
         placed(figure)
@@ -31,7 +30,7 @@ def as_saved(drawing: Drawing, title: str) -> Figure:
 def placed(figure: Figure) -> None:
     """Give every artist its place at the resolution of the saved PNG."""
     figure.set_dpi(DPI)
-    with matplotlib.rc_context(fname=STYLE):
+    with styled():
         figure.draw_without_rendering()
 
 

@@ -1,11 +1,29 @@
 """Figures as PNG and SVG, with their numbers as CSV. matplotlib is imported only when something is drawn."""
 
+import os
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from moe_lab.reports.papers.experiment import FIGURES, TRACES
 from moe_lab.results.model import RunResult
+
+
+def _forget_missing_backend() -> None:
+    """Forget the backend that a notebook's kernel hands to its processes, where its package is missing.
+
+    matplotlib could not be imported with it. Figures here need no backend.
+    """
+    backend = os.environ.get("MPLBACKEND", "")
+    package = backend.removeprefix("module://").partition(".")[0]
+    named = {"inline": "matplotlib_inline", "widget": "ipympl"}
+    package = named.get(backend, package if backend.startswith("module://") else "")
+    if package and find_spec(package) is None:
+        del os.environ["MPLBACKEND"]
+
+
+_forget_missing_backend()
 
 
 def write_study_figures(folder: Path) -> list[Path]:

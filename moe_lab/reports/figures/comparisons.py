@@ -16,6 +16,8 @@ def draw_accuracy(table: CellTable) -> Drawing:
     """The base model next to RoE, task by task: bars with 95% intervals, one panel per model (RoE, Figure 3)."""
     frame = table.frame(method=["method"])
     chat = [cell.coordinates.get("apply_chat_template") == "true" for cell in frame["cell"]]
+    if frame.duplicated(["model", "task", "method"]).any():  # several settings of a method
+        frame["method"] = [varied_label(cell, table.cells) for cell in frame["cell"]]
     frame["task"] = [task + ", chat" * is_chat for task, is_chat in zip(frame["task"], chat, strict=True)]
 
     def panel(axis: Axes, model: str, rows: DataFrame) -> None:

@@ -13,14 +13,13 @@ from pandas import DataFrame
 from moe_lab.reports.figures.primitives import curve, curves, legend_below, panel_per, panels, panels_by
 from moe_lab.reports.figures.style import (
     BLUE,
-    COLOURS,
     GREEN,
     GREY,
-    MARKERS,
     ORANGE,
     Drawing,
     count_axis,
     log_axis,
+    look_of,
 )
 from moe_lab.reports.papers.cells import CellTable, TableCell, varied_label
 from moe_lab.reports.papers.metrics import quantity
@@ -197,9 +196,7 @@ def _costs(cell: TableCell) -> list[float]:
 
 def _quality(axis: Axes, task: str, rows: DataFrame, labels: Sequence[str]) -> None:
     for place, row in enumerate(rows.itertuples()):
-        number = labels.index(row.label)
-        colour = COLOURS[number % len(COLOURS)]
-        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]  # pairs repeat after 49
+        colour, marker = look_of(labels.index(row.label))
         look = {"style": marker, "label": row.label, "mfc": colour if row.significant else "white"}
         curve(axis, rows[place : place + 1], "work", "difference", colour=colour, **look)
     axis.axhline(0, color=GREY, ls=":", lw=1.1)

@@ -10,13 +10,12 @@ from moe_lab.metrics.registry import labels, values_of
 from moe_lab.reports.figures.primitives import curve, curves, panels_by, panels_of, panels_of_points
 from moe_lab.reports.figures.style import (
     BLUE,
-    COLOURS,
     GREEN,
     GREY,
-    MARKERS,
     NUMBER_BOX,
     ORANGE,
     Drawing,
+    look_of,
     step_axis,
 )
 from moe_lab.reports.papers.cells import CellTable, shown_cells
@@ -55,7 +54,8 @@ def training_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _training(axis: Axes, training: str, rows: DataFrame) -> None:
-    for (key, label), colour, marker in zip(labels().items(), COLOURS, MARKERS, strict=False):
+    for number, (key, label) in enumerate(labels().items()):
+        colour, marker = look_of(number)
         if rows[key].isna().any():
             continue
         values = rows[key].astype(float)

@@ -6,9 +6,8 @@ None or NaN.
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
-import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,12 +19,12 @@ from moe_lab.reports.figures.style import (
     BLUE,
     COLOURS,
     GREY,
-    MARKERS,
     PAGE_WIDTH,
     RED,
-    STYLE,
     Drawing,
     fit,
+    look_of,
+    styled,
     widen_x,
     wrapped_label,
 )
@@ -36,6 +35,7 @@ Panel = Callable[[Axes, Any, DataFrame], None]
 """Draws the panel of an item from its rows."""
 MAX_COLUMNS = 3
 """Most panels side by side that are legible at page width."""
+MOST_CONSTRAINED = 30
 COLOUR_MAP = "cividis"
 LEGEND_CHARACTERS = 18
 """Characters of a legend per inch."""
@@ -60,7 +60,9 @@ def panels(
 
 def stacked_panels(height: float, ratios: Sequence[float], title: str) -> tuple[Figure, list[Axes]]:
     """A page-wide figure of `height` inches: panels below each other, whose heights have these ratios."""
-    figure = Figure(figsize=(PAGE_WIDTH, height), layout="constrained")
+    # the time of a constrained layout grows with the square of the panels
+    layout: Literal["constrained", "tight"] = "constrained" if len(ratios) <= MOST_CONSTRAINED else "tight"
+    figure = Figure(figsize=(PAGE_WIDTH, height), layout=layout)
     figure.suptitle(title)
     return figure, figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios).ravel().tolist()
 
@@ -173,7 +175,8 @@ def published(axis: Axes, rows: DataFrame, x: str) -> None:
 
 def curves(axis: Axes, rows: DataFrame, x: str, y: str = "value", by: str = "line", **options: Any) -> None:
     """A curve for each value of the column `by`. `options` are those of `curve`."""
-    for (name, own), colour, marker in zip(rows.groupby(by, sort=False), COLOURS, MARKERS, strict=False):
+    for number, (name, own) in enumerate(rows.groupby(by, sort=False)):
+        colour, marker = look_of(number)
         curve(axis, own, x, y, **{"colour": colour, "style": f"{marker}-", "label": str(name)} | options)
 
 
@@ -188,6 +191,8 @@ def points(
     `look(row)` are matplotlib's options of the point; `names` are all lines, where other panels have more of them.
     """
     for row in rows.itertuples():
+        if not notna(row.value):
+            continue
         height, options = names.index(getattr(row, name)), look(row)
         if notna(row.low):
             axis.plot([row.low, row.high], [height, height], "-", color=options["color"], lw=1.1)
@@ -218,8 +223,9 @@ def bars(
     With `filled=False` they are points: bars begin at 0, which says nothing about a loss.
     """
     width = 0.8 / max(1, len(series))
-    for index, (one, colour, marker) in enumerate(zip(series, colours, MARKERS, strict=False)):
-        own = rows[rows[by] == one]
+    for index, one in enumerate(series):
+        colour, marker = look_of(index, colours)
+        own = rows[(rows[by] == one) & rows["value"].notna()]
         shift = (index - (len(series) - 1) / 2) * width
         placed = own.assign(place=[order.index(name) + shift for name in own[across]])
         if filled:
@@ -255,7 +261,7 @@ def heatmap(axis: Axes, values: Any, top: float | None, **labels: Any) -> AxesIm
 def differences_figure(lines: Iterable[ScoreLine]) -> Figure:
     """The differences as points with their intervals, the largest of a panel first. There is at least one."""
     groups = difference_panels(lines)
-    with matplotlib.rc_context(fname=STYLE):
+    with styled():
         figure = draw_differences(groups, list(map(panel_title, groups)))
         fit(figure)
     return figure

@@ -2,11 +2,14 @@
 
 import io
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -30,6 +33,24 @@ NUMBER_BOX = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 STYLE = Path(__file__).with_suffix(".mplstyle")
+FALLBACK_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Arial Unicode MS")
+"""Fonts with Chinese, Japanese and Korean characters, which matplotlib's own font lacks."""
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """The style of figures. Characters that no installed font has are boxes in a PNG; a browser has its own fonts."""
+    installed = set(font_manager.get_font_names())
+    families = ["DejaVu Sans", *(name for name in FALLBACK_FONTS if name in installed)]
+    with matplotlib.rc_context({"font.family": families}, fname=STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def look_of(number: int, colours: Sequence[str] = COLOURS) -> tuple[str, str]:
+    """(colour, marker) of a series by its number from 0; the pairs repeat after 49."""
+    turn = number // len(colours)
+    return colours[number % len(colours)], MARKERS[(number + turn) % len(MARKERS)]
 
 
 @dataclass(frozen=True)
@@ -50,7 +71,7 @@ class Drawing:
         if not self.rows:
             return []
         table = write_rows(self.rows, folder / f"{stem}.csv")
-        with matplotlib.rc_context(fname=STYLE):
+        with styled():
             figure = self.draw(self.title if title is None else title)
             fit(figure)
             for kind, metadata in FORMATS.items():
@@ -62,7 +83,7 @@ class Drawing:
 def picture(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
     """A figure as a file, with metadata in place of the format's own."""
     content = io.BytesIO()
-    with matplotlib.rc_context(fname=STYLE):
+    with styled():
         figure.savefig(content, format=kind, dpi=DPI, metadata=metadata)
     return content.getvalue()
 
@@ -103,7 +124,7 @@ def fit(figure: Figure) -> None:
         linear = axis.has_data() and axis.get_yscale() == "linear"
         if linear and axis.get_autoscaley_on():  # limits that are set by hand stay
             axis.set_ylim(_widened(*axis.get_ylim()))
-    with matplotlib.rc_context(fname=STYLE):
+    with styled():
         for text in figure.texts:
             _wrap(text, figure.bbox.width)
         _settle(figure)

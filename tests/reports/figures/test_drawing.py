@@ -3,12 +3,14 @@ an axis that makes much of little, and a second place that has to know the name 
 """
 
 import csv
+import os
+import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
-import matplotlib
 import pytest
 from pandas import DataFrame
 
@@ -17,8 +19,16 @@ from moe_lab.methods import get_method, method_names
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figures.comparisons import draw_accuracy, draw_control
 from moe_lab.reports.figures.cost import draw_equivalent, draw_overhead
-from moe_lab.reports.figures.primitives import bars, curve, legend_below, panels, points
-from moe_lab.reports.figures.style import LEAST_SPAN, STYLE, Drawing, fit, widen_x
+from moe_lab.reports.figures.primitives import (
+    bars,
+    curve,
+    curves,
+    legend_below,
+    panels,
+    points,
+    stacked_panels,
+)
+from moe_lab.reports.figures.style import LEAST_SPAN, SVG_METADATA, Drawing, fit, picture, styled, widen_x
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import FIGURES, Experiment, load_experiment
 from moe_lab.results.atomic import write_file
@@ -117,7 +127,7 @@ def drawn(count, values=(0.5, 0.501)):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_nothing_is_cut_at_the_sides(count):
-    with matplotlib.rc_context(fname=STYLE):
+    with styled():
         figure, axes = drawn(count)
         fit(figure)
         figure.draw_without_rendering()
@@ -223,3 +233,60 @@ def test_a_kind_that_is_not_in_the_registry_is_refused(tmp_path):
 def test_the_kinds_that_methods_declare_are_drawn_from_traces():
     declared = {kind for name in method_names() for kind in get_method(name).figures}
     assert {FIGURES[kind][0] for kind in declared} == {"traces"}
+
+
+# What users give: many series, names of any characters, missing numbers, backends of notebooks
+
+
+@pytest.mark.parametrize("count", [7, 9, 20])
+def test_every_series_is_drawn_and_looks_like_no_other(count):
+    names = [f"s{number}" for number in range(count)]
+    rows = [{"x": x, "value": 0.1 * x, "line": name} for name in names for x in (1, 2)]
+    _, [curve_axis, bar_axis] = panels(2)
+    curves(curve_axis, DataFrame(rows), "x")
+    looks = {(line.get_color(), line.get_marker()) for line in curve_axis.lines}
+    assert [line.get_label() for line in curve_axis.lines] == names and len(looks) == count
+    bars(bar_axis, DataFrame(rows), "x", "line", order=[1, 2], series=names)
+    assert len(bar_axis.patches) == 2 * count
+
+
+def test_several_settings_of_a_method_have_bars_of_their_own():
+    cells = [replace(cell_of(n=n), coordinates={"method": "roe", "method.n": str(n)}) for n in (2, 8)]
+    drawing = draw_accuracy(cell_table(*cells))
+    figure = drawing.draw("")
+    assert len({bar.get_x() for bar in figure.axes[0].patches}) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["cost $5_{ and $", "中文 模型", "日本語", "한국어", "100 % & #1 \\alpha ^~"]
+)
+def test_names_of_any_characters_are_drawn_without_a_warning(name, recwarn):
+    with styled():
+        figure, [axis] = panels(1)
+        axis.set_title(name)
+        fit(figure)
+    content = picture(figure, "svg", SVG_METADATA).decode()
+    assert name.split(" ")[0].replace("&", "&amp;") in content and not recwarn.list
+
+
+def test_missing_values_leave_a_place_empty():
+    rows = DataFrame([{"x": "a", "line": "s", "value": None, "low": None, "high": None}], dtype=object)
+    _, axes = panels(3)
+    curves(axes[0], rows.assign(x=1), "x")
+    bars(axes[1], rows, "x", "line", order=["a"], series=["s"])
+    points(axes[2], rows, "x", lambda row: {"color": "black"}, ["a"])
+    assert not axes[1].patches and not axes[2].lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "inline", "widget"])
+def test_the_backend_of_a_notebooks_kernel_is_not_needed(backend):
+    """Processes of a kernel get its MPLBACKEND; matplotlib cannot be imported where that package is missing."""
+    code = "import moe_lab.reports.figures, matplotlib; print(matplotlib.__version__)"
+    environment = os.environ | {"MPLBACKEND": backend}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+
+
+def test_the_time_of_many_panels_does_not_grow_with_their_square():
+    assert type(stacked_panels(9, [1] * 9, "")[0].get_layout_engine()).__name__ == "ConstrainedLayoutEngine"
+    assert type(stacked_panels(99, [1] * 99, "")[0].get_layout_engine()).__name__ == "TightLayoutEngine"

@@ -144,8 +144,8 @@ def shown_answer(answers: Sequence[Answer], scores: Sequence[Any], kind: str, **
     """The answer of a run as the page's script reads it, alone or next to the base model's. Texts are cut.
 
     It has `prompt` (the whole prompt as the model saw it), `target`, `kind`, whether it is `changed`, and of the others
-    those that apply: `scores` of each answer if one is not 0 or 1; the texts `base` and `own`, the position at which
-    the two differ, and what the metric reads of each (`extracted`); `options`, the choices with their log-probability
+    those that apply: `scores` of each answer if one is not 0 or 1; the texts `base` and `own`, the position (in units
+    of UTF-16) at which the two differ, and what the metric reads of each (`extracted`); `options`, the choices with their log-probability
     for each answer, and the choices that are `picked`.
 
     Args:
@@ -172,7 +172,13 @@ def shown_answer(answers: Sequence[Answer], scores: Sequence[Any], kind: str, **
         shown["extracted"] = [answer.extracted and answer.extracted[:LONGEST_ANSWER] for answer in answers]
     if len(texts) == 1:
         return shown | {"own": texts[0]}
-    return shown | {"base": texts[0], "own": texts[1], "differs": first_difference(*texts)}
+    same = texts[0][: first_difference(*texts)]
+    return shown | {"base": texts[0], "own": texts[1], "differs": _length_in_script(same)}
+
+
+def _length_in_script(text: str) -> int:
+    """The length of a text as JavaScript counts it: an emoji has two units of UTF-16."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def answer_data(answers: Sequence[Mapping[str, Any]]) -> dict[str, object]:

@@ -12,10 +12,12 @@ from moe_lab.reports.pages import runs_page
 from moe_lab.reports.pages.answers import (
     CHANGED,
     KINDS,
+    Answer,
     answer_data,
     answer_of,
     examples_of,
     first_difference,
+    shown_answer,
 )
 from moe_lab.results.model import RunResult, find_run
 from moe_lab.results.samples import Sample, read_samples
@@ -88,6 +90,18 @@ def test_a_text_that_is_scored_as_a_whole_has_no_answer():
 )
 def test_the_first_word_that_differs(one, other, position):
     assert first_difference(one, other) == first_difference(other, one) == position
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "units"), [("a b c", "a b d", 4), ("👩‍🚀 is 7", "👩‍🚀 is 8", 9), ("𝑥 = 1", "𝑥 = 2", 5)]
+)
+def test_the_position_of_a_difference_is_that_of_the_pages_script(one, other, units):
+    """JavaScript counts units of UTF-16: an emoji outside of the basic plane has two."""
+    sample = Sample.of({"doc_id": 0, "filter": "none", "metrics": [], "target": "x"})
+    answers = [Answer(sample, "prompt", text) for text in (one, other)]
+    differs = shown_answer(answers, [1, 0], CHANGED)["differs"]
+    assert differs == units
+    assert other.encode("utf-16-le")[2 * differs :].decode("utf-16-le") == other.rpartition(" ")[2]
 
 
 @pytest.mark.parametrize(

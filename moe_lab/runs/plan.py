@@ -85,6 +85,7 @@ class Plan(Shown):
         """Runs and studies to do, and their forward tokens."""
         self.trainings: dict[str, tuple[int, int]] = {}
         """Optimizer steps and tokens by model folder."""
+        self.training_notes: list[str] = []
         self.references: dict[str, float] = {}
         """Forward tokens by name."""
         later = [job for job in jobs if not job.runs]
@@ -217,6 +218,8 @@ class Plan(Shown):
                 left = method.training_left(config, run.facts)
                 self.trainings |= left
                 one_device = method.one_device if left else None
+                if left:
+                    self.training_notes += method.training_notes(config, run.facts)
         self.missing += missing
         self.tokens += tokens
         self.budget.add(run, trains=missing and isinstance(method, TrainingMethod))
@@ -277,6 +280,7 @@ class Plan(Shown):
             lines.append(
                 f"To train: {len(self.trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens."
             )
+            lines += dict.fromkeys(self.training_notes)
         if self.missing or any(row.tokens for row in self.rows):
             lines += self.budget.lines()
         lines += self._memory_lines()

@@ -71,7 +71,9 @@ class Log(TrainerCallback):
         wait = torch.distributed.barrier if args.world_size > 1 else lambda: None
         wait()
         if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+            complete = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE
+            with writing(complete):
+                complete.touch()
         wait()
 
 

@@ -5,15 +5,18 @@
 
 Process 0 alone computes scores and writes results. It broadcasts the calls that all processes make: loading a model,
 training it (method=finetune-freeze), and answering requests (`evaluation/lms.py`). If a process fails, torchrun ends
-the others; the same command continues.
+the others; if torchrun is killed, they end by themselves. The same command continues.
 """
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, partial, partialmethod
+from threading import Thread
 from typing import Any
 
 import torch
@@ -24,7 +27,7 @@ from transformers.utils import logging
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_error
 from moe_lab.engine.lm import EngineLM
-from moe_lab.errors import TrainingError, exit_code
+from moe_lab.errors import TERMINATED, TrainingError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Context, TrainingMethod, refuse
 from moe_lab.models.distributed import broadcast, num_processes, sharded
@@ -34,6 +37,9 @@ from moe_lab.models.source import model_folder
 
 PATIENCE = timedelta(days=7)
 """The time that a process waits for process 0, which may be downloading weights or evaluating."""
+
+GRACE = 10.0
+"""Seconds between SIGTERM and the end of a process whose launcher has ended."""
 
 
 def follow(configs: Sequence[Config]) -> int | None:
@@ -46,6 +52,7 @@ def follow(configs: Sequence[Config]) -> int | None:
     if num_processes() < 2:
         os.environ.pop("LOCAL_RANK", None)  # else accelerate expects other processes
         return None
+    _end_with_launcher()
     sharded()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that no parameter is unused
     if torch.cuda.is_available() and configs[0].device != "cpu":
@@ -56,6 +63,25 @@ def follow(configs: Sequence[Config]) -> int | None:
     if (code := _follow(dist.get_rank())) == 0:
         dist.destroy_process_group()
     return code
+
+
+@cache
+def _end_with_launcher() -> None:
+    """From now on this process ends when its launcher does.
+
+    A launcher that is killed, because memory is short, say, does not end its processes. Each of them would wait for the
+    others, which wait as well.
+    """
+    Thread(target=_end_without, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_without(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    # a signal does not interrupt a wait for another process
+    time.sleep(GRACE)
+    os._exit(TERMINATED)
 
 
 def end_processes(code: int) -> None:

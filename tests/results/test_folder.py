@@ -389,9 +389,9 @@ def test_every_writer_of_a_file_that_cannot_be_written_ends_in_its_name(writer, 
     with (
         files_up_to(50_000),
         pytest.raises(ResultsError, match=f"model.safetensors could not be written: {reason}"),
+        writing(path),
     ):
-        with writing(path):
-            WRITERS[writer](path)
+        WRITERS[writer](path)
 
 
 def test_other_errors_while_something_is_written_are_not_errors_of_writing(tmp_path):

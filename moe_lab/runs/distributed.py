@@ -39,7 +39,7 @@ PATIENCE = timedelta(days=7)
 """The time that a process waits for process 0, which may be downloading weights or evaluating."""
 
 GRACE = 10.0
-"""Seconds between SIGTERM and the end of a process whose launcher has ended."""
+"""Seconds between SIGTERM and the end of a process whose torchrun has ended."""
 
 
 def follow(configs: Sequence[Config]) -> int | None:
@@ -52,7 +52,9 @@ def follow(configs: Sequence[Config]) -> int | None:
     if num_processes() < 2:
         os.environ.pop("LOCAL_RANK", None)  # else accelerate expects other processes
         return None
-    _end_with_launcher()
+    # without torchrun the parent may be a shell, which ends before its command
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _end_with_torchrun()
     sharded()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that no parameter is unused
     if torch.cuda.is_available() and configs[0].device != "cpu":
@@ -66,11 +68,11 @@ def follow(configs: Sequence[Config]) -> int | None:
 
 
 @cache
-def _end_with_launcher() -> None:
-    """From now on this process ends when its launcher does.
+def _end_with_torchrun() -> None:
+    """From now on this process ends when torchrun does.
 
-    A launcher that is killed, because memory is short, say, does not end its processes. Each of them would wait for the
-    others, which wait as well.
+    When torchrun is killed, because memory is short, say, it does not end its processes. Each of them would wait for
+    the others, which wait as well.
     """
     Thread(target=_end_without, args=(os.getppid(),), daemon=True).start()
 

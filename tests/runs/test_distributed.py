@@ -44,12 +44,11 @@ def wait_until(happened, seconds: float) -> bool:
 
 
 @pytest.mark.slow
-def test_processes_end_when_their_launcher_was_killed(tmp_path, monkeypatch):
+def test_processes_end_when_torchrun_was_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "GRACE", 1.0)
     fork = multiprocessing.get_context("fork")
-    launcher = fork.Process(
-        target=fork_ranks, args=(wait_for_ever, tmp_path), kwargs={"log": tmp_path / "log"}
-    )
+    keys = {"log": tmp_path / "log", "TORCHELASTIC_RUN_ID": "none"}
+    launcher = fork.Process(target=fork_ranks, args=(wait_for_ever, tmp_path), kwargs=keys)
     launcher.start()
     assert wait_until((tmp_path / "waits").exists, 30), (tmp_path / "log").read_text()
     ranks = [int((tmp_path / str(rank)).read_text()) for rank in range(PROCESSES)]

@@ -10,7 +10,6 @@ the others; if torchrun is killed, they end by themselves. The same command cont
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from moe_lab.config.schema import Config
-from moe_lab.config.terminal import print_error
+from moe_lab.config.terminal import print_error, print_message
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import TERMINATED, TrainingError, exit_code
 from moe_lab.methods import get_method
@@ -148,9 +147,9 @@ def _follow(rank: int) -> int:
         return exit_code(stop)
     except Exception as error:
         if "gloo" in str(error) or isinstance(error, dist.DistError):
-            print(f"Process {rank} ends, as another one has.", file=sys.stderr)
+            print_message(f"Process {rank} ends, as another one has.")
         else:
-            print(f"Process {rank}:", file=sys.stderr)
+            print_message(f"Process {rank}:")
             print_error(error)
         return exit_code(error)
 

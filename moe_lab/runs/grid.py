@@ -5,7 +5,6 @@ Each returns an object. The command line prints it; `moe_lab.run`, `plan` and `r
 
 import hashlib
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -166,7 +165,7 @@ def _report(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
     jobs = jobs_of(configs, compute=False)
     missing = [str(run.folder) for run in distinct_runs(jobs) if not run.done]
     for name in [*(job.name for job in jobs if not job.runs), *missing]:
-        print(f"Not stored yet: {name}", file=sys.stderr)
+        print_message(f"Not stored yet: {name}")
     outcomes = stored_outcomes(jobs)
     if not outcomes:
         raise ConfigError(NOTHING_STORED)
@@ -197,7 +196,7 @@ def _with_page(finished: Results) -> Results:
     table = command_table(finished.outcomes, finished.jobs)
     reason = why_not_writable(finished.outcomes[0].run.config.output_dir)
     if reason is not None:
-        print(f"{reason}: no page is written.", file=sys.stderr)
+        print_message(f"{reason}: no page is written.")
         return replace(finished, table=table, files=[outcome.path for outcome in finished.outcomes])
     write_summaries(table.groups)
     page = write_report(finished.outcomes, table)

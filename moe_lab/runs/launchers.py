@@ -19,6 +19,7 @@ import torch
 
 from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
 from moe_lab.errors import TERMINATED, RunHeldError, need_package, reading
 from moe_lab.methods.method import refuse
 from moe_lab.models.distributed import num_processes
@@ -60,7 +61,7 @@ def after_workers(config: Config, argv: Sequence[str]) -> Iterator[None]:
     attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = Path(config.output_dir).absolute() / "workers" / attempt
     folder.mkdir(parents=True)
-    print(f"The output of the workers: {folder}", file=sys.stderr)
+    print_message(f"The output of the workers: {folder}")
     words = [word for word in argv if not word.startswith(LAUNCHER)]
     os.environ[ATTEMPT] = attempt
     try:
@@ -70,7 +71,7 @@ def after_workers(config: Config, argv: Sequence[str]) -> Iterator[None]:
             number: code for number, code in enumerate(codes) if code not in (0, RunHeldError.exit_code)
         }
         for number, code in failed.items():
-            print(f"Worker {number} ended with exit code {code}: {_log(folder, number)}", file=sys.stderr)
+            print_message(f"Worker {number} ended with exit code {code}: {_log(folder, number)}")
         yield
     finally:
         del os.environ[ATTEMPT]

@@ -9,6 +9,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_line
 from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
@@ -241,7 +242,7 @@ class Plan(Shown):
         columns, lines = self._columns()
         print_table("Plan", columns)
         for line in lines:
-            print(line)
+            print_line(line)
 
     def _columns(self) -> tuple[list[Column], list[str]]:
         rows = self.rows

@@ -11,7 +11,6 @@ outputs/models/<model>-finetune-freeze-<id8>/
 """
 
 import gc
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -26,6 +25,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
 from moe_lab.methods.answer_ends import stop_at
 from moe_lab.methods.c2r import profile_of
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, NO_END, FinetuneConfig, label
@@ -171,10 +171,10 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     schedule = label(method.all_phases)
     said = f"{schedule}, {len(encoded.rows):,} conversations, {steps:,} steps; parameters: "
     said += ", ".join(f"{name} {count:,}" for name, count in numbers.items())
-    print(f"{folder.name}: {said}", file=sys.stderr)
+    print_message(f"{folder.name}: {said}")
     end = prepared.end.token
     if end is None:
-        print(f"{folder.name}: {NO_END}", file=sys.stderr)
+        print_message(f"{folder.name}: {NO_END}")
     training = Training(
         config=config,
         folder=folder,

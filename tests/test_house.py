@@ -205,3 +205,31 @@ def imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom) and node.module:
         return [f"{node.module}.{alias.name}" for alias in node.names]
     return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+OWN_TEXTS = (
+    "print()",
+    "print(help_text(argv))",
+    "print(f'moe_lab {__version__}')",
+    "print(CORRECTED)",
+    "print(table_text(title, columns, None if terminal else WITHOUT_TERMINAL))",  # its cells are escaped
+)
+PRINTS_ITSELF = (
+    "config/terminal.py",
+    "config/progress.py",
+    "tasks/sandbox/inside.py",
+    "tasks/sandbox/namespace.py",
+)
+
+
+def test_text_of_others_is_printed_without_its_control_characters():
+    """By `print_line` and `print_message`; `print` is for text of this package's own."""
+    bare = []
+    for file in files_in(PACKAGE):
+        if file.relative_to(PACKAGE).as_posix() in PRINTS_ITSELF:
+            continue
+        for node in nodes_of(file):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                bare.append(f"{file.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
+    own = [line for line in bare if line.endswith(OWN_TEXTS)]
+    assert bare == own, bare

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from moe_lab.config.arguments import wrong
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_line
 from moe_lab.errors import ConfigError
 from moe_lab.reports.columns import Column, Shown
 from moe_lab.reports.frames import typed_frame
@@ -53,8 +54,8 @@ class Compared(Shown):
     def print(self) -> None:
         """Print the table, and the paths of the page and the file, as the command does."""
         print_comparison(self._comparison)
-        print(self.page)
-        print(self.file)
+        print_line(str(self.page))
+        print_line(str(self.file))
 
     def _columns(self) -> tuple[list[Column], list[str]]:
         named = [f"{one.key}: {one.label} {one.settings}".rstrip() for one in self._comparison.evaluations]

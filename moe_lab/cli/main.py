@@ -13,7 +13,7 @@ from typing import Any
 
 from moe_lab.config import __version__
 from moe_lab.config.progress import bars_of_libraries_hidden
-from moe_lab.config.terminal import print_error
+from moe_lab.config.terminal import print_error, print_message
 from moe_lab.errors import CONTINUES, ConfigError, Terminated, exit_code
 
 
@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as stop:
-        print(CONTINUES, file=sys.stderr)
+        print_message(CONTINUES)
         return exit_code(stop)
     except BrokenPipeError:  # `| head` ends before the command, which prints when everything is stored
         with suppress(OSError):  # else Python flushes it once more

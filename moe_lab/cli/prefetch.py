@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import OWN_GRID
 from moe_lab.config.schema import Config
-from moe_lab.config.terminal import print_error
+from moe_lab.config.terminal import print_error, print_line
 from moe_lab.errors import ConfigError, MoeLabError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.runs.experiments.cells import experiment_configs
@@ -36,7 +36,7 @@ def prefetch(configs: Sequence[Config], cells: Sequence[Cell] = ()) -> int:
         for config in {repr(key(config)): config for config in configs}.values():
             try:
                 for line in fetch(config):
-                    print(line)
+                    print_line(line)
             except MoeLabError as error:
                 errors.append(error)
     for failed in errors:

@@ -49,6 +49,11 @@ def without_passwords(text: str) -> str:
     return USER.sub(r"\1...@", text)
 
 
+def print_line(text: str) -> None:
+    """Print a line on stdout that may have foreign text."""
+    print(shown(without_passwords(text)))
+
+
 def print_message(text: str) -> None:
     """Print a line on stderr that may have foreign text."""
     print(shown(without_passwords(text)), file=sys.stderr)

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -97,11 +98,12 @@ class CountedHF(HFLM):
     @contextmanager
     def tokenized(self, texts: Iterable[str]) -> Iterator[None]:
         """Inside the context `tok_encode` knows these texts, which the tokenizer reads in threads, each one once."""
-        begin = self.tokenizer.decode(self.prefix_token_id)
+        prefix = self.prefix_token_id
+        begin = None if prefix is None else self.tokenizer.decode(prefix)
         special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
         parts: dict[bool, list[str]] = {False: [], True: []}
         for text in dict.fromkeys(texts):
-            parts[text.startswith(begin)].append(text)
+            parts[begin is not None and text.startswith(begin)].append(text)
         for own, options in ((parts[False], special), (parts[True], {"add_special_tokens": False})):
             if own:
                 self._tokenized.update(zip(own, self.tokenizer(own, **options).input_ids, strict=True))
@@ -113,7 +115,14 @@ class CountedHF(HFLM):
     def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
         if not args and not options and string in self._tokenized:
             return self._tokenized[string]
+        if not args and not options and self.prefix_token_id is None:
+            # lm-eval would look for the token at the begin of the text, which this tokenizer does not have
+            options = {"add_special_tokens": self.add_bos_token is not False}
         return super().tok_encode(string, *args, **options)
+
+    def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
+        """The text of tokens. None for None, the end token of a tokenizer without one, which lm-eval asks for."""
+        return None if tokens is None else super().tok_decode(tokens, skip_special_tokens)
 
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
         self._counted["tokens_in"] += sum(
@@ -152,6 +161,34 @@ class Encoder:
         self.cut = 0
         """Contexts and prompts so far that lost their beginning."""
 
+    @cached_property
+    def adds_begin(self) -> bool:
+        """Whether the tokenizer puts a beginning token in front of a text."""
+        return self._with_special[0] == self.lm.prefix_token_id != self._alone[0]
+
+    @cached_property
+    def adds_end(self) -> bool:
+        """Whether the tokenizer puts an end token after a text."""
+        return self._with_special[-1] == self.lm.eot_token_id != self._alone[-1]
+
+    @cached_property
+    def _with_special(self) -> list[int]:
+        return list(self.lm.tok_encode("a"))
+
+    @cached_property
+    def _alone(self) -> list[int]:
+        return list(self.lm.tok_encode("a", add_special_tokens=False))
+
+    @property
+    def prefix(self) -> int:
+        """The token in front of a text without a context. Raises ConfigError if the tokenizer has none."""
+        if self.lm.prefix_token_id is None:
+            raise ConfigError(
+                "The tokenizer has neither a beginning nor an end token, after which a text without a context would be "
+                "read.\nUse a tokenizer that has one (model.tokenizer=), or a task whose requests have contexts."
+            )
+        return int(self.lm.prefix_token_id)
+
     def pairs(self, texts: Sequence[tuple[str, str]]) -> Iterator[Pair]:
         """`pair` of each context and continuation."""
         for start in range(0, len(texts), TOKENIZED):
@@ -170,10 +207,10 @@ class Encoder:
         lm = self.lm
         if context == "":
             ids = lm.tok_encode(continuation, add_special_tokens=False)
-            if ids[0] == lm.prefix_token_id:
+            if ids[0] == self.prefix:
                 context_ids, ids = ids[:1], ids[1:]
             else:
-                context_ids = [lm.prefix_token_id]
+                context_ids = [self.prefix]
         else:
             context_ids, ids = lm._encode_pair(context, continuation)
         return self._truncated(context_ids, ids)
@@ -182,7 +219,7 @@ class Encoder:
         """A text in windows of at most `max_length` tokens: (context, tokens to score)."""
         windows = get_rolling_token_windows(
             token_list=self.lm.tok_encode(text),
-            prefix_token=self.lm.prefix_token_id,
+            prefix_token=self.prefix,
             max_seq_len=self.lm.max_length,
             context_len=1,
         )
@@ -194,7 +231,7 @@ class Encoder:
         if room is not None and len(ids) > room:
             self.cut += 1
             ids = ids[-room:]
-        return ids.tolist() or [self.lm.prefix_token_id]
+        return ids.tolist() or [self.prefix]
 
     def _truncated(self, context: list[int], continuation: list[int]) -> Pair:
         """The pair with as much of the context's end as fits. The continuation's last token is predicted, not read."""
@@ -213,7 +250,8 @@ def encoder_of(
     model_config: Any, tokenizer: Any, max_length: int | None, add_bos_token: bool | None
 ) -> Encoder:
     """The tokenization of a model without its weights."""
-    lm: Any = object.__new__(HFLM)
+    lm: Any = object.__new__(CountedHF)
+    lm._tokenized = {}
     lm.tokenizer = configure_pad_token(tokenizer, model_config=model_config)
     lm._max_length, lm.add_bos_token, lm._model = (
         max_length,

@@ -171,7 +171,9 @@ class EngineLM(CountedHF):
         tokens_in: tokens put through the model (routing samples included, padding excluded). tokens_out: generated
         tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`sampling.near`), so that
         other shapes or machines may choose it. cut_prompts: requests whose prompt was longer than the model's input and
-        lost its beginning. cut_reasoning: replies that ended in the reasoning. changed_decisions, noisy_decisions: see
+        lost its beginning. cut_reasoning: replies that ended in the reasoning. eos_added, bos_scored, no_end_token:
+        requests that the tokenizer adds an end token to, texts whose added beginning token is scored, and replies that
+        no token ends. changed_decisions, noisy_decisions: see
         `SampleRouting.decisions`.
         """
         cost = Counter(self._counted)
@@ -255,11 +257,32 @@ class EngineLM(CountedHF):
                     )
                 clear_device_cache(garbage_collection=True)
             if not self.engine:
+                if kind == "loglikelihood_rolling":
+                    assert self._encoder.prefix is not None  # or a ConfigError
                 if kind == "loglikelihood":
                     with self._warning_of_cuts(len(requests)):
                         for _ in self._encoder.pairs([request.args for request in requests]):
                             pass
                 self.answer_by_hf(kind, requests, report)
+            self._count_tokenization(kind, len(requests))
+
+    def _count_tokenization(self, kind: str, requests: int) -> None:
+        """Count the answered requests whose tokens are others than one expects, as they are in lm-eval, too."""
+        counted = {
+            "eos_added": self._encoder.adds_end,
+            "bos_scored": kind == "loglikelihood_rolling" and self._encoder.adds_begin,
+            "no_end_token": kind == "generate_until" and not self._end_tokens,
+        }
+        for name, holds in counted.items():
+            if holds:
+                self._counted[name] += requests
+
+    @property
+    def _end_tokens(self) -> set[int]:
+        """The tokens that end generation: the model's and the tokenizer's."""
+        ids = self.model.generation_config.eos_token_id
+        ids = ids if isinstance(ids, list) else [ids]
+        return {*ids, self.eot_token_id} - {None}
 
     def encode_pair(self, context: str, continuation: str) -> Pair:
         """Token ids of a context and its continuation as they are scored. A long context loses its beginning."""
@@ -386,7 +409,7 @@ class EngineLM(CountedHF):
 
         sampler = Sampler(self.model, config, self.seed)
         # a task's stop words may be in the reasoning, too
-        stop_texts = stop if think_end is None else [end_text]
+        stop_texts = stop if think_end is None else [end_text] if end_text else []
         stopping = StoppingCriteria(self.tokenizer, stop_texts, config, max_length)
         cut = self._counted["cut_reasoning"]
         engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)

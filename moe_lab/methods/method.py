@@ -265,6 +265,10 @@ class TrainingMethod(Method):
         """Train or continue in the folder of `trained`. Returns the rest of training.json."""
         raise NotImplementedError
 
+    def training_notes(self, config: RunConfig, facts: ModelFacts) -> list[str]:
+        """What a plan says about the training, a sentence each. Loads no weights."""
+        return []
+
     def training_size(self, config: RunConfig, facts: ModelFacts) -> tuple[int, int, int]:
         """(optimizer steps of the training, tokens, the number of steps that take these tokens)."""
         raise NotImplementedError

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TaskError
+from moe_lab.methods.answer_ends import AnswerEnd, answer_end, end_tokens, is_blank, length_to_end
 from moe_lab.methods.data_files import COUNTED_LENGTH, Conversation, Data
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.metrics.teacher_forcing import padded
@@ -50,6 +51,8 @@ class Encoded:
     """The number of rows that are longer than the limit. Their first tokens are kept."""
     left_out: int
     """The number of conversations without an answer, or whose answers are not found or begin after the limit."""
+    completed: int = 0
+    """The number of rows that got a label for the end of an answer from `with_end_labels`."""
 
 
 class Rows(Dataset[dict[str, list[int]]]):
@@ -67,8 +70,13 @@ class Rows(Dataset[dict[str, list[int]]]):
         return {"input_ids": self.rows[index].ids, "labels": self.rows[index].labels}
 
 
-def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: int) -> Encoded:
+def encode_all(
+    tokenizer: Any, conversations: Sequence[Conversation], length: int, end: AnswerEnd | None = None
+) -> Encoded:
     """All conversations, cut to `length` tokens.
+
+    Args:
+        end: every answer gets this end, with labels (`with_end_labels`); None: only as the template labels it.
 
     Raises TaskError if none is left or the chat template refuses one, ConfigError if it hides the answers of all.
     """
@@ -77,6 +85,11 @@ def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: in
     whole = encode(tokenizer, begun)
     if begun and not whole:
         raise ConfigError("The chat template hides where the answers are. Use another one: model.tokenizer=")
+    completed = 0
+    if end is not None and end.token is not None:
+        located = whole
+        whole = [with_end_labels(row, tokenizer, end) for row in located]
+        completed = sum(row != before for row, before in zip(whole, located, strict=True))
     cut = [Row(row.ids[:length], row.labels[:length]) for row in whole]
     kept = [number for number, row in enumerate(cut) if any(label != NO_LOSS for label in row.labels[1:])]
     if not kept:
@@ -85,7 +98,42 @@ def encode_all(tokenizer: Any, conversations: Sequence[Conversation], length: in
         rows=[cut[number] for number in kept],
         truncated=sum(len(whole[number].ids) > length for number in kept),
         left_out=len(conversations) - len(kept),
+        completed=completed,
     )
+
+
+def with_end_labels(row: Row, tokenizer: Any, end: AnswerEnd) -> Row:
+    """The row with a label at the token that ends each answer.
+
+    Where the token follows the labels of an answer, it and white space in front of it get labels. After the last answer
+    of a conversation the tokens `end.closing` take the place of the white space at the end of the row.
+    """
+    ids, labels = list(row.ids), list(row.labels)
+    for last in _last_labels(row.labels):
+        if ids[last] in end.tokens:
+            continue
+        while is_blank(tokenizer, ids[last]) and labels[last - 1] != NO_LOSS:
+            last -= 1
+        if ids[last] in end.tokens:
+            continue
+        start = last + 1
+        length = length_to_end(tokenizer, ids, start, end.tokens)
+        if length:
+            labels[start : start + length] = ids[start : start + length]
+        elif all(is_blank(tokenizer, token) for token in ids[start:]):
+            ids[start:] = end.closing
+            labels[start:] = end.closing
+    return Row(ids, labels)
+
+
+def _last_labels(labels: list[int]) -> list[int]:
+    """The positions of the last label of each answer."""
+    following = [*labels[1:], NO_LOSS]
+    positions = []
+    for position, (label, next_label) in enumerate(zip(labels, following, strict=True)):
+        if label != NO_LOSS and next_label == NO_LOSS:
+            positions.append(position)
+    return positions
 
 
 def rows_to_count(config: Config, conversations: Sequence[Conversation], facts: ModelFacts) -> list[Row]:
@@ -175,6 +223,7 @@ class Prepared:
     validation: Encoded | None
     """The optional validation set."""
     tokenizer: Any
+    end: AnswerEnd
 
 
 def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFacts) -> Prepared:
@@ -188,12 +237,15 @@ def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFact
     length = min(method.length, facts.max_length)
     vocabulary, special = tokenizer.backend_tokenizer.to_str(), str(tokenizer.special_tokens_map)
 
-    def encoded() -> tuple[Encoded, Encoded | None]:
-        held_out = encode_all(tokenizer, data.validation, length) if data.validation else None
-        return encode_all(tokenizer, data.train, length), held_out
+    model_ends = end_tokens(config, tokenizer)
+
+    def encoded() -> tuple[AnswerEnd, Encoded, Encoded | None]:
+        end = rendered(tokenizer, lambda: answer_end(tokenizer, model_ends))
+        held_out = encode_all(tokenizer, data.validation, length, end) if data.validation else None
+        return end, encode_all(tokenizer, data.train, length, end), held_out
 
     # the runs of a grid often share a data set
-    key = f"encoded {vocabulary} {special} {tokenizer.chat_template} {data.digest} {length}"
-    train, held_out = once(key, encoded)
+    key = f"encoded {vocabulary} {special} {tokenizer.chat_template} {data.digest} {length} {sorted(model_ends)}"
+    end, train, held_out = once(key, encoded)
     method.ends(len(train.rows))
-    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer)
+    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, end=end)

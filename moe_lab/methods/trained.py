@@ -6,13 +6,13 @@ Checkpoints are the folders `checkpoints/checkpoint-<step>`.
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError, TrainingError
 from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.atomic import obey_umask, write_json, writing
@@ -86,7 +86,7 @@ class Trained(Artifact):
                 write_json(self.folder / "identity.json", {"id": self.id, **processes, **self.content})
             trained = train(self.folder)
             gc.collect()  # a Trainer, with its model and optimizer, is in reference cycles
-            print(f"Trained: {self.folder / self.made}", file=sys.stderr)
+            print_message(f"Trained: {self.folder / self.made}")
             return trained | self.content
 
         return self.load_or_make(record)

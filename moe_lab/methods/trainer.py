@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
 from moe_lab.errors import TrainingError
 from moe_lab.methods.trained import COMPLETE, last_checkpoint, step_of
 from moe_lab.models.adapters import load_adapter, save_adapter
@@ -71,7 +71,9 @@ class Log(TrainerCallback):
         wait = torch.distributed.barrier if args.world_size > 1 else lambda: None
         wait()
         if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+            complete = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE
+            with writing(complete):
+                complete.touch()
         wait()
 
 
@@ -121,7 +123,7 @@ def fit(
     trainer.remove_callback(ProgressCallback)
     checkpoint = last_checkpoint(folder / "checkpoints")
     if 0 < (kept := step_of(checkpoint)) < steps and settings.process_index == 0:
-        print(f"{folder.name}: training, continuing at step {kept:,} of {steps:,}", file=sys.stderr)
+        print_message(f"{folder.name}: training, continuing at step {kept:,} of {steps:,}")
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:

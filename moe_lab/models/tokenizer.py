@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import date
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import AutoTokenizer
 
@@ -21,6 +21,8 @@ from moe_lab.models.source import (
     reading_files,
     small_folder,
 )
+
+Rendered = TypeVar("Rendered")
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}"
@@ -82,8 +84,8 @@ def template_block(config: Config) -> dict[str, Any]:
     return {"chat_template": {"sha256": hashlib.sha256(text.encode()).hexdigest(), "plain": plain}}
 
 
-def rendered(tokenizer: Any, render: Callable[[], str]) -> str:
-    """The text of a tokenizer's chat template by `render`. Raises ConfigError where the template fails."""
+def rendered(tokenizer: Any, render: Callable[[], Rendered]) -> Rendered:
+    """What `render` makes with a tokenizer's chat template. Raises ConfigError where the template fails."""
     template = f"The chat template of {tokenizer.name_or_path}"
     remedy = "Use another tokenizer (model.tokenizer), or leave apply_chat_template out."
     with reading(template, remedy, says="fails"):

@@ -7,7 +7,6 @@ remain the primary record. The first failure is printed on stderr and ends the l
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from moe_lab.config.schema import Config
-from moe_lab.config.terminal import without_passwords
+from moe_lab.config.terminal import print_message, without_passwords
 from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.frames import examples_of
 from moe_lab.reports.papers.metrics import model_folder
@@ -229,7 +228,7 @@ class WandbLogger(Logger):
         if mode == "online" and not why:
             try:
                 run = self._init(mode, folder)
-                print(f"W&B: {run.url}", file=sys.stderr)
+                print_message(f"W&B: {run.url}")
                 return run
             except Exception as error:  # the run is logged offline
                 why = WandbLogger.unreached = f" ({_reason(error)})"

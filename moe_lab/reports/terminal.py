@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.config.terminal import one_line
+from moe_lab.config.terminal import one_line, print_line
 from moe_lab.reports.columns import Column, count, fixed, names, numbers, print_table, texts
 from moe_lab.reports.scores import (
     CommandTable,
@@ -41,7 +41,7 @@ def print_scores(table: CommandTable, footnotes: Sequence[str] = ()) -> None:
     named = "" if all(lower.values()) else f": {', '.join(metric for metric in lower if lower[metric])}"
     print_table(f"Results{f' (lower is better{named})' if any(lower.values()) else ''}", table.columns())
     for line in [*notes(table), *footnotes]:
-        print(line)
+        print_line(line)
 
 
 def notes(table: CommandTable) -> list[str]:
@@ -79,7 +79,7 @@ def print_studies(folders: Sequence[Path]) -> None:
         "Tuning, on documents that are excluded from the test", study_columns(list(profiles.values()))
     )
     for file in profiles:
-        print(file)
+        print_line(str(file))
     print()
 
 
@@ -112,14 +112,14 @@ def study_columns(profiles: Sequence[Mapping[str, Any]]) -> list[Column]:
 def print_comparison(comparison: Comparison) -> None:
     """Print the evaluations, a row per evaluation, task and metric, and the notes."""
     for evaluation in comparison.evaluations:
-        print(f"{evaluation.key}: {evaluation.label}, {one_line(evaluation.file)}")
+        print_line(f"{evaluation.key}: {evaluation.label}, {one_line(evaluation.file)}")
         if below := "  ".join([*filter(None, [evaluation.settings]), *evaluation.marks]):
-            print(f"   {below}")
+            print_line(f"   {below}")
     print_table("Compared with a", comparison_columns(comparison))
     marks = explained_marks(mark for evaluation in comparison.evaluations for mark in evaluation.marks)
     lines = [ScoreLine(score, score.run_id) for score in comparison.scores]
     for line in [conclusion(lines, "a"), *marks, *comparison.notes]:
-        print(line)
+        print_line(line)
 
 
 def comparison_columns(comparison: Comparison) -> list[Column]:

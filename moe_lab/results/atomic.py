@@ -15,14 +15,38 @@ from moe_lab.errors import ResultsError
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
+_SAFETENSORS = re.compile("Error while serializing: I/O error: (.*)")
+"""The message of a SafetensorError for a file that cannot be written, with the reason."""
+_TORCH = re.compile("inline_container|iostream error")
+"""The message of a RuntimeError of `torch.save` for a file that cannot be written. It does not say why."""
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write (full disk, no permission) into a ResultsError that names the path."""
+    """Turn a failed write (full disk, no permission) into a ResultsError that names the path.
+
+    A write of tensors, too: safetensors and torch raise errors of their own.
+    """
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or error
+    except Exception as error:
+        reason = _why_not_written(error)
+        if reason is None:
+            raise
         raise ResultsError(f"{path} could not be written: {reason}. What was finished is kept.") from error
+
+
+def _why_not_written(error: Exception) -> str | None:
+    """The reason of a failed write; None for any other error."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if failed := _SAFETENSORS.match(str(error)):
+        return failed[1]
+    if isinstance(error, RuntimeError) and _TORCH.search(str(error)):
+        if isinstance(error.__context__, OSError):
+            return _why_not_written(error.__context__)
+        return "torch.save failed, perhaps because the disk is full"
+    return None
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

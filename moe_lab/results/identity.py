@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache, partial
+from importlib import invalidate_caches
 from importlib.metadata import version
 from importlib.util import find_spec
 from inspect import unwrap
@@ -114,13 +115,50 @@ def _plain(value: Any) -> Any:
 def module_digest(name: str) -> str | None:
     """`code_digest` of an imported module; None if it has no Python file."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    return _imported_digest(file) if file and file.endswith(".py") else None
+    return _imported_digest(Path(file).resolve()) if file and file.endswith(".py") else None
 
 
-@cache
-def _imported_digest(file: str) -> str:
-    """Read once in a process, which imports a module once, too: the 118 tasks of BIG-bench name the same functions."""
-    return code_digest(Path(file))
+def _imported_digest(file: Path) -> str:
+    """Made once in a command, which imports a module once, too: the 118 tasks of BIG-bench name the same functions."""
+    if file not in _digests:
+        _digests[file] = code_digest(file)
+    return _digests[file]
+
+
+_digests: dict[Path, str] = {}
+"""The digests of imported modules."""
+_read: dict[Path, bytes] = {}
+"""The files that digests were made of, as they were when they were read."""
+_files_of: dict[Path, frozenset[Path]] = {}
+"""The files that the digest of a file was made of."""
+KEPT = ("moe_lab", "lm_eval")
+"""Packages that a process imports once."""
+
+
+def forget_edited_code() -> None:
+    """Forget the modules of tasks that an edit since their import concerns: the next import is that of a new process.
+
+    An edit concerns the module and all modules that import it. Called at the begin of a command.
+    """
+    edited = {file for file, content in _read.items() if not file.is_file() or file.read_bytes() != content}
+    if not edited:
+        return
+    concerned: set[Path] = set()
+    for files in _files_of.values():
+        if files & edited:
+            concerned |= files
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or Path(file).resolve() not in concerned:
+            continue
+        if name.partition(".")[0] in KEPT:
+            concerned.discard(Path(file).resolve())
+        else:
+            del sys.modules[name]
+    for changed in concerned:
+        _read.pop(changed, None)
+        _digests.pop(changed, None)
+    invalidate_caches()
 
 
 @cache
@@ -188,20 +226,25 @@ def _code(file: Path, folder: Path | None = None) -> dict[str, str]:
     folder = folder.resolve() if folder else file.parent
     folder = folder if file.is_relative_to(folder) else file.parent
     found: dict[str, str] = {}
-    left = {file: file.read_bytes()}
+    _read[file] = file.read_bytes()
+    files = {file}
+    left = {file: _read[file]}
     while left:
         one, source = left.popitem()
         tree, text = _parsed(source, one)
         found[relpath(one, file.parent)] = text
         new = [other for other in _imported(tree, one, folder) if relpath(other, file.parent) not in found]
         left |= {other: _source(other) for other in new}
+        files.update(new)
+    _files_of[file] = frozenset(files)
     return found
 
 
-@cache
 def _source(file: Path) -> bytes:
-    """An imported file as it was when it was first read: a process imports a module once, too."""
-    return file.read_bytes()
+    """An imported file as it was when it was first read: a command imports a module once, too."""
+    if file not in _read:
+        _read[file] = file.read_bytes()
+    return _read[file]
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,6 @@ error.
 import gzip
 import json
 import re
-import sys
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from moe_lab.config.terminal import one_line
+from moe_lab.config.terminal import one_line, print_message
 from moe_lab.errors import ResultsError
 
 AGAIN = "Move it away; the same command makes it again."
@@ -112,7 +111,7 @@ def read_lines(path: Path, advice: str = AGAIN) -> list[dict[str, Any]] | None:
 @cache
 def warn_once(line: str) -> None:
     """Print a line on stderr, at most once."""
-    print(line, file=sys.stderr)
+    print_message(line)
 
 
 def tidy(folder: Path) -> None:

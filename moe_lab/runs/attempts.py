@@ -6,7 +6,6 @@ commands; they only write no tables.
 """
 
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from moe_lab.config.terminal import print_message
 from moe_lab.errors import MoeLabError, RunHeldError
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figures import write_run_figures
@@ -132,7 +132,7 @@ def run_all(
             step.check_free(blocked.get(step.name))
             if total > 1 and step.name not in announced:
                 announced[step.name] = None
-                print(f"[{len(announced)}/{total}] {step.name}", file=sys.stderr)
+                print_message(f"[{len(announced)}/{total}] {step.name}")
             outcome = step.make(models)
         except (Exception, KeyboardInterrupt) as error:
             if isinstance(error, RunHeldError) and wait:
@@ -142,7 +142,7 @@ def run_all(
                 if held >= len(queue):  # other processes hold all remaining steps
                     if str(error) != waiting:
                         waiting = str(error)
-                        print(f"Waiting: {waiting}", file=sys.stderr)
+                        print_message(f"Waiting: {waiting}")
                     time.sleep(PAUSE)
                     held = 0
                 continue

@@ -5,12 +5,11 @@
 
 Process 0 alone computes scores and writes results. It broadcasts the calls that all processes make: loading a model,
 training it (method=finetune-freeze), and answering requests (`evaluation/lms.py`). If a process fails, torchrun ends
-the others; the same command continues.
+the others; if torchrun is killed, they end by themselves. The same command continues.
 """
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from moe_lab.config.schema import Config
-from moe_lab.config.terminal import print_error
+from moe_lab.config.terminal import print_error, print_message
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, TrainingError, exit_code
 from moe_lab.methods import get_method
@@ -33,6 +32,7 @@ from moe_lab.models.distributed import broadcast, check_variables, num_processes
 from moe_lab.models.facts import LoadedModel
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.source import model_folder
+from moe_lab.runs.parent import end_with
 
 PATIENCE = timedelta(days=7)
 """The time that a process waits for process 0, which may be downloading weights or evaluating."""
@@ -53,6 +53,9 @@ def follow(configs: Sequence[Config]) -> int | None:
     if num_processes() < 2:
         os.environ.pop("LOCAL_RANK", None)  # else accelerate expects other processes
         return None
+    # without torchrun the parent may be a shell, which ends before its command
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with(os.getppid())
     sharded()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns that no parameter is unused
     if torch.cuda.is_available() and configs[0].device != "cpu":
@@ -98,7 +101,7 @@ def joined_store(rank: int, size: int, timeout: float) -> dist.Store:
                 "Start the others, or unset WORLD_SIZE and RANK if a cluster has left them in the environment."
             )
         if waited > announced:
-            print(f"Process {rank} waits: {message}; it gives up after {timeout:g} s.", file=sys.stderr)
+            print_message(f"Process {rank} waits: {message}; it gives up after {timeout:g} s.")
             announced *= 2
         time.sleep(0.1)
 
@@ -165,9 +168,9 @@ def _follow(rank: int) -> int:
         return exit_code(stop)
     except Exception as error:
         if "gloo" in str(error) or isinstance(error, dist.DistError):
-            print(f"Process {rank} ends, as another one has.", file=sys.stderr)
+            print_message(f"Process {rank} ends, as another one has.")
         else:
-            print(f"Process {rank}:", file=sys.stderr)
+            print_message(f"Process {rank}:")
             print_error(error)
         return exit_code(error)
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 
 from moe_lab.config.progress import naming
+from moe_lab.config.terminal import print_message
 from moe_lab.errors import MoeLabError, ResultsError, RunHeldError, first_line, is_out_of_memory
 from moe_lab.metrics.counts import Routes
 from moe_lab.models.memory import ModelPool
@@ -136,16 +136,13 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
     log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, run.answers_header)
     if log.set_aside is not None:
         reason = "they are of another model commit, made with other versions, or damaged"
-        print(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}", file=sys.stderr)
+        print_message(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}")
     logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
     if len(log):
-        print(
-            f"{run.folder.name}: continuing with {len(log):,} stored answer{'s' * (len(log) > 1)}",
-            file=sys.stderr,
-        )
+        print_message(f"{run.folder.name}: continuing with {len(log):,} stored answer{'s' * (len(log) > 1)}")
     template = template_block(run.config)
     if template and template["chat_template"]["plain"]:
-        print("The tokenizer has no chat template; a plain one is used.", file=sys.stderr)
+        print_message("The tokenizer has no chat template; a plain one is used.")
     routes = Routes() if run.config.metrics == "expert" else None
     try:
         evaluated = evaluate_answers(run, models, log, routes)

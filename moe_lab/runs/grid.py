@@ -5,7 +5,6 @@ Each returns an object. The command line prints it; `moe_lab.run`, `plan` and `r
 
 import hashlib
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from moe_lab.runs.experiments.cells import (
 )
 from moe_lab.runs.experiments.runner import with_tables
 from moe_lab.runs.jobs import Job, by_model, distinct_runs, jobs_of, seeds_of
-from moe_lab.runs.launchers import after_workers, check_launcher
+from moe_lab.runs.launchers import after_workers, check_launcher, end_with_command
 from moe_lab.runs.plan import Plan, lacks_of, task_name
 from moe_lab.runs.results import Results, command_table, stored_outcomes
 from moe_lab.runs.run import Outcome
@@ -103,6 +102,7 @@ def _make_models(configs: Sequence[Config], makers: Sequence[bool]) -> Results:
 def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Results:
     """Run every configuration, and write summaries over seeds and the page, or the tables."""
     config = configs[0]
+    end_with_command()
     if (code := follow(configs)) is not None:
         return Results(code=code)
     experiments = _experiments(config, cells[0]) if config.experiment else []
@@ -166,7 +166,7 @@ def _report(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
     jobs = jobs_of(configs, compute=False)
     missing = [str(run.folder) for run in distinct_runs(jobs) if not run.done]
     for name in [*(job.name for job in jobs if not job.runs), *missing]:
-        print(f"Not stored yet: {name}", file=sys.stderr)
+        print_message(f"Not stored yet: {name}")
     outcomes = stored_outcomes(jobs)
     if not outcomes:
         raise ConfigError(NOTHING_STORED)
@@ -197,7 +197,7 @@ def _with_page(finished: Results) -> Results:
     table = command_table(finished.outcomes, finished.jobs)
     reason = why_not_writable(finished.outcomes[0].run.config.output_dir)
     if reason is not None:
-        print(f"{reason}: no page is written.", file=sys.stderr)
+        print_message(f"{reason}: no page is written.")
         return replace(finished, table=table, files=[outcome.path for outcome in finished.outcomes])
     write_summaries(table.groups)
     page = write_report(finished.outcomes, table)

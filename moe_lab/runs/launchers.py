@@ -19,12 +19,16 @@ import torch
 
 from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
 from moe_lab.errors import TERMINATED, RunHeldError, need_package, reading
 from moe_lab.methods.method import refuse
 from moe_lab.models.distributed import num_processes
 from moe_lab.results.folder import ATTEMPT
 from moe_lab.runs.attempts import WORKER
+from moe_lab.runs.parent import end_with
 
+PARENT = "MOE_LAB_PARENT"
+"""The environment variable of a worker with the number of the process that has started it."""
 WORKERS = 2
 """Their number where none is given and there is no GPU."""
 
@@ -60,7 +64,7 @@ def after_workers(config: Config, argv: Sequence[str]) -> Iterator[None]:
     attempt = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = Path(config.output_dir).absolute() / "workers" / attempt
     folder.mkdir(parents=True)
-    print(f"The output of the workers: {folder}", file=sys.stderr)
+    print_message(f"The output of the workers: {folder}")
     words = [word for word in argv if not word.startswith(LAUNCHER)]
     os.environ[ATTEMPT] = attempt
     try:
@@ -70,12 +74,19 @@ def after_workers(config: Config, argv: Sequence[str]) -> Iterator[None]:
             number: code for number, code in enumerate(codes) if code not in (0, RunHeldError.exit_code)
         }
         for number, code in failed.items():
-            print(f"Worker {number} ended with exit code {code}: {_log(folder, number)}", file=sys.stderr)
+            print_message(f"Worker {number} ended with exit code {code}: {_log(folder, number)}")
         yield
     finally:
         del os.environ[ATTEMPT]
     if not failed:
         shutil.rmtree(folder)
+
+
+def end_with_command() -> None:
+    """In a worker: end when the process that has started it is gone, by SIGHUP or SIGKILL, say."""
+    parent = os.environ.get(PARENT)
+    if parent is not None:
+        end_with(int(parent))
 
 
 def _log(folder: Path, worker: int) -> Path:
@@ -89,7 +100,7 @@ def start(
     with log.open("ab") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "moe_lab", *argv],
-            env={**variables, WORKER: "1"},
+            env={**variables, WORKER: "1", PARENT: str(os.getpid())},
             cwd=place,
             stdin=subprocess.DEVNULL,
             stdout=file,

@@ -9,6 +9,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_line
 from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
@@ -85,6 +86,7 @@ class Plan(Shown):
         """Runs and studies to do, and their forward tokens."""
         self.trainings: dict[str, tuple[int, int]] = {}
         """Optimizer steps and tokens by model folder."""
+        self.training_notes: list[str] = []
         self.references: dict[str, float] = {}
         """Forward tokens by name."""
         later = [job for job in jobs if not job.runs]
@@ -217,6 +219,8 @@ class Plan(Shown):
                 left = method.training_left(config, run.facts)
                 self.trainings |= left
                 one_device = method.one_device if left else None
+                if left:
+                    self.training_notes += method.training_notes(config, run.facts)
         self.missing += missing
         self.tokens += tokens
         self.budget.add(run, trains=missing and isinstance(method, TrainingMethod))
@@ -238,7 +242,7 @@ class Plan(Shown):
         columns, lines = self._columns()
         print_table("Plan", columns)
         for line in lines:
-            print(line)
+            print_line(line)
 
     def _columns(self) -> tuple[list[Column], list[str]]:
         rows = self.rows
@@ -277,6 +281,7 @@ class Plan(Shown):
             lines.append(
                 f"To train: {len(self.trainings)}, {steps:,} optimizer steps over about {tokens:,} tokens."
             )
+            lines += dict.fromkeys(self.training_notes)
         if self.missing or any(row.tokens for row in self.rows):
             lines += self.budget.lines()
         lines += self._memory_lines()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from moe_lab.config.schema import Config
-from moe_lab.config.terminal import print_error
+from moe_lab.config.terminal import print_error, print_line, print_message
 from moe_lab.errors import CONTINUES, ConfigError, RunHeldError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.reports.columns import Column, Shown
@@ -182,12 +181,12 @@ class Results(Shown, Sequence[dict[str, Any]]):
             print_scores(self.table, lines)
             print_expert_metrics(measured(self.outcomes), self.table.family)
         for file in self.files:
-            print(file)
+            print_line(str(file))
         for failure in self.failures:
             if not self.alone:
-                print(f"{failure.name}:", file=sys.stderr)
+                print_message(f"{failure.name}:")
             if isinstance(failure.error, KeyboardInterrupt):
-                print(CONTINUES, file=sys.stderr)
+                print_message(CONTINUES)
             else:
                 print_error(failure.error)
 

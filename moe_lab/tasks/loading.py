@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.models.lm_eval_internals import keep_compiled_templates
+from moe_lab.results.identity import forget_edited_code
 from moe_lab.tasks.judges import is_judged, judge_class, judge_names
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ T = TypeVar("T")
 def task_cache() -> Iterator[None]:
     """Within this context `load_tasks` returns the same objects for equal settings: a grid reads each data set once."""
     global _cache
+    if _cache is None:
+        forget_edited_code()
     outer, _cache = _cache, {}
     try:
         yield

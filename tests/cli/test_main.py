@@ -24,6 +24,7 @@ from moe_lab.methods import get_method
 from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.scores import settings
 from tests.support.command import FakeRun, FakeRuns, install, run_command
+from tests.support.models import make_model, save_model
 from tests.support.requests import generating
 
 
@@ -366,3 +367,16 @@ def test_options_and_experiments_of_ones_own_are_explained_and_listed(capsys, tm
     listed = run_command(capsys, *beside, "experiment=").out
     assert "  own/table        My table" in listed and "  roe/figure3 " in listed
     assert "scale=tiny     2 cells" in run_command(capsys, *beside, "experiment=own/table").out
+
+
+def test_names_of_folders_are_printed_without_their_control_characters(tmp_path, capsys):
+    """In the reasons of a plan, and in the paths of results and of what a command waits for."""
+    red = tmp_path / "red\x1b[31m"
+    models = f"model.path={save_model(make_model('olmoe'), red)},{tmp_path}/none\x1b[31m"
+    plan = run_command(
+        capsys, "-m", "method=base", "task=toy_math", models, "mode=plan", f"output_dir={tmp_path}"
+    )
+    assert "There is no folder" in plan.out and r"none\x1b[31m" in plan.out
+    stored = run_command(capsys, "mode=report", f"output_dir={red}")
+    assert r"red\x1b[31m" in stored.out + stored.err
+    assert "\x1b" not in plan.out + plan.err + stored.out + stored.err

@@ -20,8 +20,13 @@ from tests.support.stored_results import results_of
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
 CONFIG = ("catalog", "overrides", "progress", "terminal")
-BESIDE = {"tasks/loading.py", "runs/plan.py", *(f"config/{name}.py" for name in CONFIG)}
-"""The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are,
+BESIDE = {
+    "tasks/loading.py",
+    "results/identity.py",
+    "runs/plan.py",
+    *(f"config/{name}.py" for name in CONFIG),
+}
+"""The cache of tasks, edited modules of tasks, an import hook, what follows on the runs, where options of plug-ins are,
 how overrides are quoted, which bars are hidden."""
 
 

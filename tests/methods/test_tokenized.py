@@ -266,9 +266,9 @@ def made(monkeypatch, tmp_path):
     """Prepares data on the tiny model with changes, and how often anything was encoded."""
     calls: list[int] = []
 
-    def encode(tokenizer, conversations, length):
+    def encode(tokenizer, conversations, length, end):
         calls.append(length)
-        return encode_all(tokenizer, conversations, length)
+        return encode_all(tokenizer, conversations, length, end)
 
     monkeypatch.setattr(prepared, "encode_all", encode)
 

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results import stored_files as stored
-from moe_lab.results.atomic import obey_umask, plain, write_atomically, write_json
+from moe_lab.results.atomic import obey_umask, plain, write_atomically, write_json, writing
 from moe_lab.results.folder import ATTEMPT, Artifact, RunFolder, acquire, check_writable, is_locked
 from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult, stored_results
@@ -42,6 +42,7 @@ from moe_lab.results.stored_files import (
     typed,
     whole_mapping,
 )
+from tests.support.files import files_up_to
 from tests.support.stored_results import block_of, result_with, results_of
 
 BLOCKS = ("model", "method", "task", "versions", "samples", "cost", "intervals")
@@ -371,6 +372,31 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, step):
         write_atomically(file, "new")
     assert file.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["results.json"], "no temporary file is left"
+
+
+WRITERS = {
+    "bytes": lambda path: path.write_bytes(bytes(100_000)),
+    "safetensors": lambda path: save_file({"a": torch.zeros(25_000)}, path),
+    "torch, opened by Python": lambda path: torch.save(torch.zeros(25_000), path.open("wb")),
+    "torch": lambda path: torch.save(torch.zeros(25_000), path),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_writer_of_a_file_that_cannot_be_written_ends_in_its_name(writer, tmp_path):
+    path = tmp_path / "model.safetensors"
+    reason = r"torch\.save failed" if writer == "torch" else "File too large"
+    with (
+        files_up_to(50_000),
+        pytest.raises(ResultsError, match=f"model.safetensors could not be written: {reason}"),
+        writing(path),
+    ):
+        WRITERS[writer](path)
+
+
+def test_other_errors_while_something_is_written_are_not_errors_of_writing(tmp_path):
+    with pytest.raises(RuntimeError, match="a defect"), writing(tmp_path):
+        raise RuntimeError("a defect")
 
 
 def test_json_holds_no_nan(tmp_path):

@@ -44,7 +44,7 @@ RUNS = {
     "method=base task=bigbench_choice": "6bc3d7e3685c63f60464867bf992315825bc76dc493b40be61b256537da26c13",
     "method=base task=knowref": "3151e7ff616b6675c109cad2514948563946d3647d5b4cd37468781f0821def9",
     "method=base task=cona": "9c13eabadc339e29440c6467c48830d30242878bf2e46e564824a5be82be8183",
-    "method=base task=humaneval predict_only=true": "8e74bbef87968c7b696399bf139054115069db17eabcf3e70d90a271f947b5d1",
+    "method=base task=humaneval predict_only=true": "76ee8355ca85b2e3e3fdd92022ebd1411e56fabeb81472bb74f68ad938426d55",
     "method=base task=lm_eval task.name=[arc_easy,gsm8k] num_fewshot=2": "3fc5c275b19425c0feaccd2df2a524006e68a2aad0119442fca8fc53f51fe186",
     "method=roe task=addsub model.path=FOLDER method.skip_layers=0": "a9969564fca4b75be39258964b3b01491efee4bdeb6032d0d9861fe603fd8881",
 }

@@ -93,6 +93,16 @@ class FakeWorker:
         return self.code
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_workers_end_when_their_command_is_gone(number, tmp_path):
+    command, workers, _ = started(tmp_path / "place")
+    os.kill(command.process.pid, number)
+    command.process.join()
+    assert command.process.exitcode == -number
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=30)
+
+
 def test_an_interruption_ends_the_workers(monkeypatch):
     started: list[FakeWorker] = []
 

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -14,8 +15,10 @@ from lm_eval.tasks import TaskManager
 from moe_lab.config.schema import TaskConfig
 from moe_lab.runs.prepare import prepare
 from moe_lab.tasks import factory
-from tests.support.command import run_forked
+from moe_lab.tasks.loading import task_cache
+from tests.support.command import run_command, run_forked
 from tests.support.runs import config
+from tests.support.tiers import first_fast
 
 FILES = {
     "tasks/_common.yaml": """\
@@ -247,14 +250,34 @@ def replace_text(folder: Path, edit: Edit) -> None:
     write(folder, {file: text.replace(old, new)})
 
 
-@pytest.fixture(scope="module")
-def run_id(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """The id of a run of the group in a new folder, with some of the edits above."""
+@contextmanager
+def modules_forgotten(folder: Path) -> Iterator[None]:
+    """After the context the modules of a folder are not imported any more: other folders have modules of these names."""
+    try:
+        yield
+    finally:
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(str(folder)):
+                del sys.modules[name]
 
-    @cache
-    def identified(*names: str) -> str:
+
+@pytest.fixture(scope="module")
+def run_ids(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """The ids of a run of the group in a new folder and in one process: after some of the edits above, and after more."""
+
+    def identified(*all_edits: tuple[str, ...]) -> list[str]:
         folder = tmp_path_factory.mktemp("own")
         write(folder, FILES)
+        with pytest.MonkeyPatch.context() as patch, modules_forgotten(folder):
+            # it names a prepared file by path and time, which are those of another content in an earlier session
+            patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
+            # lm-eval's own index, which groups are looked up in, takes seconds to read
+            patch.setattr(
+                factory, "_full_index", lambda path: TaskManager(include_path=path, include_defaults=False)
+            )
+            return [one_id(folder, names, patch) for names in all_edits]
+
+    def one_id(folder: Path, names: tuple[str, ...], patch: pytest.MonkeyPatch) -> str:
         for name in names:
             edit = (EDITS | HARMLESS)[name]
             if callable(edit):
@@ -265,21 +288,21 @@ def run_id(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
         group = TaskConfig(name="all", include_path=str(tasks))
         one = config(tiny_olmoe_dir, folder, folder, task_config=group)
         one.data_dir = None
-        before = set(sys.modules)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.syspath_prepend(tasks)
-            # it names a prepared file by path and time, which are those of another content in an earlier session
-            patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
-            # lm-eval's own index, which groups are looked up in, takes seconds to read
-            patch.setattr(
-                factory, "_full_index", lambda path: TaskManager(include_path=path, include_defaults=False)
-            )
-            try:
-                return prepare(one).run_id
-            finally:
-                for module in set(sys.modules) - before:
-                    if str(getattr(sys.modules[module], "__file__", None)).startswith(str(folder)):
-                        del sys.modules[module]
+        patch.syspath_prepend(tasks)
+        with task_cache():
+            return prepare(one).run_id
+
+    return identified
+
+
+@pytest.fixture(scope="module")
+def run_id(run_ids: Callable[..., list[str]]) -> Callable[..., str]:
+    """The id of a run of the group in a new folder, with some of the edits above."""
+
+    @cache
+    def identified(*names: str) -> str:
+        [found] = run_ids(names)
+        return found
 
     return identified
 
@@ -301,6 +324,35 @@ def test_an_edit_is_another_run(run_id, name):
 def test_each_edit_is_another_run(run_id):
     ids = {name: run_id(name) for name in EDITS} | {"none": run_id()}
     assert len(set(ids.values())) == len(ids), ids
+
+
+@pytest.mark.parametrize(
+    "name", (*first_fast((*FAST, "an imported constant", "a decorator"), 3), "an answer")
+)
+def test_an_edit_between_two_commands_of_a_process_has_the_id_of_a_new_process(name, run_id, run_ids):
+    """A running notebook. Broken by modules, and digests of them, that stay as they were when they were imported."""
+    assert run_ids((), (name,)) == [run_id(), run_id(name)]
+
+
+@pytest.mark.slow
+def test_a_running_process_computes_with_the_edited_code(tmp_path, monkeypatch, capsys):
+    write(tmp_path, FILES)
+    monkeypatch.syspath_prepend(tmp_path / "tasks")
+    task = ["task=lm_eval", "task.name=mine", f"task.include_path={tmp_path / 'tasks'}"]
+    edits = (None, EDITS["an imported constant"], EDITS["a function's sum"], (TOOLS, '+ "!"', '+ "??"'))
+    scores = []
+    with modules_forgotten(tmp_path):
+        for edit in edits:
+            if edit is not None:
+                replace_text(tmp_path, edit)
+            ended = run_command(
+                capsys, "method=base", *task, f"output_dir={tmp_path}", "offline=true", "device=cpu"
+            )
+            assert ended.code == 0, ended.err
+            results = json.loads(Path(ended.out.split()[-1]).read_text())["results"]
+            scores.append(results["mine"]["acc,first"])
+    assert scores == pytest.approx([1.8, 3.6, 3.6, 4.8])
+    assert len(list((tmp_path / "runs").iterdir())) == 4
 
 
 def test_harmless_edits_are_the_same_run(run_id):

@@ -31,6 +31,10 @@ SCHEDULES = {
 """The paper's nine pairs: the group frozen in the first and in the second half, or in the whole training."""
 EIGHT_BIT = "adamw_torch_8bit"
 """torchao's AdamW with moments in 8 bits. With it weights and gradients are in bfloat16, with stochastic rounding."""
+NO_END = (
+    "the chat template has no token that ends an answer, so the model is not taught to stop: its answers go on to "
+    "the length limit. Another template: model.tokenizer="
+)
 TOY_VALIDATION_SIZE = 100
 """Default number of validation conversations of a generated data set."""
 STEP_SIZE = 4

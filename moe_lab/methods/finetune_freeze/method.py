@@ -16,7 +16,7 @@ from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import NUMERICS, check_constraint, digest_of, read_pairs
 from moe_lab.methods.data_files import COUNTED_LENGTH, read_data
-from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, NO_END, FinetuneConfig
 from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse, share
 from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
@@ -35,6 +35,8 @@ RECORDED = (
     *("first_loss", "last_loss", "validation"),
 )
 """Keys of training.json that results.json has, too."""
+ANSWER_END = "answer_end"
+"""The key of training.json with the token that ends an answer; null: the model is not taught to stop."""
 OF_PROFILE = ("profile", "profile_sha256", "test_profile")
 """More such keys, of a training under C2R's constraint."""
 
@@ -78,7 +80,15 @@ class FinetuneFreeze(TrainingMethod):
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The conversations. Raises TaskError if they cannot be used, ConfigError if the model cannot be trained."""
         self._check_model(config, facts)
-        return {"data": self._training_data(config, facts).data.digest, **self._profile_identity()}
+        return {**self._content(config, facts), **self._profile_identity()}
+
+    def _content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
+        """The conversations, and the end of their answers where the template alone would not teach it."""
+        prepared = self._training_data(config, facts)
+        content: dict[str, Any] = {"data": prepared.data.digest}
+        if prepared.train.completed or prepared.end.is_new:
+            content["learned_end"] = [prepared.end.token, *prepared.end.closing]
+        return content
 
     def _profile_identity(self) -> dict[str, Any]:
         """All that determines C2R's profile except the model and the conversations; empty without a constraint."""
@@ -156,7 +166,7 @@ class FinetuneFreeze(TrainingMethod):
             "method": "finetune-freeze",
             "numerics": self.version,
             "recipe": self.config.recipe(),
-            "data": self._training_data(config, facts).data.digest,
+            **self._content(config, facts),
             **self._profile_identity(),
             "seed": config.seed,
             "model": model_identity(model_source(config.model), config.model),
@@ -170,6 +180,11 @@ class FinetuneFreeze(TrainingMethod):
         rows = self._training_data(config, facts).train.rows
         tokens = sum(len(row.ids) for row in rows)
         return self.config.steps(len(rows)), tokens, self.config.steps_per_epoch(len(rows))
+
+    def training_notes(self, config: RunConfig, facts: ModelFacts) -> list[str]:
+        if self._training_data(config, facts).end.token is None:
+            return [f"{self.trained(config, facts).folder.name}: {NO_END}"]
+        return []
 
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         from moe_lab.methods.training_memory import finetuning_peak
@@ -185,7 +200,10 @@ class FinetuneFreeze(TrainingMethod):
         from moe_lab.routing.policies import PartnersOnly, partners_of
 
         folder, record = record_of(context.config)
-        info = {"model": folder.name, "training": {key: record[key] for key in RECORDED}}
+        training = {key: record[key] for key in RECORDED}
+        if ANSWER_END in record:  # trainings of earlier versions do not have it
+            training[ANSWER_END] = record[ANSWER_END]
+        info = {"model": folder.name, "training": training}
         own: AbstractContextManager[EngineLM] = nullcontext(base_lm(model, context.config))
         if self.config.partners is not None:
             policy = PartnersOnly(partners_of(read_pairs(folder / COUNTS)[0], self.config.partners))
@@ -210,6 +228,12 @@ class FinetuneFreeze(TrainingMethod):
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        if "c2r" not in block:
-            return []
-        return ["changed (finetune-freeze): decisions in which an expert was no partner of the first one."]
+        notes = []
+        training = block["finetune_freeze"].get("training", {})
+        if ANSWER_END in training and training[ANSWER_END] is None:
+            notes.append(f"finetune-freeze: {NO_END}")
+        if "c2r" in block:
+            notes.append(
+                "changed (finetune-freeze): decisions in which an expert was no partner of the first one."
+            )
+        return notes

@@ -11,7 +11,6 @@ outputs/models/<model>-finetune-freeze-<id8>/
 """
 
 import gc
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -26,8 +25,10 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
+from moe_lab.methods.answer_ends import stop_at
 from moe_lab.methods.c2r import profile_of
-from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig, label
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, NO_END, FinetuneConfig, label
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups, trainable
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
@@ -170,7 +171,10 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     schedule = label(method.all_phases)
     said = f"{schedule}, {len(encoded.rows):,} conversations, {steps:,} steps; parameters: "
     said += ", ".join(f"{name} {count:,}" for name, count in numbers.items())
-    print(f"{folder.name}: {said}", file=sys.stderr)
+    print_message(f"{folder.name}: {said}")
+    end = prepared.end.token
+    if end is None:
+        print_message(f"{folder.name}: {NO_END}")
     training = Training(
         config=config,
         folder=folder,
@@ -187,6 +191,8 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
         write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
         training = replace(training, allowed_LEE=partners_of(pairs_LEE, method.partners))
     model, course = finetune(training, loaded and loaded.model)
+    if end is not None and prepared.end.is_new:
+        stop_at(model, end)
     save_model(model, tokenizer, folder / "model", facts.dtype)
     return {
         "schedule": schedule,
@@ -195,6 +201,7 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
         "source": prepared.data.source,
         "attention": model.config._attn_implementation,
         "parameters": numbers,
+        "answer_end": None if end is None else tokenizer.decode([end]),
         **counts_of(encoded),
         **profile,
         **course,

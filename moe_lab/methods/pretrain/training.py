@@ -11,7 +11,6 @@ In `leak`: R = rows, P = target positions, S = positions of a row, V = vocabular
 """
 
 import math
-import sys
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
 
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import Corpus, PackedRows, pack_once
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, RoutingNoise, training_routing
@@ -235,10 +235,9 @@ def pretrain(
     rows, held_out = pack_once(
         corpus, tokenizer, rows=design.rows, held_out=design.validation_rows, length=design.sequence_length
     )
-    print(
+    print_message(
         f"{folder.name}: {design.backbone} {design.label}, router={design.router}, {design.steps:,} steps of "
-        f"{design.rows // design.steps} rows, {len(rows):,} different rows of {design.sequence_length} tokens",
-        file=sys.stderr,
+        f"{design.rows // design.steps} rows, {len(rows):,} different rows of {design.sequence_length} tokens"
     )
     own = {"config": config, "folder": folder, "tokenizer": tokenizer, "dtype": facts.dtype}
     model, course = train_together(Training(rows=rows, held_out=held_out, **own))

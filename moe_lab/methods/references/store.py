@@ -9,7 +9,6 @@ R = references, W = re-routed tokens, M = MoE layers, E = experts.
 """
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import SuffixReplay
@@ -134,7 +134,7 @@ def build(
     start = time.perf_counter()
     questions = reference_questions(config, documents)
     said = f"{folder.name}: {len(questions):,} reference questions are answered first, once for all runs"
-    print(said, file=sys.stderr)
+    print_message(said)
     lines: list[dict[str, Any]] = []
     for question, (answer, is_right) in zip(questions, answered(questions, lm), strict=True):
         if answer:

@@ -144,9 +144,9 @@ def shown_answer(answers: Sequence[Answer], scores: Sequence[Any], kind: str, **
     """The answer of a run as the page's script reads it, alone or next to the base model's. Texts are cut.
 
     It has `prompt` (the whole prompt as the model saw it), `target`, `kind`, whether it is `changed`, and of the others
-    those that apply: `scores` of each answer if one is not 0 or 1; the texts `base` and `own`, the position (in units
-    of UTF-16) at which the two differ, and what the metric reads of each (`extracted`); `options`, the choices with their log-probability
-    for each answer, and the choices that are `picked`.
+    those that apply: `scores` of each answer if one is not 0 or 1; the texts `base` and `own`, the position at which
+    the two differ (in units of UTF-16, as the script counts), and what the metric reads of each (`extracted`);
+    `options`, the choices with their log-probability for each answer, and the choices that are `picked`.
 
     Args:
         answers: the base model's, if there is one, and the run's own.

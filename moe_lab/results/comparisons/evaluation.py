@@ -1,11 +1,10 @@
 """One stored evaluation, of this package or of lm-eval: its scores and its sample logs."""
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from moe_lab.config.terminal import one_line, without_secrets
+from moe_lab.config.terminal import one_line, print_message, without_secrets
 from moe_lab.errors import ConfigError
 from moe_lab.results.model import LmEvalResults, RunResult, stored_results
 from moe_lab.results.samples import Sample, read_samples, samples_file, samples_of
@@ -44,7 +43,7 @@ def results_file(key: str, path: Path) -> Path:
         )
     [found] = folders
     if len(found) > 1:
-        print(f"{key}={one_line(found[-1])} is the newest of {len(found)} results there.", file=sys.stderr)
+        print_message(f"{key}={one_line(found[-1])} is the newest of {len(found)} results there.")
     return found[-1]
 
 

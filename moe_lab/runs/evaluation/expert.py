@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from lm_eval.tasks.manager import TaskDict
 
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.method import Method, refuse
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count, documents_of
@@ -76,7 +76,7 @@ def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tup
         path.with_suffix(".rerun.jsonl") if again else path, run.answers_header | {"policy": policy.identity}
     )
     logger.info("%s under %s, %d answers stored", run.run_id, name, len(log))
-    print(f"{run.folder.name}: {name}", file=sys.stderr)
+    print_message(f"{run.folder.name}: {name}")
     try:
         evaluated = evaluate_answers(run, models, log, policy)
     finally:

@@ -93,7 +93,10 @@ def _nvml_handle(device: str) -> Any:
     return None
 
 
-COUNTS = ("tokens_in", "tokens_out", "near_ties", "cut_prompts", "cut_reasoning")
+COUNTS = (
+    *("tokens_in", "tokens_out", "near_ties", "cut_prompts", "cut_reasoning"),
+    *("eos_added", "bos_scored", "no_end_token"),
+)
 
 
 def cost_block(log: ResponseLog) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """lm-eval over a run's answers. The model is loaded for the first answer that is missing in the log."""
 
 import logging
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -13,6 +12,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks.manager import TaskDict
 
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
 from moe_lab.engine.engine import KVEngine
 from moe_lab.engine.forward.forward import Observer, observed
 from moe_lab.engine.hf import Request
@@ -162,7 +162,7 @@ def ask_again(
     run: Run, models: ModelPool, observer: Observer, requests: Sequence[tuple[str, Request]]
 ) -> None:
     """Answer requests again so that an observer sees their passes. The answers are dropped."""
-    print(f"{run.folder.name}: {len(requests):,} stored answers are read again and counted", file=sys.stderr)
+    print_message(f"{run.folder.name}: {len(requests):,} stored answers are read again and counted")
     with opened_again(run, models) as lm, observed(lm, observer):
         for kind in dict.fromkeys(kind for kind, _ in requests):
             own = [request for request_kind, request in requests if request_kind == kind]

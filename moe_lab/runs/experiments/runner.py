@@ -1,6 +1,5 @@
 """The tables and figures of `experiment=`: their cells from stored results, and their files."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
@@ -64,12 +64,12 @@ def with_tables(
         raise ConfigError(NOTHING_STORED)
     for name in (name for name, is_measured in measured.items() if not is_measured):
         why = "No cell is measured: no table is written." if compute else NOTHING_STORED
-        print(f"experiment={name}: {why}", file=sys.stderr)
+        print_message(f"experiment={name}: {why}")
     if not any(measured.values()):
         return finished
     reason = why_not_writable(config.output_dir)
     if reason is not None:
-        print(f"{reason}: no table and no figure is written.", file=sys.stderr)
+        print_message(f"{reason}: no table and no figure is written.")
         shown = [table_of(experiment, config.scale, cells, family, folder) for experiment, cells in tables]
         names = [experiment.name for experiment, _ in tables]
         frames = {name: typed_frame(table.records()) for name, table in zip(names, shown, strict=True)}

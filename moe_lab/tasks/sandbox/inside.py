@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Read {"program", "paths", "limits"} from stdin, and write the outcome of the program on stdout.
+    """Read {"program", "paths", "limits", "user"} from stdin, and write the outcome of the program on stdout.
 
     Nothing is written if the program ends its process. What the program prints is dropped.
     """
@@ -15,6 +15,10 @@ def main() -> None:
     report, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
+    if request["user"] is not None:  # root of a namespace becomes a user without rights
+        os.setgroups([])
+        os.setgid(request["user"])
+        os.setuid(request["user"])
     sys.path[:] = request["paths"]
     for name, most in request["limits"].items():
         # at the soft limit of processor time a signal says why, at the hard one the process is killed

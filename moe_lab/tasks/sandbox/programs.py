@@ -36,7 +36,7 @@ class Limits:
     memory: int = 1024 * MIB
     """Address space per process."""
     processes: int = 5
-    """Processes and threads at a time, those of bubblewrap included. The kernel does not limit those of root."""
+    """Processes and threads at a time, that of bubblewrap included."""
     file_size: int = 8 * MIB
     """Of one file."""
     folder_size: int = 32 * MIB
@@ -51,6 +51,11 @@ OUT_OF_TIME = "timed out: waiting"
 WORKERS = 4
 """Programs in parallel, at most one per core."""
 INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+NAMESPACE = Path(__file__).with_name("namespace.py").read_text(encoding="utf-8")
+USER = 1000
+"""The user of a program, and its group."""
+NOBODY = 65534
+"""The user outside of the sandbox that USER is, where root executes programs."""
 SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/nix/store")
 """System libraries, which a program sees in addition to Python and its packages."""
 ENVIRONMENT = {
@@ -103,11 +108,33 @@ def check_sandbox() -> None:
 
 @lru_cache(maxsize=1)
 def why_no_bubblewrap() -> str | None:
-    """Why programs cannot be executed in bubblewrap here; None if they can. Executes an empty program."""
+    """Why programs cannot be executed in bubblewrap here; None if they can. Executes a program that tries it."""
     if _binary() is None:
         return "bubblewrap (bwrap) is not installed."
-    outcome, errors = _run("", Limits(), _bubblewrap(Limits()))
+    limits = Limits()
+    outcome, errors = _run(_PROBE.format(processes=limits.processes), limits, _bubblewrap(limits))
+    if outcome == UNLIMITED:
+        return "bubblewrap: the number of a program's processes is not limited here."
     return None if outcome == PASSED else f"bubblewrap: {errors or outcome}"
+
+
+_PROBE = """
+import os, time
+import numpy
+for _ in range({processes}):
+    try:
+        process = os.fork()
+    except BlockingIOError:
+        break
+    if process == 0:
+        time.sleep(60)
+        os._exit(0)
+else:
+    raise RuntimeError
+"""
+"""Forks as many processes as there may be at a time. With its first process that is one too many."""
+UNLIMITED = "failed: RuntimeError"
+"""The outcome of the probe where the limit on processes does not hold."""
 
 
 def _binary() -> str | None:
@@ -119,16 +146,41 @@ def _binary() -> str | None:
     return str(bwrap_path())
 
 
+def _is_root() -> bool:
+    """Whether this process is root, whose processes the kernel does not limit, and NOBODY is a user here.
+
+    In a namespace with a single user, root is another user outside, whose processes are limited.
+    """
+    if os.geteuid() != 0:
+        return False
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        first, _, count = map(int, line.split())
+        if first <= NOBODY < first + count:
+            return True
+    return False
+
+
 def _bubblewrap(limits: Limits) -> list[str]:
     """The begin of a command in bubblewrap: no network, no files but the shown ones, no privileges, own processes."""
-    options = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
-    options += ["--cap-drop", "ALL", "--uid", "1000", "--gid", "1000"]
+    options = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    options += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    if _is_root():
+        begin = [*_PYTHON, NAMESPACE, str(USER), str(NOBODY), str(_binary())]
+        options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        begin = [str(_binary())]
+        options += ["--unshare-user", "--disable-userns", "--uid", str(USER), "--gid", str(USER)]
     for path in dict.fromkeys([*SYSTEM, sys.base_prefix, *_import_paths()]):
-        options += ["--ro-bind-try", path, path]
+        # bubblewrap would close the folders above a path to others, as /root is outside
+        options += ["--dir", os.path.dirname(path), "--ro-bind-try", path, path]
     for device in ("null", "zero", "urandom"):
         options += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     options += ["--perms", "0777", "--size", str(limits.folder_size), "--tmpfs", "/program"]
-    return [str(_binary()), *options, "--chdir", "/program", "--remount-ro", "/", "--"]
+    return [*begin, *options, "--chdir", "/program", "--remount-ro", "/", "--"]
+
+
+_PYTHON = [os.path.realpath(sys.executable), "-I", "-S", "-B", "-c"]
+"""The begin of a command that executes a source with nothing but the standard library."""
 
 
 @lru_cache(maxsize=1)
@@ -142,13 +194,18 @@ def _import_paths() -> list[str]:
 
 def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
     """(the outcome of one program, what bubblewrap says on stderr)."""
+    user, processes = None, limits.processes
+    if command and _is_root():
+        user = USER
+        processes -= 1  # that of bubblewrap is another user's
     request = {
         "program": program,
         "paths": _import_paths(),
+        "user": user,
         "limits": {
             "RLIMIT_CPU": limits.cpu_seconds,
             "RLIMIT_AS": limits.memory,
-            "RLIMIT_NPROC": limits.processes,
+            "RLIMIT_NPROC": processes,
             "RLIMIT_FSIZE": limits.file_size,
             "RLIMIT_NOFILE": limits.open_files,
             "RLIMIT_CORE": 0,
@@ -156,7 +213,7 @@ def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
     }
     with tempfile.TemporaryDirectory(prefix="moe_lab_") as folder, tempfile.TemporaryFile() as report:
         process = subprocess.Popen(
-            [*command, os.path.realpath(sys.executable), "-I", "-S", "-B", "-c", INSIDE],
+            [*command, *_PYTHON, INSIDE],
             stdin=subprocess.PIPE,
             stdout=report,
             stderr=subprocess.PIPE,

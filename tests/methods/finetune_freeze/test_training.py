@@ -21,7 +21,9 @@ from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.training import finetune
 from moe_lab.methods.tokenized import Pad
 from moe_lab.metrics.training_metrics import read_measurements
+from moe_lab.models.memory import weight_bytes
 from tests.support.designs import design
+from tests.support.files import files_up_to
 from tests.support.models import small_model
 from tests.support.tiers import first_fast
 from tests.support.trainings import assert_same, interrupted, names_by_group, rows, train, training_of
@@ -254,6 +256,20 @@ def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(unbroken, tmp_path, 
     assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == "checkpoint-2"
     train(resumed, tmp_path / "cut", **settings)
     assert_same(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    "share, reason", [(0.1, "File too large"), (1.5, "torch.save failed, perhaps because the disk is full")]
+)
+def test_a_checkpoint_whose_tensors_cannot_be_written_is_named(share, reason, tmp_path):
+    """The weights by safetensors, and the optimizer, twice as large, by torch.save: neither raises an OSError.
+
+    The kernel's limit on the size of a file stands for that of the disk.
+    """
+    model = deepcopy(small_model("olmoe"))
+    limit = files_up_to(round(share * weight_bytes(model)))
+    with limit, pytest.raises(ResultsError, match=f"checkpoint-2 could not be written: {reason}"):
+        train(model, tmp_path, save_steps=2)
 
 
 HELD_OUT = {"count": 6, "held_out": 5, "epochs": 4, "learning_rate": 1e-3}

@@ -133,6 +133,59 @@ def test_a_bubblewrap_that_does_not_work_is_told(monkeypatch, tmp_path):
         programs.why_no_bubblewrap.cache_clear()
 
 
+@pytest.mark.slow
+def test_a_bubblewrap_that_does_not_limit_processes_is_refused(monkeypatch, bubblewrap):
+    """As one that root starts like any other user: the kernel never limits the processes of root."""
+    if not programs._is_root():
+        pytest.skip("the processes of other users are limited")
+    monkeypatch.setattr(programs, "_is_root", lambda: False)
+    programs.why_no_bubblewrap.cache_clear()
+    try:
+        with pytest.raises(
+            TaskError, match="executed: bubblewrap: the number of a program's processes is not limited"
+        ):
+            run_programs(["x = 1"])
+    finally:
+        programs.why_no_bubblewrap.cache_clear()
+
+
+FORKS = """
+import os, time
+count = 0
+for _ in range(100):
+    try:
+        process = os.fork()
+    except BlockingIOError:
+        break
+    if process == 0:
+        for _ in range(3):
+            try:
+                os.fork()
+            except BlockingIOError:
+                break
+        time.sleep(5)
+        os._exit(0)
+    count += 1
+raise type(f"Forked{count}", (Exception,), {})
+"""
+"""Forks at most 100 processes (and their children) where nothing limits them, each for 5 seconds."""
+THREADS = """
+import threading, time
+for _ in range(100):
+    threading.Thread(target=time.sleep, args=(2,), daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+def test_a_program_has_five_processes_or_threads_whoever_executes_it(bubblewrap):
+    """Broken by root, whose processes the kernel does not limit. One of the five is bubblewrap's."""
+    first, second, *threads = run_programs([FORKS, FORKS, THREADS], Limits(wall_seconds=30))
+    for outcome in (first, second):
+        count = int(outcome.removeprefix("failed: Forked"))
+        assert 1 <= count <= 3, outcome
+    assert threads == ["failed: RuntimeError"], "can't start new thread"
+
+
 FEW, SHORT = (Limits(cpu_seconds=1, wall_seconds=seconds) for seconds in (20, 1))
 WAITING = "import time; time.sleep(99)"
 LIMITED = {

@@ -110,6 +110,10 @@ def data_files(
     return [path], None
 
 
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character that takes two units of UTF-16. No tokenizer reads it."""
+
+
 def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
     """The rows of a file, each with its file and line or row for messages.
 
@@ -123,12 +127,19 @@ def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
             rows = (row for batch in batches for row in batch.to_pylist())
             yield from ((row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
             return
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    with reading(place := f"{path}, line {number}", raises=TaskError, says="is not JSON"):
-                        row = json.loads(line)
-                    yield row, place
+                if not line.strip():
+                    continue
+                place = f"{path}, line {number}"
+                with reading(place, raises=TaskError, says="is not JSON"):
+                    row = json.loads(line)
+                # UTF-8 has no surrogates, but an escape may be one
+                if "\\u" in line and SURROGATE.search(json.dumps(row, ensure_ascii=False)):
+                    raise TaskError(
+                        f"{place}: half of a character (a lone surrogate such as \\ud83d) is no text."
+                    )
+                yield row, place
 
 
 @dataclass(frozen=True, kw_only=True)

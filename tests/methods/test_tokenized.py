@@ -319,3 +319,14 @@ def test_what_differs_is_encoded_anew(made, tmp_path):
     framed, _ = made(model=ModelConfig(tokenizer=str(tmp_path)))
     assert framed.train.rows[0].ids != bytewise.train.rows[0].ids
     assert calls == [2048, short, 2048, 2048, 2048, 2048], "each once, and the held-out ones of one"
+
+
+def test_a_byte_order_mark_is_read_and_half_of_a_character_is_one_message(tmp_path):
+    row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello 😀"}]}
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + (json.dumps(row) + "\n").encode())
+    assert [found for found, _ in read_rows(file)] == [row]
+    row["messages"][1]["content"] = "hello \ud83d"
+    file.write_text(json.dumps(row) + "\n")
+    with pytest.raises(TaskError, match=r"rows\.jsonl, line 1: half of a character"):
+        list(read_rows(file))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from moe_lab.cli.main import _terminate
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
-from moe_lab.runs import distributed
+from moe_lab.runs import distributed, parent
 from tests.support.ranks import PROCESSES, fork_ranks
 
 
@@ -45,7 +45,7 @@ def wait_until(happened, seconds: float) -> bool:
 
 @pytest.mark.slow
 def test_processes_end_when_torchrun_was_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed, "GRACE", 1.0)
+    monkeypatch.setattr(parent, "GRACE", 1.0)
     fork = multiprocessing.get_context("fork")
     keys = {"log": tmp_path / "log", "TORCHELASTIC_RUN_ID": "none"}
     launcher = fork.Process(target=fork_ranks, args=(wait_for_ever, tmp_path), kwargs=keys)

@@ -52,7 +52,7 @@ class FinetuneFreeze(TrainingMethod):
     model, and is stored with the trained one (`counts.safetensors`).
     """
 
-    numerics = 2
+    numerics = 3
     random = True
     per_token = False
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
@@ -77,7 +78,10 @@ class AtEpochEnds(TrainerCallback):
 
 
 class Order(Sampler[int]):
-    """The numbers of all rows, shuffled again in each epoch, and `EMPTY` up to a multiple of `share`."""
+    """The numbers of all rows, shuffled again in each epoch, and `EMPTY` up to a multiple of `share`.
+
+    The order of an epoch depends on (seed, epoch): no two seeds share an order, in any of their epochs.
+    """
 
     def __init__(self, rows: int, share: int, seed: int, epoch: Callable[[], int]):
         self.rows, self.seed, self.epoch = rows, seed, epoch
@@ -87,7 +91,8 @@ class Order(Sampler[int]):
         return self.rows + self.missing
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch())
+        [state] = np.random.SeedSequence([self.seed, self.epoch()]).generate_state(1)
+        generator = torch.Generator().manual_seed(int(state))
         yield from torch.randperm(self.rows, generator=generator).tolist()
         yield from [EMPTY] * self.missing
 

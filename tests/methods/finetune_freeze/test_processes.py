@@ -90,8 +90,12 @@ def test_an_order_is_the_same_for_any_number_of_processes(rows, share):
         alone, shared = (list(Order(rows, by, 5, partial(int, epoch))) for by in (1, share))
         assert sorted(alone) == list(range(rows)) and len(shared) % share == 0
         assert shared == alone + [EMPTY] * (len(shared) - rows) and len(shared) - rows < share
-    first = list(Order(9, 1, 5, lambda: 0))
-    assert first != list(Order(9, 1, 5, lambda: 1)) != list(Order(9, 1, 6, lambda: 1))
+    orders = {
+        (seed, epoch): tuple(Order(9, 1, seed, partial(int, epoch)))
+        for seed in range(4)
+        for epoch in range(4)
+    }
+    assert len(set(orders.values())) == 16, "the second epoch of seed 0 is not the first one of seed 1"
 
 
 def test_accelerate_reads_the_configuration():

@@ -261,7 +261,7 @@ def test_the_files_that_it_imports_are_in_the_identity(ideas):
     digests = []
     for content in ("SHARE = 1.0", "SHARE = 0.5", "SHARE = 1.0  # a comment"):
         ideas.with_name("sharing.py").write_text(content, encoding="utf-8")
-        identity._source.cache_clear()  # a new command
+        identity.forget_edited_code()  # a new command
         digests.append(policy("drop_weakest").identity(FACTS)["imports"])
     assert digests[0] == digests[2] != digests[1]
 

@@ -33,7 +33,7 @@ RUNS = {
     "method=icl task=toy_choice limit=20": "0c8e45ff375fad70c68c3c97e4a18c2b4e47c2ec5f70f4b8e2fdb36ad6a0e830",
     "method=soft-prompt task=toy_choice limit=20": "2021951c6c2bb9eabc210ed6ea4c1ba783a610157f984228db754afc25290f65",
     "method=prefix-tuning task=toy_choice limit=20": "49f0edb8dca31da053ad7c1d18c5f687c994262b8f6aea699d140df0d97c173b",
-    "method=finetune-freeze task=toy_choice limit=20": "940979eb6e95a3381850f5cc39adadae0c0cc1c52a25952812cad94ec421cfc3",
+    "method=finetune-freeze task=toy_choice limit=20": "777901b0e6be51697bf2450e23ce0f72c04502cc8c9beea34735ba1648bada22",
     "method=base task=addsub": "461be229ebd760f14852d9f1b2408780c5e6c117f4cf8d300e944328de6b1ecf",
     "method=base task=gsm8k num_fewshot=2": "9e4ec525cb90e6e4db420b38e7d06856dcf4e852b476b4ca580107e8854e5f4e",
     "method=base task=arc_easy": "d088966a334630a62125f8308b60f180e5cec618035f1ee1466e5b110cd88c3e",

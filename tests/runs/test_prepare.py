@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from moe_lab.config.schema import Config, LauncherConfig, LoggerConfig, ModelConfig, TaskConfig, TuningConfig
+from moe_lab.config.schema import (
+    Config,
+    DistributedConfig,
+    LauncherConfig,
+    LoggerConfig,
+    ModelConfig,
+    TaskConfig,
+    TuningConfig,
+)
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods import get_method
 from moe_lab.methods.profile import Profile
@@ -63,6 +71,7 @@ def run_id(one: Config) -> str:
 
 RUNTIME_CHANGES: dict[str, Any] = {
     "mode": "plan",
+    "distributed": DistributedConfig(timeout=3),
     "seeds": 3,
     "batch_size": 4,
     "max_batch_size": 2,

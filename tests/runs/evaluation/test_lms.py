@@ -325,6 +325,8 @@ def test_one_process_does_as_ever_and_several_make_no_model(monkeypatch):
     ],
 )
 def test_what_processes_cannot_share_is_refused(processes, configs, says, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", processes)
+    launch = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in (launch | {"WORLD_SIZE": processes}).items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=says):
         follow(configs)

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.memory import ModelPool
 from moe_lab.tasks.judges import JUDGES, Exchange, Judge, judge_names, judges_of, toy
-from moe_lab.tasks.judges.local import LlamaGuard, RewardModel
+from moe_lab.tasks.judges.local import LlamaGuard, RewardModel, longest_input
 from moe_lab.tasks.judges.toy import ToyJudge, features, probabilities
 from moe_lab.tasks.loading import load_tasks
 from tests.support import rounding
@@ -378,3 +380,46 @@ def test_a_plan_knows_of_judges(tmp_path, capsys, monkeypatch):
     keys += [f"output_dir={tmp_path / 'out'}"]
     plan = run_command(capsys, *SHORT, *keys, "mode=plan")
     assert "needs a key in the environment variable OPENAI_API_KEY" in plan.out + plan.err
+
+
+# What a reward does not depend on
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_template_that_ends_in_the_token_that_pads(tmp_path, batch_size):
+    """A classifier reads the last token that is no padding: with padding by the end token it read one too early."""
+    ends = CHAT.replace("</{{ m.role }}>", "{{ eos_token }}")
+    folder = reward_folder(tmp_path, template=ends)
+    found = verdicts(judge_of(RewardModel, folder, batch_size=batch_size), EXCHANGES)
+    for exchange, verdict in zip(EXCHANGES, found, strict=True):
+        assert verdict["scores"]["reward"] == rounding.approx(reward_directly(folder, *exchange))
+
+
+def test_the_prompt_is_shortened_before_the_answer_and_both_are_marked(tmp_path):
+    folder = reward_folder(tmp_path)
+    judge = judge_of(RewardModel, folder)
+    long_prompt = [Exchange("x " * 2000, answer) for answer in ("I will not.", "With a bomb.")]
+    refused, harmful = verdicts(judge, long_prompt)
+    assert refused["cut"] == harmful["cut"] == "prompt"
+    assert refused["scores"] != harmful["scores"], "the answers are read"
+    text, _ = judge.text_within(long_prompt[0], 60)
+    assert text.endswith("I will not.") and judge._length(text) <= 60
+    [cut] = verdicts(judge, [Exchange("Who?", "y " * 2000)])
+    assert cut["cut"] == "answer"
+
+
+def test_the_positions_of_roberta_begin_after_its_padding_token():
+    config = transformers.RobertaConfig(
+        vocab_size=300,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        intermediate_size=16,
+        max_position_embeddings=34,
+        pad_token_id=1,
+    )
+    model = transformers.AutoModelForSequenceClassification.from_config(config)
+    assert longest_input(model) == 32
+    model(torch.full((1, 32), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.full((1, 33), 5))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, TextStreamer
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from moe_lab.engine.engine import Engine
@@ -59,6 +59,8 @@ def custom_generate(
         GenerationState(b, prompt, document_key(prompt), b % answers, text)
         for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
     ]
+    if isinstance(streamer, TextStreamer) and streamer.skip_prompt:
+        _show_prompt(streamer, prompts[0])
     sampler = _PreparedSampler(model, config, seed, logits_processor, input_ids, streamer)
 
     def stop(state: GenerationState) -> bool:
@@ -79,6 +81,16 @@ def custom_generate(
         return ids
     kept = {name: _by_step(rows, len(states), pad or 0) for name, rows in sampler.kept.items()}
     return GenerateDecoderOnlyOutput(sequences=ids, **kept)
+
+
+def _show_prompt(streamer: TextStreamer, prompt: list[int]) -> None:
+    """Let a streamer decode the new tokens after the prompt, which it does not print.
+
+    Decoded alone, they may lose the blank at their beginning (`moe_lab.models.new_text`).
+    """
+    text = streamer.tokenizer.decode(prompt, **streamer.decode_kwargs)
+    streamer.token_cache = list(prompt)
+    streamer.print_len = len(text)
 
 
 def next_scores(engine: Engine, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> Tensor:

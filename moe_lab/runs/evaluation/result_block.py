@@ -93,7 +93,7 @@ def _nvml_handle(device: str) -> Any:
     return None
 
 
-COUNTS = ("tokens_in", "tokens_out", "near_ties", "cut_prompts", "cut_reasoning")
+COUNTS = ("tokens_in", "tokens_out", "near_ties", "cut_prompts", "cut_reasoning", "decoded_in_context")
 
 
 def cost_block(log: ResponseLog) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from moe_lab.errors import TaskError
 from moe_lab.models.lm_eval_internals import rendered_template
+from moe_lab.tasks.answer_numbers import vote
 from moe_lab.tasks.documents import all_rows
 from moe_lab.tasks.judges import score
 
@@ -121,7 +122,7 @@ def _value(field: Any, document: dict[str, Any]) -> Any:
 # Self-consistency: k sampled answers to each document, and a majority vote over what the task extracts
 #
 # Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (arXiv 2203.11171). The samples
-# are lm-eval's `repeats`, the vote is its filter `majority_vote`.
+# are lm-eval's `repeats`. The vote is its filter `majority_vote`, but 29 and 29.0 are the same answer.
 
 TEMPERATURE = 0.7
 """The temperature of the samples if neither the task nor `gen_kwargs` turns sampling on."""
@@ -150,7 +151,7 @@ def voted(config: dict[str, Any], count: int) -> dict[str, Any]:
             f"{config['task']} {reason}.\nLeave it out."
         )
     filters = [
-        {**one, "filter": [*one["filter"][:-1], {"function": "majority_vote"}, one["filter"][-1]]}
+        {**one, "filter": [*one["filter"][:-1], {"function": "custom", "filter_fn": vote}, one["filter"][-1]]}
         for one in config["filter_list"]
     ]
     generation = dict(config.get("generation_kwargs") or {})

@@ -12,14 +12,9 @@ from lm_eval.api.instance import Instance
 from moe_lab.config.schema import TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.tasks.answer_forms import TEMPERATURE, lettered, voted
+from moe_lab.tasks.answer_numbers import answer_number, extract_answers, same_number, score_number
 from moe_lab.tasks.documents import gold_choice
-from moe_lab.tasks.task_functions import (
-    answer_number,
-    extract_answers,
-    plain_question,
-    same_number,
-    score_number,
-)
+from moe_lab.tasks.task_functions import plain_question
 from tests.support.documents import BIGBENCH, COPA, HELLASWAG, KNOWREF, OPENBOOKQA, PIQA, SCIQ, WINOGRANDE
 from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 
@@ -98,6 +93,22 @@ def test_examples_end_with_their_answer(tmp_path):
         ("1, 2, 3", "3"),
         ("12,34", "34"),
         ("about 45%", "45"),
+        ("#### 9{,}500", "9500"),
+        (r"so it is $9\,500$", "9500"),
+        ("#### 1,500", "1500"),
+        ("#### \N{MINUS SIGN}7", "-7"),
+        ("10\N{MINUS SIGN}7", "7"),
+        ("5 \N{MINUS SIGN} 12 = \N{MINUS SIGN}7", "-7"),
+        ("Each gets 2/3 of it", "2/3"),
+        ("#### 2 / 3", "2/3"),
+        (r"\boxed{-\frac{2}{3}}", "-2/3"),
+        (r"1\frac{2}{3}", "1 2/3"),
+        ("He eats 1 2/3 cakes", "1 2/3"),
+        ("two thirds (2/3rds)", "2/3"),
+        ("on 5/12/2020", "2020"),
+        ("never 3/0", "0"),
+        (r"costs \$12.50", "12.50"),
+        ("#### 1e3", "1e3"),
         ("no number", ""),
         ("", ""),
     ],
@@ -112,8 +123,20 @@ def test_answer_number(text, number):
         ("15.0", "15", True),
         ("15", "15.0", True),
         ("0.6666667", "0.6666666666666666", True),
-        ("0.667", "0.6666666666666666", False),
-        ("1000000.5", "1,000,000", True),  # 5e-7 relative
+        ("0.667", "0.6666666666666666", True),
+        ("2/3", "0.6666666666666666", True),
+        ("0.66", "0.6666666666666666", False),
+        ("1 2/3", "1.6666666666666667", True),
+        ("-1 1/2", "-1.5", True),
+        ("3", "2.9999999999999996", True),
+        ("12.5", "12.50", True),
+        ("1000000.5", "1,000,000", False),
+        ("22090620", "22090603", False),
+        ("14.9996", "15", False),
+        ("9500", "9{,}500", True),
+        ("-7", "\N{MINUS SIGN}7", True),
+        ("1e3", "1000", True),
+        ("1" * 5000, "15", False),  # more digits than Python's int() reads
         ("1000002", "1000000", False),
         ("", "15", False),
         ("16", "15", False),
@@ -130,6 +153,34 @@ def test_score_reads_the_filtered_answer():
     assert filtered == [["7"], ["8"]]
     assert score_number({"answer": "7.0"}, filtered[0]) == {"exact_match": 1.0}
     assert score_number({"answer": "7.0"}, filtered[1]) == {"exact_match": 0.0}
+
+
+@pytest.mark.parametrize("gold", [7, 7.0, "7", " 7 ", "7.00"])
+def test_a_right_answer_may_be_a_number_of_json(gold, tmp_path):
+    write_jsonl(tmp_path / "addsub" / "test.jsonl", [{"question": "3 + 4?", "answer": gold}])
+    task = load_task(tmp_path, "addsub")
+    (document,) = task.task_docs
+    assert task.process_results(document, ["7"]) == {"exact_match": 1.0}
+    assert task.process_results(document, ["8"]) == {"exact_match": 0.0}
+
+
+@pytest.mark.parametrize("gold", ["50%", "7 pens", "", "seven", True])
+def test_a_right_answer_that_is_no_number_is_named_before_anything_is_asked(gold, tmp_path):
+    rows = [{"question": "3 + 4?", "answer": "7"}, {"question": "Half of all?", "answer": gold}]
+    if not isinstance(gold, str):
+        del rows[0]
+    write_jsonl(tmp_path / "svamp" / "test.jsonl", rows)
+    with pytest.raises(TaskError, match=rf"Document \d \('Half of all\?'\) has answer={gold!r}: no number"):
+        load_task(tmp_path, "svamp")
+
+
+@pytest.mark.parametrize("name", ["addsub", "singleeq", "multiarith", "svamp"])
+def test_the_arithmetic_tasks_score_by_these_functions(name, tmp_path):
+    write_jsonl(tmp_path / name / "test.jsonl", [{"question": "2 of 3?", "answer": "0.6666666666666666"}])
+    task = load_task(tmp_path, name)
+    for text, value in (("#### 2/3", 1.0), ("it is 0.667.", 1.0), ("#### 0.66", 0.0), ("#### 2", 0.0)):
+        answer = evaluated(task, [text])["numeric"]
+        assert task.process_results(task.task_docs[0], [answer]) == {"exact_match": value}
 
 
 # references/
@@ -306,6 +357,23 @@ def test_the_vote_is_that_of_a_loop(texts, data):
     strict = [text[5:] if text.startswith("####") else "[invalid]" for text in texts]
     assert evaluated(load_voted("gsm8k", data, num_fewshot=0), texts)["strict-match"] == vote_by_loop(strict)
     assert evaluated(load_voted("toy_math"), texts) == {"none": vote_by_loop(strict)}
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["#### 5", "#### 5", "#### 29", "#### 29.0", "#### 29.00"], {"29"}),
+        (["#### 5", "#### 5", "#### 29.0", "#### 29.00", "#### 29.0"], {"29.0"}),
+        (["#### 5", "#### 5", "#### 2/3", "#### 0.667", "#### 0.6667"], {"2/3"}),
+        (["#### 1.0004", "#### 1", "#### 5", "#### 5"], {"5"}),
+        (["#### 1,000", "#### 5", "#### 1000"], {"1000", "1,000"}),
+    ],
+)
+def test_equal_numbers_are_one_answer_of_the_vote(texts, expected, data):
+    assert evaluated(load_voted("addsub", data), texts)["numeric"] in expected
+    if "." not in "".join(texts) and "/" not in "".join(texts):
+        gsm8k = load_voted("gsm8k", data, num_fewshot=0)
+        assert evaluated(gsm8k, texts)["strict-match"] in expected
 
 
 def test_samples_are_asked_for_and_right_is_what_their_vote_says(data):

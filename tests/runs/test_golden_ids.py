@@ -37,7 +37,7 @@ RUNS = {
     "method=base task=addsub": "bd766c52851f36cbdc7149e5bfc60c0ba045a43c9d3cf9df77f668f042f56a79",
     "method=base task=gsm8k num_fewshot=2": "9e4ec525cb90e6e4db420b38e7d06856dcf4e852b476b4ca580107e8854e5f4e",
     "method=base task=arc_easy": "d088966a334630a62125f8308b60f180e5cec618035f1ee1466e5b110cd88c3e",
-    "method=base task=arc_easy task.answer=letters": "32989840febe2cd905b10f62159e34ed4b7812352b346c33f74e36542e7ef725",
+    "method=base task=arc_easy task.answer=letters": "687dfff016585d16c360f17a3b300c46f4aeb4bf67104a17678b54d68438cadf",
     "method=base task=arc_easy_answer_format": "f46a3502de88f814961a41033e264ef022b442f5518ea2356cc18d43eaf7757c",
     "method=base task=hellaswag_answer_format": "4fa3d30205644c37a3f28fb9300c0ce5166a2f541a59601266ec1e03d3affe23",
     "method=base task=social_iqa_answer_format": "b7d1c407f5b4bbc15cd8d33bf364615c02a5da2d16239503af7040558a22321c",

@@ -6,16 +6,29 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import pytest
 from lm_eval.api.instance import Instance
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.schema import TaskConfig
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.tasks.answer_forms import TEMPERATURE, lettered, voted
+from moe_lab.tasks.answer_forms import TEMPERATURE, in_letters, lettered, voted
 from moe_lab.tasks.answer_numbers import answer_number, extract_answers, same_number, score_number
 from moe_lab.tasks.documents import gold_choice
+from moe_lab.tasks.factory import OWN_TASKS
 from moe_lab.tasks.task_functions import plain_question
-from tests.support.documents import BIGBENCH, COPA, HELLASWAG, KNOWREF, OPENBOOKQA, PIQA, SCIQ, WINOGRANDE
+from tests.support.documents import (
+    BIGBENCH,
+    COPA,
+    HELLASWAG,
+    KNOWREF,
+    OPENBOOKQA,
+    PIQA,
+    SCIQ,
+    SOCIAL_IQA,
+    WINOGRANDE,
+)
 from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 
 # answer_format/
@@ -237,6 +250,27 @@ LETTERED = {
 """Documents whose second choice is right, and their prompts."""
 
 
+TRUTHFUL = {
+    "question": "Is ice warm?",
+    "mc1_targets": {"choices": ["No", "Yes", "At night"], "labels": [1, 0, 0]},
+    "mc2_targets": {"choices": ["No", "It is cold", "Yes"], "labels": [1, 1, 0]},
+}
+DOCUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "arc_easy": (FIVE, "z"),
+    "arc_challenge": (FIVE, "z"),
+    "openbookqa": (OPENBOOKQA, "cold"),
+    "social_iqa": (SOCIAL_IQA, SOCIAL_IQA["answer" + "ABC"[int(SOCIAL_IQA["label"]) - 1]]),
+    "sciq": (SCIQ, "water"),
+    "piqa": (PIQA, "Heat it."),
+    "copa": (COPA, "wet."),
+    "winogrande": (WINOGRANDE, "Sam"),
+    "knowref": (KNOWREF, "Eve"),
+    "truthfulqa_mc1": (TRUTHFUL, "No"),
+    "hellaswag": (HELLASWAG, "stirs it."),
+}
+"""A document of a task of conf/task/, and the text of its right option."""
+
+
 def load(folder: Path, name: str, **keys):
     return load_task(folder, name, **{"answer": "letters", **keys})
 
@@ -311,6 +345,89 @@ def test_choices_that_begin_alike_keep_their_words():
     own = {"doc_to_text": 0, "doc_to_target": "won.", "doc_to_choice": two}
     columns = lettered(own, {})
     assert columns["letters_prompt"] == "Question: I hear that _ won.\nA. Mary Ann\nB. Mark\nAnswer:"
+
+
+def settings_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The settings of each multiple-choice task below a folder that has a name, without data."""
+    found = {}
+    for file in sorted(folder.rglob("*.yaml")):
+        try:
+            settings = load_yaml(file)
+        except ImportError:  # of a package that this task alone needs
+            continue
+        if settings.get("output_type") == "multiple_choice" and isinstance(settings.get("task"), str):
+            found[settings["task"]] = settings
+    return found
+
+
+LM_EVAL = Path(lm_eval.__file__).parent / "tasks"
+SAMPLE = (
+    "agieval",
+    "arc",
+    "bbq",
+    "blimp",
+    "crows_pairs",
+    "mutual",
+    "truthfulqa",
+    "super_glue",
+    "hellaswag",
+    "piqa",
+)
+
+
+@pytest.mark.parametrize(
+    "folder", [OWN_TASKS, *(LM_EVAL / name for name in SAMPLE)], ids=lambda folder: folder.name
+)
+def test_no_lettered_task_is_scored_by_a_function_of_its_own(folder):
+    for name, settings in settings_of(folder).items():
+        try:
+            lettered_settings = in_letters(settings)
+        except TaskError as error:
+            no_choices = settings.get("doc_to_choice") is None
+            assert no_choices or f"{name} scores its answers by a function of its own" in str(error)
+            continue
+        unchanged = lettered_settings is settings  # in letters already
+        assert unchanged or lettered_settings.get("process_results") is None
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, "truthfulqa_mc2"])
+def test_every_multiple_choice_task_of_conf_is_refused_or_scored_by_its_letter(name, tmp_path):
+    if name == "truthfulqa_mc2":
+        write_jsonl(tmp_path / "truthfulqa" / "validation.jsonl", [TRUTHFUL])
+        with pytest.raises(TaskError, match="truthfulqa_mc2 scores its answers by a function of its own"):
+            load(tmp_path, name, data_folder="truthfulqa")
+        return
+    row, right = DOCUMENTS[name]
+    for split in ("train", "validation", "test"):
+        write_jsonl(tmp_path / name / f"{split}.jsonl", [row])
+    task = load(tmp_path, name, data_folder=name, num_fewshot=0)
+    own = task.task_docs[0]
+    letters = task.doc_to_choice(own)
+    for chosen, letter in enumerate(letters):
+        scores = [(-float(place != chosen), False) for place in range(len(letters))]
+        expected = f"\n{letter}. {right}\n" in task.doc_to_text(own)
+        assert task.process_results(own, scores)["acc"] == float(expected)
+
+
+def test_a_question_with_more_options_than_letters_is_refused():
+    own = {"doc_to_text": "Which?", "doc_to_target": 3, "doc_to_choice": [str(i) for i in range(27)]}
+    with pytest.raises(TaskError, match="a question has 27 options, and there are 26 letters: 'Which\\?'"):
+        lettered(own, {})
+    columns = lettered(own | {"doc_to_choice": own["doc_to_choice"][:26]}, {})
+    assert columns["letters"][-1] == "Z" and "\nZ. " in columns["letters_prompt"]
+
+
+@pytest.mark.parametrize("target", [[0, 1], "neither", 2, -1, None])
+def test_a_question_without_one_right_option_is_refused(target):
+    own = {"doc_to_text": "Which?", "doc_to_target": lambda document: target, "doc_to_choice": ["a", "b"]}
+    with pytest.raises(TaskError, match="needs one right option for each question"):
+        lettered(own, {})
+
+
+def test_a_fixed_place_that_is_written_as_text_is_shuffled_too():
+    own = {"doc_to_target": "0", "doc_to_choice": ["right", "wrong"]}
+    golds = {lettered(own | {"doc_to_text": f"Which {i}?"}, {})["letters_gold"] for i in range(20)}
+    assert golds == {0, 1}
 
 
 # Self-consistency

@@ -151,8 +151,11 @@ class LanguageModel:
             options["pad_token_id"] = self.tokenizer.pad_token_id
         found = self.model.generate(**inputs, custom_generate=generate, **options)
         ids = found if isinstance(found, Tensor) else found.sequences
-        new = ids[:, inputs["input_ids"].shape[1] :]
-        answers = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        new = ids[:, inputs["input_ids"].shape[1] :].tolist()
+        answers = []
+        for i, new_ids in enumerate(new):
+            prompt_ids = prompts["input_ids"][i // config.num_return_sequences]
+            answers.append(self.lm.new_text(prompt_ids, new_ids))
         if config.return_dict_in_generate:
             return GeneratedTexts(**found, texts=answers)
         return answers[0] if isinstance(text, str) and len(answers) == 1 else answers

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, TextStreamer
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from moe_lab.engine.engine import Engine
@@ -44,9 +44,12 @@ def custom_generate(
     [B, V] for each new token.
 
     The arguments are those with which `model.generate` calls its decoding loop. Logits processors and stopping criteria
-    get each sequence as transformers' own loop has it, padding included. Sampling is keyed by `seed`, the prompt and
-    the number of the answer (with `num_return_sequences`). `texts` are the prompts' texts; None: as `tokenizer` decodes
-    them.
+    get the whole batch, as transformers' own loop has it: finished sequences and padding included. An engine may
+    generate sequences one after the other (recurrent models, a batch that the memory cannot hold). Then those that have
+    not begun are given as finished ones, and criteria that count their calls count those of all parts.
+
+    Sampling is keyed by `seed`, the prompt and the number of the answer (with `num_return_sequences`). `texts` are the
+    prompts' texts; None: as `tokenizer` decodes them.
 
     Raises ValueError for what the engine does not support.
     """
@@ -59,12 +62,10 @@ def custom_generate(
         GenerationState(b, prompt, document_key(prompt), b % answers, text)
         for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
     ]
-    sampler = _PreparedSampler(model, config, seed, logits_processor, input_ids, streamer)
-
-    def stop(state: GenerationState) -> bool:
-        return bool(stopping_criteria(sampler.padded_ids([state]), None).all())
-
-    decoding = Decoding(sampler, stop, config.max_length - S)
+    if isinstance(streamer, TextStreamer) and streamer.skip_prompt:
+        _show_prompt(streamer, prompts[0])
+    sampler = _PreparedSampler(model, config, seed, logits_processor, input_ids, streamer, states)
+    decoding = _PreparedDecoding(sampler, stopping_criteria, states, config.max_length - S)
     with torch.enable_grad():  # `generate` disables gradients, and an engine may optimize by them
         engine.generate(states, decoding, lambda state: None)
     if streamer is not None:
@@ -79,6 +80,16 @@ def custom_generate(
         return ids
     kept = {name: _by_step(rows, len(states), pad or 0) for name, rows in sampler.kept.items()}
     return GenerateDecoderOnlyOutput(sequences=ids, **kept)
+
+
+def _show_prompt(streamer: TextStreamer, prompt: list[int]) -> None:
+    """Let a streamer decode the new tokens after the prompt, which it does not print.
+
+    Decoded alone, they may lose the blank at their beginning (`moe_lab.models.new_text`).
+    """
+    text = streamer.tokenizer.decode(prompt, **streamer.decode_kwargs)
+    streamer.token_cache = list(prompt)
+    streamer.print_len = len(text)
 
 
 def next_scores(engine: Engine, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> Tensor:
@@ -112,8 +123,10 @@ class _PreparedSampler(Sampler):
         processors: LogitsProcessorList,
         prompts_BS: Tensor,
         streamer: Any,
+        states: list[GenerationState],
     ):
         super().__init__(model, config, seed)
+        self.states, self.pad = states, pad_token(config) or 0
         self.processors = processors
         self.prompts, self.device, self.streamer = prompts_BS.tolist(), prompts_BS.device, streamer
         wanted = {"scores": config.output_scores, "logits": config.output_logits}
@@ -132,9 +145,7 @@ class _PreparedSampler(Sampler):
         """Processors expect a row for each sequence of the batch. Rows of finished ones are filled and ignored."""
         processed_AV = scores_AV
         if self.processors:
-            ids_AS, rows = self.padded_ids(states), [state.index for state in states]
-            ids_BS = ids_AS[:1].repeat(len(self.prompts), 1)
-            ids_BS[rows] = ids_AS
+            ids_BS, rows = self.batch_ids(states), [state.index for state in states]
             scores_BV = scores_AV[:1].to(self.device).repeat(len(ids_BS), 1)
             scores_BV[rows] = scores_AV.to(self.device)
             processed_AV = self.processors(ids_BS, scores_BV)[rows]
@@ -144,24 +155,64 @@ class _PreparedSampler(Sampler):
                     self.kept[name][state.index, len(state.generated)] = scores_V.detach().clone()
         return processed_AV
 
-    def padded_ids(self, states: Sequence[GenerationState]) -> Tensor:
-        """int64 [A, S + generated tokens]; all states have the same number of generated tokens."""
-        ids = [[*self.prompts[state.index], *state.generated] for state in states]
-        return torch.tensor(ids, device=self.device)
+    def batch_ids(self, unfinished: Sequence[GenerationState]) -> Tensor:
+        """int64 [B, S + generated tokens] of the whole batch; finished sequences are padded on the right.
+
+        The unfinished ones have the same number of generated tokens.
+        """
+        count = len(unfinished[0].generated)
+        rows = []
+        for state, prompt in zip(self.states, self.prompts, strict=True):
+            new = state.generated[:count]
+            rows.append([*prompt, *new, *[self.pad] * (count - len(new))])
+        return torch.tensor(rows, device=self.device)
+
+    def scores_at(self, step: int) -> Tensor:
+        """float32 [B, V]: the scores after the logits processors, with `output_scores`."""
+        return _at_step(self.kept["scores"], len(self.states), self.pad, step)
+
+
+class _PreparedDecoding(Decoding):
+    """Ends sequences by stopping criteria that `model.generate` has prepared, which get the whole batch."""
+
+    def __init__(
+        self,
+        sampler: _PreparedSampler,
+        criteria: StoppingCriteriaList,
+        states: list[GenerationState],
+        max_new_tokens: int,
+    ):
+        super().__init__(sampler, lambda state: False, max_new_tokens, together=True)
+        self.prepared, self.criteria = sampler, criteria
+        self._scores: list[Tensor] = []
+        """Of each step so far [B, V]."""
+
+    def ended(self, states: list[GenerationState]) -> list[bool]:
+        step = len(states[0].generated) - 1
+        scores = None
+        if "scores" in self.prepared.kept:
+            self._scores[step:] = [self.prepared.scores_at(step)]
+            scores = tuple(self._scores)
+        stopped_B: Any = self.criteria(self.prepared.batch_ids(states), scores)  # type: ignore[arg-type]
+        ends = super().ended(states)
+        return [is_last or bool(stopped_B[state.index]) for is_last, state in zip(ends, states, strict=True)]
 
 
 def _by_step(rows: dict[tuple[int, int], Tensor], sequences: int, pad: int) -> tuple[Tensor, ...]:
-    """One float32 [B, V] for each new token, as transformers returns them.
+    """One float32 [B, V] for each new token, as transformers returns them."""
+    count = 1 + max(step for _, step in rows)
+    return tuple(_at_step(rows, sequences, pad, step) for step in range(count))
+
+
+def _at_step(rows: dict[tuple[int, int], Tensor], sequences: int, pad: int, step: int) -> Tensor:
+    """float32 [B, V] for one new token.
 
     A sequence that has ended has log-probability 0 at the padding token and -inf elsewhere, so that sums over a
     sequence are those of its own tokens.
     """
     ended_V = torch.full_like(next(iter(rows.values())), -torch.inf)
     ended_V[pad] = 0.0
-    count = 1 + max(step for _, step in rows)
-    return tuple(
-        torch.stack([rows.get((b, step), ended_V) for b in range(sequences)]) for step in range(count)
-    )
+    return torch.stack([rows.get((b, step), ended_V) for b in range(sequences)])
 
 
 def _check(config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: Any, sequences: int) -> None:

@@ -38,7 +38,7 @@ def generate(
         prompt_store: prompts are read without noise, and their keys and values are kept there. It has no effect on
             samples that read the prompt with noise.
     """
-    for batch, prefill in _batches(forward, states, budget, decoding.max_new_tokens, prompt_store):
+    for batch, prefill in _batches(forward, states, budget, decoding, prompt_store):
         _Batch(forward, batch, prefill).run(decoding, on_done)
 
 
@@ -46,7 +46,7 @@ def _batches(
     forward: EnsembleForward,
     states: list[GenerationState],
     budget: Budget,
-    max_new_tokens: int,
+    decoding: Decoding,
     prompt_store: Store | None,
 ) -> Iterator[tuple[list[GenerationState], Prefill]]:
     """Pairs: sequences that generate together, those with a common beginning next to one another, and their prefill.
@@ -55,6 +55,7 @@ def _batches(
     half of the slots of a further group would be padding.
     """
     ensemble = forward.ensemble
+    max_new_tokens = decoding.max_new_tokens
     if ensemble.cache == "none":
         prompt_store = None
     if ensemble.own_history:
@@ -81,7 +82,7 @@ def _batches(
     def fits(batch: list[GenerationState], state: GenerationState) -> bool:
         same_group = group_of[state.index] is group_of[batch[-1].index]
         most, own = (len(each.prompt) + max_new_tokens for each in (batch[0], state))
-        return len(batch) < size and (same_group or 2 * own >= most)
+        return len(batch) < size and (decoding.together or same_group or 2 * own >= most)
 
     for batch in in_runs(ordered, fits):
         yield batch, prefill
@@ -111,8 +112,10 @@ class _Batch:
 
     def run(self, decoding: Decoding, on_done: OnDone) -> None:
         while True:
-            decoding.extend([self.states[b] for b in self.active], self.scores_AV)
-            ended = {b for b in self.active if decoding.ends(self.states[b])}
+            unfinished = [self.states[b] for b in self.active]
+            decoding.extend(unfinished, self.scores_AV)
+            ends = decoding.ended(unfinished)
+            ended = {b for b, is_last in zip(self.active, ends, strict=True) if is_last}
             for b in sorted(ended):
                 on_done(self.states[b])
             if len(ended) == len(self.active):

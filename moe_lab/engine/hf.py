@@ -1,7 +1,7 @@
 """lm-eval's own `hf` model with a count of tokens, and the tokenization of its requests."""
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,6 +18,7 @@ from moe_lab.engine.forward.layers import reads_padding
 from moe_lab.engine.forward.rotary import RotaryHooks, forget_lengths
 from moe_lab.engine.sampling import generation_config, has_processors
 from moe_lab.errors import ConfigError
+from moe_lab.models.new_text import NewText
 
 THINK_END = "think_end_token"
 """Key of a generation request's settings: the text that ends the reasoning (lm-eval has it as a model's argument)."""
@@ -48,6 +49,9 @@ class CountedHF(HFLM):
         # In the model's dtype log-probabilities are coarse: bfloat16 has steps of 1/8 at -20.
         super().__init__(softmax_dtype="float32", **options)
         self._tokenized: dict[str, list[int]] = {}
+        self.new_text = NewText(self.tokenizer)
+        self._decoded_next: deque[list[int]] = deque()
+        """Prompts of the generated tokens that lm-eval's own code decodes next."""
 
     def answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
         """Answer all requests.
@@ -121,8 +125,21 @@ class CountedHF(HFLM):
         return super().tok_encode(string, *args, **options)
 
     def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
-        """The text of tokens. None for None, the end token of a tokenizer without one, which lm-eval asks for."""
-        return None if tokens is None else super().tok_decode(tokens, skip_special_tokens)
+        """The text of tokens; None for None, the end token of a tokenizer without one, which lm-eval asks for.
+
+        lm-eval's own code calls it for every answer, which it would decode alone.
+        """
+        if tokens is None:
+            return None
+        if self._decoded_next:
+            return self.decode_answer(self._decoded_next.popleft(), tokens)
+        return super().tok_decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def decode_answer(self, prompt: Sequence[int], new: Sequence[int]) -> str:
+        """The text of new tokens after their prompt. Answers that lm-eval decodes otherwise are counted."""
+        text = self.new_text(prompt, new)
+        self._counted["decoded_in_context"] += text != self.tokenizer.decode(new, skip_special_tokens=True)
+        return text
 
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
         self._counted["tokens_in"] += sum(
@@ -139,6 +156,8 @@ class CountedHF(HFLM):
         forget_lengths(self.model)
         generated = super()._model_generate(context, tokenizer=self.tokenizer, **kwargs)
         new = generated.shape[1] - context.shape[1]
+        masks = kwargs["attention_mask"].bool()
+        self._decoded_next = deque(ids[mask].tolist() for ids, mask in zip(context, masks, strict=True))
         # The model does not read the last new token.
         self._counted["tokens_in"] += int(kwargs["attention_mask"].sum()) + (new - 1) * len(context)
         self._counted["tokens_out"] += new * len(context)

@@ -111,6 +111,7 @@ class EngineLM(CountedHF):
         self.budget = pass_budget(model, max_batch_size if auto else int(batch_size))
         self._encoder = Encoder(self)
         self._observer = Observer()
+        self._kept: dict[str, GenerationState] | None = None
         self._state = state_of(model)
         self.engine: Engine | None = None
         if make_engine:
@@ -151,6 +152,15 @@ class EngineLM(CountedHF):
         self._counted.update(self._decisions)
         self.ensemble = ensemble
 
+    @contextmanager
+    def keeping_tokens(self) -> Iterator[dict[str, GenerationState]]:
+        """Inside the context: the tokens generated for each prompt, by its text."""
+        self._kept = {}
+        try:
+            yield self._kept
+        finally:
+            self._kept = None
+
     def observe(self, observer: Observer) -> None:
         """Call `observer` for all passes and requests from now on. For base models without `reuse`.
 
@@ -171,10 +181,10 @@ class EngineLM(CountedHF):
         tokens_in: tokens put through the model (routing samples included, padding excluded). tokens_out: generated
         tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`sampling.near`), so that
         other shapes or machines may choose it. cut_prompts: requests whose prompt was longer than the model's input and
-        lost its beginning. cut_reasoning: replies that ended in the reasoning. eos_added, bos_scored, no_end_token:
-        requests that the tokenizer adds an end token to, texts whose added beginning token is scored, and replies that
-        no token ends. changed_decisions, noisy_decisions: see
-        `SampleRouting.decisions`.
+        lost its beginning. cut_reasoning: replies that ended in the reasoning. decoded_in_context: answers whose text
+        is not that of their tokens alone (`moe_lab.models.new_text`). eos_added, bos_scored, no_end_token: requests
+        that the tokenizer adds an end token to, texts whose added beginning token is scored, and replies that no token
+        ends. changed_decisions, noisy_decisions: see `SampleRouting.decisions`.
         """
         cost = Counter(self._counted)
         cost.update(self._decisions)
@@ -400,9 +410,13 @@ class EngineLM(CountedHF):
 
         def on_done(state: GenerationState) -> None:
             self._counted["tokens_out"] += len(state.generated)
-            text = self.tok_decode(state.generated, skip_special_tokens=think_end is None)
-            if think_end is not None:
-                text = self._after_reasoning(text, think_end)
+            if think_end is None:
+                text = self.decode_answer(state.prompt, state.generated)
+            else:
+                reply = self.tok_decode(state.generated, skip_special_tokens=False)
+                text = self._after_reasoning(reply, think_end)
+            if self._kept is not None:
+                self._kept[state.text] = state
             report(state.index, postprocess_generated_text(text, stop, None))
             read = state.generated[:-1]
             self._observer.read("generate_until", requests[state.index], state.prompt, read)

@@ -201,7 +201,7 @@ def _generate(forward: RecurrentForward, state: GenerationState, decoding: Decod
     while True:
         logits_nV = forward.step(cache, ids)
         decoding.extend([state], forward.ensemble.next_scores(logits_nV[None]))
-        if decoding.ends(state):
+        if decoding.ended([state])[0]:
             return
         ids = state.generated[-1:]
         length = state.position + 1

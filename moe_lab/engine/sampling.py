@@ -255,11 +255,14 @@ class Decoding:
     stop: Callable[[GenerationState], bool]
     """Whether the generated tokens end a sequence: `StoppingCriteria`."""
     max_new_tokens: int
+    together: bool = False
+    """Whether all sequences are in one batch as far as the memory allows, also where their lengths differ much."""
 
     def extend(self, states: list[GenerationState], scores_AV: Tensor) -> None:
         """Append the next token to each sequence."""
         for state, token in zip(states, self.sampler(scores_AV, states), strict=True):
             state.generated.append(token)
 
-    def ends(self, state: GenerationState) -> bool:
-        return len(state.generated) >= self.max_new_tokens or self.stop(state)
+    def ended(self, states: list[GenerationState]) -> list[bool]:
+        """Whether each of the unfinished sequences of a batch ends with its newest token."""
+        return [len(state.generated) >= self.max_new_tokens or self.stop(state) for state in states]

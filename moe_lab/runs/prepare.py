@@ -21,6 +21,7 @@ from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
 from moe_lab.models.facts import ModelFacts, model_facts
 from moe_lab.models.hub import go_offline
 from moe_lab.models.identity import model_identity
+from moe_lab.models.new_text import depends_on_context
 from moe_lab.models.source import check_has_weights, model_source
 from moe_lab.models.tokenizer import load_tokenizer, prompt_tokenizer
 from moe_lab.results.identity import HASHED, folder_name, group_settings, run_id, task_label, task_settings
@@ -53,6 +54,9 @@ def identity(
     if facts.rope_by_length:
         # results from before each text had its own embeddings are of another run
         model = model | {"rotary": "of each text"}
+    if _generates(tasks) and depends_on_context(_tokenizer(config)):
+        # results from before answers kept the blank at their beginning are of another run
+        model = model | {"answers": "decoded in context"}
     return {
         "model": model,
         "dtype": facts.dtype,
@@ -65,6 +69,18 @@ def identity(
         "documents": documents_digest(tasks, documents or samples),
         "seed": config.seed if method.random else None,
     }
+
+
+def _generates(tasks: TaskDict) -> bool:
+    return any(task.get_config("output_type") == "generate_until" for task in tasks["tasks"].values())
+
+
+def _tokenizer(config: Config) -> Any:
+    """The tokenizer of a configuration's model, read once in a command."""
+    return once(
+        f"tokenizer {config.model} {config.offline}",
+        lambda: load_tokenizer(config.model, offline=config.offline),
+    )
 
 
 def run_name(config: Config, digest: str) -> str:
@@ -105,10 +121,7 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
         from moe_lab.runs.evaluation.expert import check
 
         check(method, config, facts, tasks)
-    once(
-        f"tokenizer {config.model} {config.offline}",
-        lambda: load_tokenizer(config.model, offline=config.offline),
-    )
+    _tokenizer(config)
     method.check(facts)
     check_chat_template(config)
     check_generation(config, facts, tasks)

@@ -14,6 +14,7 @@ from typing import Any
 
 from moe_lab.errors import TaskError
 from moe_lab.models.lm_eval_internals import rendered_template
+from moe_lab.tasks.answer_numbers import vote
 from moe_lab.tasks.documents import all_rows
 from moe_lab.tasks.judges import score
 
@@ -37,7 +38,8 @@ _REPLACED = ("doc_to_text", "doc_to_target", "doc_to_choice", "process_docs")
 def in_letters(config: dict[str, Any]) -> dict[str, Any]:
     """An lm-eval task's configuration with letters as answers; unchanged for tasks that generate answers.
 
-    Raises TaskError for other tasks without choices.
+    Raises TaskError for other tasks without choices, and for one that scores its answers by a function of its own,
+    which reads the options of each document in the order of its data.
     """
     if config.get("output_type") == "generate_until":
         return dict(config)
@@ -49,6 +51,12 @@ def in_letters(config: dict[str, Any]) -> dict[str, Any]:
     own_choices = config["doc_to_choice"]
     if isinstance(own_choices, list) and own_choices == list(ascii_uppercase[: len(own_choices)]):
         return config
+    if config.get("process_results") is not None:
+        raise TaskError(
+            f"{config['task']} scores its answers by a function of its own, which letters in another order would "
+            "mislead: it cannot be answered by letters, as task.answer=letters and method=c3po ask.\nOther methods ask "
+            "it as lm-eval does, with task.answer=text."
+        )
     own = {key: config.get(key) for key in _REPLACED}
     fewshot = {k: v for k, v in (config.get("fewshot_config") or {}).items() if k not in _REPLACED}
     return {
@@ -75,7 +83,10 @@ def _add_columns(own: dict[str, Any], split: Any) -> Any:
 
 
 def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """The added columns of one document; `own` has the task's `doc_to_text`, `doc_to_target` and `doc_to_choice`."""
+    """The added columns of one document; `own` has the task's `doc_to_text`, `doc_to_target` and `doc_to_choice`.
+
+    Raises TaskError for a document without exactly one right option, and for one with more options than letters.
+    """
     text, target = (_value(own[key], document) for key in ("doc_to_text", "doc_to_target"))
     choices = [str(choice).strip() for choice in _value(own["doc_to_choice"], document)]
     if isinstance(text, int):
@@ -87,19 +98,45 @@ def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
         question = f"Question: {begin} {target}"
     else:
         question = _ASKS.sub("", str(text)).strip()
-        gold = target if isinstance(target, int) else choices.index(str(target).strip())
-    if isinstance(own["doc_to_target"], int):  # the right answer has the same place in every document
+        gold = _place_of(target, choices, question)
+    if len(choices) > len(ascii_uppercase):
+        raise TaskError(
+            f"task.answer=letters: a question has {len(choices)} options, and there are {len(ascii_uppercase)} "
+            f"letters: {question[:60]!r}.\nAsk by texts: task.answer=text."
+        )
+    if _is_fixed(own["doc_to_target"], document):  # the right answer has the same place in every document
         order = list(range(len(choices)))
         random.Random(sha256(question.encode()).hexdigest()).shuffle(order)  # by the question alone
         choices, gold = [choices[i] for i in order], order.index(gold)
-    options = "".join(
-        f"{letter}. {choice}\n" for letter, choice in zip(ascii_uppercase, choices, strict=False)
-    )
+    letters = ascii_uppercase[: len(choices)]
+    options = "".join(f"{letter}. {choice}\n" for letter, choice in zip(letters, choices, strict=True))
     return {
         PROMPT: f"{question}\n{options}Answer:",
-        LETTERS: list(ascii_uppercase[: len(choices)]),
+        LETTERS: list(letters),
         GOLD: gold,
     }
+
+
+def _place_of(target: Any, choices: list[str], question: str) -> int:
+    """The place of the right answer, which is given as a place or as a text.
+
+    Raises TaskError where there is none, or several.
+    """
+    if isinstance(target, str) and target.strip() in choices:
+        return choices.index(target.strip())
+    if isinstance(target, int) and 0 <= target < len(choices):
+        return target
+    raise TaskError(
+        f"task.answer=letters needs one right option for each question, and the right answer of {question[:60]!r} is "
+        f"{target!r}.\nAsk by texts: task.answer=text."
+    )
+
+
+def _is_fixed(target: Any, document: dict[str, Any]) -> bool:
+    """Whether a task's `doc_to_target` is the same place in every document: 0, or "0"."""
+    if isinstance(target, int):
+        return True
+    return isinstance(target, str) and target.strip().isdigit() and target not in document
 
 
 def _value(field: Any, document: dict[str, Any]) -> Any:
@@ -121,7 +158,7 @@ def _value(field: Any, document: dict[str, Any]) -> Any:
 # Self-consistency: k sampled answers to each document, and a majority vote over what the task extracts
 #
 # Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (arXiv 2203.11171). The samples
-# are lm-eval's `repeats`, the vote is its filter `majority_vote`.
+# are lm-eval's `repeats`. The vote is its filter `majority_vote`, but 29 and 29.0 are the same answer.
 
 TEMPERATURE = 0.7
 """The temperature of the samples if neither the task nor `gen_kwargs` turns sampling on."""
@@ -150,7 +187,7 @@ def voted(config: dict[str, Any], count: int) -> dict[str, Any]:
             f"{config['task']} {reason}.\nLeave it out."
         )
     filters = [
-        {**one, "filter": [*one["filter"][:-1], {"function": "majority_vote"}, one["filter"][-1]]}
+        {**one, "filter": [*one["filter"][:-1], {"function": "custom", "filter_fn": vote}, one["filter"][-1]]}
         for one in config["filter_list"]
     ]
     generation = dict(config.get("generation_kwargs") or {})

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moe_lab.errors import TaskError
-
-if TYPE_CHECKING:
-    pass
-
 
 # Tasks without a known hub data set
 
@@ -23,49 +18,6 @@ def local_only(
         f"Task {task} needs data_dir=<folder> with {folder or task}/test.jsonl: {documents:,} lines such as\n{row}\n"
         f"The documents are those of {source}."
     )
-
-
-# arithmetic/: the final number of a worked answer
-
-_NUMBER = re.compile(r"(?<![\w.])-?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])-?\.\d+")
-
-
-def answer_number(text: str) -> str:
-    """The number after the last "####", else the last number of the text, else "".
-
-    >>> answer_number("3 + 4 = 7 apples.\\n#### 1,007 apples.")
-    '1007'
-    >>> answer_number("He pays $12.50.")
-    '12.50'
-    """
-    _, marker, after = text.rpartition("####")
-    numbers = _NUMBER.findall(after)
-    if marker and numbers:
-        return _plain(numbers[0])
-    numbers = _NUMBER.findall(text)
-    return _plain(numbers[-1]) if numbers else ""
-
-
-def same_number(answer: str, gold: str) -> bool:
-    """Whether two strings are numbers that differ by at most 1e-6, absolutely or relatively ("15.0" is "15")."""
-    try:
-        return math.isclose(float(answer), float(_plain(gold)), rel_tol=1e-6, abs_tol=1e-6)
-    except ValueError:
-        return False
-
-
-def _plain(number: str) -> str:
-    return number.replace(",", "").replace("$", "")
-
-
-def extract_answers(responses: list[list[str]], documents: Any) -> list[list[str]]:
-    """lm-eval filter: the answer's number of every response."""
-    return [[answer_number(text) for text in texts] for texts in responses]
-
-
-def score_number(document: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """lm-eval `process_results`: 1.0 if the filtered answer is the document's number."""
-    return {"exact_match": float(same_number(results[0], document["answer"]))}
 
 
 # references/: multiple-choice questions of BIG-bench

@@ -11,7 +11,7 @@ from functools import cache, partial
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import StopStringCriteria, TextStreamer
+from transformers import StoppingCriteria, StopStringCriteria, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
 import moe_lab
@@ -203,6 +203,69 @@ def test_a_stop_string_ends_a_text(roe, model, tokenizer):
         **inputs, custom_generate=roe, max_new_tokens=30, do_sample=True, stopping_criteria=criteria
     )
     assert tokenizer.decode(new_of(ids, inputs)[0]) == cut[0]
+
+
+class Limits(StoppingCriteria):
+    """Ends each sequence of a batch after a number of new tokens of its own, and keeps what it gets."""
+
+    def __init__(self, limits: list[int], start: int):
+        self.limits, self.start, self.got = torch.tensor(limits), start, []
+
+    def __call__(self, input_ids, scores, **options):
+        self.got.append((input_ids.tolist(), scores))
+        return input_ids.shape[1] - self.start >= self.limits
+
+
+class Steps(StoppingCriteria):
+    """Ends the whole batch after some calls."""
+
+    def __init__(self, most: int):
+        self.most, self.calls = most, 0
+
+    def __call__(self, input_ids, scores, **options):
+        self.calls += 1
+        return torch.full((len(input_ids),), self.calls >= self.most)
+
+
+LENGTHS = ["hello", "what is a cat and why", "abc " * 40]
+
+
+def test_stopping_criteria_see_the_batch_as_those_of_transformers(model, tokenizer):
+    roe, inputs = RoE(model, tokenizer, n=1), left_padded(tokenizer, LENGTHS)
+    start = inputs["input_ids"].shape[1]
+    options = {"max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 256}
+    options |= {"return_dict_in_generate": True, "output_scores": True}
+    found = []
+    for more in ({}, {"custom_generate": roe}):
+        limits = Limits([1, 3, 6], start)
+        ids = model.generate(**inputs, **options, **more, stopping_criteria=[limits]).sequences
+        found.append((ids.tolist(), limits.got))
+    (theirs, their_calls), (ours, our_calls) = found
+    # transformers pads finished sequences only where there is an end token
+    for row, limit in enumerate((1, 3, 6)):
+        assert ours[row][start : start + limit] == theirs[row][start : start + limit]
+        assert set(ours[row][start + limit :]) <= {256}
+    assert (
+        [len(scores) for _, scores in our_calls]
+        == [len(scores) for _, scores in their_calls]
+        == [*range(1, 7)]
+    )
+    for (our_ids, our_scores), (their_ids, their_scores) in zip(our_calls, their_calls, strict=True):
+        assert our_ids[2] == their_ids[2]
+        torch.testing.assert_close(our_scores[-1][2], their_scores[-1][2], atol=1e-3, rtol=1e-3)
+
+
+def test_criteria_that_count_steps_count_those_of_the_batch(roe, model, tokenizer):
+    inputs = left_padded(tokenizer, LENGTHS)
+    ids = model.generate(
+        **inputs,
+        custom_generate=roe,
+        max_new_tokens=8,
+        eos_token_id=None,
+        pad_token_id=256,
+        stopping_criteria=[Steps(4)],
+    )
+    assert ids.shape[1] == inputs["input_ids"].shape[1] + 4
 
 
 class Collected(BaseStreamer):

@@ -128,6 +128,7 @@ TUNED = {
         ({"versions": versions() | {"lm_eval": "0.4.1"}}, ("other-versions",)),
         ({"cost": {"cut_prompts": 2}}, ("cut-prompts",)),
         ({"cost": {"cut_prompts": 0}}, ()),
+        ({"cost": {"decoded_in_context": 2}}, ("decoded-in-context",)),
         ({"c2r": {"test_profile": True}}, ("test-profile",)),
         ({"c2r": {"test_profile": False}}, ()),
         (TUNED, ()),

@@ -34,19 +34,19 @@ RUNS = {
     "method=soft-prompt task=toy_choice limit=20": "2021951c6c2bb9eabc210ed6ea4c1ba783a610157f984228db754afc25290f65",
     "method=prefix-tuning task=toy_choice limit=20": "49f0edb8dca31da053ad7c1d18c5f687c994262b8f6aea699d140df0d97c173b",
     "method=finetune-freeze task=toy_choice limit=20": "777901b0e6be51697bf2450e23ce0f72c04502cc8c9beea34735ba1648bada22",
-    "method=base task=addsub": "461be229ebd760f14852d9f1b2408780c5e6c117f4cf8d300e944328de6b1ecf",
+    "method=base task=addsub": "bd766c52851f36cbdc7149e5bfc60c0ba045a43c9d3cf9df77f668f042f56a79",
     "method=base task=gsm8k num_fewshot=2": "9e4ec525cb90e6e4db420b38e7d06856dcf4e852b476b4ca580107e8854e5f4e",
     "method=base task=arc_easy": "d088966a334630a62125f8308b60f180e5cec618035f1ee1466e5b110cd88c3e",
-    "method=base task=arc_easy task.answer=letters": "7be447666f729640a05fd54ea0c199cbfaaa5fce67f774862f0d5a347024e971",
+    "method=base task=arc_easy task.answer=letters": "687dfff016585d16c360f17a3b300c46f4aeb4bf67104a17678b54d68438cadf",
     "method=base task=arc_easy_answer_format": "f46a3502de88f814961a41033e264ef022b442f5518ea2356cc18d43eaf7757c",
     "method=base task=hellaswag_answer_format": "4fa3d30205644c37a3f28fb9300c0ce5166a2f541a59601266ec1e03d3affe23",
     "method=base task=social_iqa_answer_format": "b7d1c407f5b4bbc15cd8d33bf364615c02a5da2d16239503af7040558a22321c",
-    "method=base task=bigbench_choice": "6bc3d7e3685c63f60464867bf992315825bc76dc493b40be61b256537da26c13",
+    "method=base task=bigbench_choice": "526be6ee95ef4dff530adcf1b5abd926488ba5c552dd05025cb1000c08033444",
     "method=base task=knowref": "3151e7ff616b6675c109cad2514948563946d3647d5b4cd37468781f0821def9",
     "method=base task=cona": "9c13eabadc339e29440c6467c48830d30242878bf2e46e564824a5be82be8183",
     "method=base task=humaneval predict_only=true": "76ee8355ca85b2e3e3fdd92022ebd1411e56fabeb81472bb74f68ad938426d55",
     "method=base task=lm_eval task.name=[arc_easy,gsm8k] num_fewshot=2": "3fc5c275b19425c0feaccd2df2a524006e68a2aad0119442fca8fc53f51fe186",
-    "method=roe task=addsub model.path=FOLDER method.skip_layers=0": "a9969564fca4b75be39258964b3b01491efee4bdeb6032d0d9861fe603fd8881",
+    "method=roe task=addsub model.path=FOLDER method.skip_layers=0": "f54ddc5462073917479f1d62368b22b06da2b536002e7a07c23e12c9a9358b25",
 }
 """Run ids by command line; `model=tiny` where it names none."""
 STUDIES = {

@@ -31,7 +31,7 @@ from moe_lab.runs.execute import execute
 from moe_lab.runs.jobs import jobs_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
-from moe_lab.tasks.task_functions import answer_number
+from moe_lab.tasks.answer_numbers import answer_number
 from tests.support.models import make_model, make_tokenizer
 from tests.support.runs import config, small_data
 

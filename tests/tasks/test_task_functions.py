@@ -6,21 +6,29 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import pytest
 from lm_eval.api.instance import Instance
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.schema import TaskConfig
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.tasks.answer_forms import TEMPERATURE, lettered, voted
+from moe_lab.tasks.answer_forms import TEMPERATURE, in_letters, lettered, voted
+from moe_lab.tasks.answer_numbers import answer_number, extract_answers, same_number, score_number
 from moe_lab.tasks.documents import gold_choice
-from moe_lab.tasks.task_functions import (
-    answer_number,
-    extract_answers,
-    plain_question,
-    same_number,
-    score_number,
+from moe_lab.tasks.factory import OWN_TASKS
+from moe_lab.tasks.task_functions import plain_question
+from tests.support.documents import (
+    BIGBENCH,
+    COPA,
+    HELLASWAG,
+    KNOWREF,
+    OPENBOOKQA,
+    PIQA,
+    SCIQ,
+    SOCIAL_IQA,
+    WINOGRANDE,
 )
-from tests.support.documents import BIGBENCH, COPA, HELLASWAG, KNOWREF, OPENBOOKQA, PIQA, SCIQ, WINOGRANDE
 from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 
 # answer_format/
@@ -98,6 +106,22 @@ def test_examples_end_with_their_answer(tmp_path):
         ("1, 2, 3", "3"),
         ("12,34", "34"),
         ("about 45%", "45"),
+        ("#### 9{,}500", "9500"),
+        (r"so it is $9\,500$", "9500"),
+        ("#### 1,500", "1500"),
+        ("#### \N{MINUS SIGN}7", "-7"),
+        ("10\N{MINUS SIGN}7", "7"),
+        ("5 \N{MINUS SIGN} 12 = \N{MINUS SIGN}7", "-7"),
+        ("Each gets 2/3 of it", "2/3"),
+        ("#### 2 / 3", "2/3"),
+        (r"\boxed{-\frac{2}{3}}", "-2/3"),
+        (r"1\frac{2}{3}", "1 2/3"),
+        ("He eats 1 2/3 cakes", "1 2/3"),
+        ("two thirds (2/3rds)", "2/3"),
+        ("on 5/12/2020", "2020"),
+        ("never 3/0", "0"),
+        (r"costs \$12.50", "12.50"),
+        ("#### 1e3", "1e3"),
         ("no number", ""),
         ("", ""),
     ],
@@ -112,8 +136,20 @@ def test_answer_number(text, number):
         ("15.0", "15", True),
         ("15", "15.0", True),
         ("0.6666667", "0.6666666666666666", True),
-        ("0.667", "0.6666666666666666", False),
-        ("1000000.5", "1,000,000", True),  # 5e-7 relative
+        ("0.667", "0.6666666666666666", True),
+        ("2/3", "0.6666666666666666", True),
+        ("0.66", "0.6666666666666666", False),
+        ("1 2/3", "1.6666666666666667", True),
+        ("-1 1/2", "-1.5", True),
+        ("3", "2.9999999999999996", True),
+        ("12.5", "12.50", True),
+        ("1000000.5", "1,000,000", False),
+        ("22090620", "22090603", False),
+        ("14.9996", "15", False),
+        ("9500", "9{,}500", True),
+        ("-7", "\N{MINUS SIGN}7", True),
+        ("1e3", "1000", True),
+        ("1" * 5000, "15", False),  # more digits than Python's int() reads
         ("1000002", "1000000", False),
         ("", "15", False),
         ("16", "15", False),
@@ -130,6 +166,34 @@ def test_score_reads_the_filtered_answer():
     assert filtered == [["7"], ["8"]]
     assert score_number({"answer": "7.0"}, filtered[0]) == {"exact_match": 1.0}
     assert score_number({"answer": "7.0"}, filtered[1]) == {"exact_match": 0.0}
+
+
+@pytest.mark.parametrize("gold", [7, 7.0, "7", " 7 ", "7.00"])
+def test_a_right_answer_may_be_a_number_of_json(gold, tmp_path):
+    write_jsonl(tmp_path / "addsub" / "test.jsonl", [{"question": "3 + 4?", "answer": gold}])
+    task = load_task(tmp_path, "addsub")
+    (document,) = task.task_docs
+    assert task.process_results(document, ["7"]) == {"exact_match": 1.0}
+    assert task.process_results(document, ["8"]) == {"exact_match": 0.0}
+
+
+@pytest.mark.parametrize("gold", ["50%", "7 pens", "", "seven", True])
+def test_a_right_answer_that_is_no_number_is_named_before_anything_is_asked(gold, tmp_path):
+    rows = [{"question": "3 + 4?", "answer": "7"}, {"question": "Half of all?", "answer": gold}]
+    if not isinstance(gold, str):
+        del rows[0]
+    write_jsonl(tmp_path / "svamp" / "test.jsonl", rows)
+    with pytest.raises(TaskError, match=rf"Document \d \('Half of all\?'\) has answer={gold!r}: no number"):
+        load_task(tmp_path, "svamp")
+
+
+@pytest.mark.parametrize("name", ["addsub", "singleeq", "multiarith", "svamp"])
+def test_the_arithmetic_tasks_score_by_these_functions(name, tmp_path):
+    write_jsonl(tmp_path / name / "test.jsonl", [{"question": "2 of 3?", "answer": "0.6666666666666666"}])
+    task = load_task(tmp_path, name)
+    for text, value in (("#### 2/3", 1.0), ("it is 0.667.", 1.0), ("#### 0.66", 0.0), ("#### 2", 0.0)):
+        answer = evaluated(task, [text])["numeric"]
+        assert task.process_results(task.task_docs[0], [answer]) == {"exact_match": value}
 
 
 # references/
@@ -184,6 +248,27 @@ LETTERED = {
     ),
 }
 """Documents whose second choice is right, and their prompts."""
+
+
+TRUTHFUL = {
+    "question": "Is ice warm?",
+    "mc1_targets": {"choices": ["No", "Yes", "At night"], "labels": [1, 0, 0]},
+    "mc2_targets": {"choices": ["No", "It is cold", "Yes"], "labels": [1, 1, 0]},
+}
+DOCUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "arc_easy": (FIVE, "z"),
+    "arc_challenge": (FIVE, "z"),
+    "openbookqa": (OPENBOOKQA, "cold"),
+    "social_iqa": (SOCIAL_IQA, SOCIAL_IQA["answer" + "ABC"[int(SOCIAL_IQA["label"]) - 1]]),
+    "sciq": (SCIQ, "water"),
+    "piqa": (PIQA, "Heat it."),
+    "copa": (COPA, "wet."),
+    "winogrande": (WINOGRANDE, "Sam"),
+    "knowref": (KNOWREF, "Eve"),
+    "truthfulqa_mc1": (TRUTHFUL, "No"),
+    "hellaswag": (HELLASWAG, "stirs it."),
+}
+"""A document of a task of conf/task/, and the text of its right option."""
 
 
 def load(folder: Path, name: str, **keys):
@@ -262,6 +347,89 @@ def test_choices_that_begin_alike_keep_their_words():
     assert columns["letters_prompt"] == "Question: I hear that _ won.\nA. Mary Ann\nB. Mark\nAnswer:"
 
 
+def settings_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The settings of each multiple-choice task below a folder that has a name, without data."""
+    found = {}
+    for file in sorted(folder.rglob("*.yaml")):
+        try:
+            settings = load_yaml(file)
+        except ImportError:  # of a package that this task alone needs
+            continue
+        if settings.get("output_type") == "multiple_choice" and isinstance(settings.get("task"), str):
+            found[settings["task"]] = settings
+    return found
+
+
+LM_EVAL = Path(lm_eval.__file__).parent / "tasks"
+SAMPLE = (
+    "agieval",
+    "arc",
+    "bbq",
+    "blimp",
+    "crows_pairs",
+    "mutual",
+    "truthfulqa",
+    "super_glue",
+    "hellaswag",
+    "piqa",
+)
+
+
+@pytest.mark.parametrize(
+    "folder", [OWN_TASKS, *(LM_EVAL / name for name in SAMPLE)], ids=lambda folder: folder.name
+)
+def test_no_lettered_task_is_scored_by_a_function_of_its_own(folder):
+    for name, settings in settings_of(folder).items():
+        try:
+            lettered_settings = in_letters(settings)
+        except TaskError as error:
+            no_choices = settings.get("doc_to_choice") is None
+            assert no_choices or f"{name} scores its answers by a function of its own" in str(error)
+            continue
+        unchanged = lettered_settings is settings  # in letters already
+        assert unchanged or lettered_settings.get("process_results") is None
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, "truthfulqa_mc2"])
+def test_every_multiple_choice_task_of_conf_is_refused_or_scored_by_its_letter(name, tmp_path):
+    if name == "truthfulqa_mc2":
+        write_jsonl(tmp_path / "truthfulqa" / "validation.jsonl", [TRUTHFUL])
+        with pytest.raises(TaskError, match="truthfulqa_mc2 scores its answers by a function of its own"):
+            load(tmp_path, name, data_folder="truthfulqa")
+        return
+    row, right = DOCUMENTS[name]
+    for split in ("train", "validation", "test"):
+        write_jsonl(tmp_path / name / f"{split}.jsonl", [row])
+    task = load(tmp_path, name, data_folder=name, num_fewshot=0)
+    own = task.task_docs[0]
+    letters = task.doc_to_choice(own)
+    for chosen, letter in enumerate(letters):
+        scores = [(-float(place != chosen), False) for place in range(len(letters))]
+        expected = f"\n{letter}. {right}\n" in task.doc_to_text(own)
+        assert task.process_results(own, scores)["acc"] == float(expected)
+
+
+def test_a_question_with_more_options_than_letters_is_refused():
+    own = {"doc_to_text": "Which?", "doc_to_target": 3, "doc_to_choice": [str(i) for i in range(27)]}
+    with pytest.raises(TaskError, match="a question has 27 options, and there are 26 letters: 'Which\\?'"):
+        lettered(own, {})
+    columns = lettered(own | {"doc_to_choice": own["doc_to_choice"][:26]}, {})
+    assert columns["letters"][-1] == "Z" and "\nZ. " in columns["letters_prompt"]
+
+
+@pytest.mark.parametrize("target", [[0, 1], "neither", 2, -1, None])
+def test_a_question_without_one_right_option_is_refused(target):
+    own = {"doc_to_text": "Which?", "doc_to_target": lambda document: target, "doc_to_choice": ["a", "b"]}
+    with pytest.raises(TaskError, match="needs one right option for each question"):
+        lettered(own, {})
+
+
+def test_a_fixed_place_that_is_written_as_text_is_shuffled_too():
+    own = {"doc_to_target": "0", "doc_to_choice": ["right", "wrong"]}
+    golds = {lettered(own | {"doc_to_text": f"Which {i}?"}, {})["letters_gold"] for i in range(20)}
+    assert golds == {0, 1}
+
+
 # Self-consistency
 
 TEXTS = [
@@ -306,6 +474,23 @@ def test_the_vote_is_that_of_a_loop(texts, data):
     strict = [text[5:] if text.startswith("####") else "[invalid]" for text in texts]
     assert evaluated(load_voted("gsm8k", data, num_fewshot=0), texts)["strict-match"] == vote_by_loop(strict)
     assert evaluated(load_voted("toy_math"), texts) == {"none": vote_by_loop(strict)}
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["#### 5", "#### 5", "#### 29", "#### 29.0", "#### 29.00"], {"29"}),
+        (["#### 5", "#### 5", "#### 29.0", "#### 29.00", "#### 29.0"], {"29.0"}),
+        (["#### 5", "#### 5", "#### 2/3", "#### 0.667", "#### 0.6667"], {"2/3"}),
+        (["#### 1.0004", "#### 1", "#### 5", "#### 5"], {"5"}),
+        (["#### 1,000", "#### 5", "#### 1000"], {"1000", "1,000"}),
+    ],
+)
+def test_equal_numbers_are_one_answer_of_the_vote(texts, expected, data):
+    assert evaluated(load_voted("addsub", data), texts)["numeric"] in expected
+    if "." not in "".join(texts) and "/" not in "".join(texts):
+        gsm8k = load_voted("gsm8k", data, num_fewshot=0)
+        assert evaluated(gsm8k, texts)["strict-match"] in expected
 
 
 def test_samples_are_asked_for_and_right_is_what_their_vote_says(data):

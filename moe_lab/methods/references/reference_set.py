@@ -29,8 +29,8 @@ from moe_lab.results.identity import HASHED, decisive_versions, folder_name, run
 from moe_lab.tasks.documents import documents_digest
 from moe_lab.tasks.requests import workload_of_tasks
 
-NUMERICS = 3
-"""Raised whenever the content of a set may change."""
+NUMERICS = {"multiple_choice": 3, "generate_until": 4}
+"""By the kind of the questions. Raised whenever the content of a set may change."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def references_of(
     config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
 ) -> Artifact:
     """The set of a run on disk; it need not exist yet."""
-    own = {"numerics": NUMERICS, "tokens": settings.tokens}
+    own = {"numerics": _numerics(documents), "tokens": settings.tokens}
     libraries = {"commit": facts.commit, "versions": decisive_versions()}
     digest = run_id(questions_content(config, documents, facts) | own | libraries)
     name = folder_name(config.model.name, task_label(documents.tasks), digest=digest)
@@ -173,7 +173,7 @@ def references_identity(config: Config, settings: Any, facts: ModelFacts) -> dic
             "questions.\n"
             "Use others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
         )
-    own = {"numerics": NUMERICS, "tokens": settings.tokens}
+    own = {"numerics": _numerics(documents), "tokens": settings.tokens}
     return questions_content(config, documents, facts) | own | embedding_identity(settings.embeddings)
 
 
@@ -191,6 +191,10 @@ def questions_content(config: Config, documents: ReferenceDocuments, facts: Mode
         "metrics": documents.metrics,
         "documents": documents_digest(tasks, documents.samples),
     }
+
+
+def _numerics(documents: ReferenceDocuments) -> int:
+    return max(NUMERICS[task.get_config("output_type")] for task in documents.tasks.values())
 
 
 def _embedded(how: str | None, texts: list[str], model: LoadedModel) -> tuple[Tensor, Tensor | None]:

@@ -24,12 +24,14 @@ from torch import Tensor
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.engine.lm import EngineLM, Request
+from moe_lab.engine.sampling import GenerationState
 from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import SuffixReplay
 from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.references.documents import ReferenceDocuments
 from moe_lab.models.facts import LoadedModel
+from moe_lab.models.new_text import tokens_of
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import versions
 from moe_lab.tasks.documents import gold_choice
@@ -136,9 +138,11 @@ def build(
     said = f"{folder.name}: {len(questions):,} reference questions are answered first, once for all runs"
     print_message(said)
     lines: list[dict[str, Any]] = []
-    for question, (answer, is_right) in zip(questions, answered(questions, lm), strict=True):
+    with lm.keeping_tokens() as generated:
+        graded = answered(questions, lm)
+    for question, (answer, is_right) in zip(questions, graded, strict=True):
         if answer:
-            prompt_ids, answer_ids = lm.encode_pair(question.prompt, answer)
+            prompt_ids, answer_ids = _token_ids(question, answer, generated, lm)
             lines.append(
                 {
                     "task": question.task,
@@ -147,7 +151,7 @@ def build(
                     "answer": answer,
                     "correct": is_right,
                     "prompt_ids": list(prompt_ids),
-                    "answer_ids": list(answer_ids[:ANSWER_TOKENS]),
+                    "answer_ids": list(answer_ids),
                 }
             )
     texts, prompts = [line["text"] for line in lines], [line["prompt_ids"] for line in lines]
@@ -168,6 +172,21 @@ def build(
         "versions": versions(),
         "last_session_seconds": time.perf_counter() - start,
     }
+
+
+def _token_ids(
+    question: Question, answer: str, generated: dict[str, GenerationState], lm: EngineLM
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The tokens of a prompt and the first tokens of its answer, as the model read and wrote them.
+
+    Their texts, encoded again, may be other tokens, which the model finds unlikely.
+    """
+    state = generated.get(question.prompt)
+    if question.kind == "generate_until" and state is not None:
+        answer_ids = tokens_of(answer, state.prompt, state.generated, ANSWER_TOKENS, lm.new_text)
+        return state.prompt, answer_ids
+    prompt_ids, scored_ids = lm.encode_pair(question.prompt, answer)
+    return prompt_ids, scored_ids[:ANSWER_TOKENS]
 
 
 def answered(questions: Sequence[Question], lm: EngineLM) -> list[Graded]:

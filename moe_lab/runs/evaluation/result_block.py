@@ -94,7 +94,7 @@ def _nvml_handle(device: str) -> Any:
 
 
 COUNTS = (
-    *("tokens_in", "tokens_out", "near_ties", "cut_prompts", "cut_reasoning"),
+    *("tokens_in", "tokens_out", "near_ties", "cut_prompts", "cut_reasoning", "decoded_in_context"),
     *("eos_added", "bos_scored", "no_end_token"),
 )
 

@@ -7,7 +7,9 @@ whole function again, or end in the middle of an explanation.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
+from collections.abc import Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -21,8 +23,14 @@ INSTRUCTION = (
 )
 PREFIX = "Here is the completed function:\n```python\n{{ prompt }}\n"
 """The begin of the reply, which the model continues inside the fence."""
-_FENCE = re.compile(r"```[\w+-]*\n?")
-_DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+_FENCE = re.compile(
+    r"^(?P<indent>[ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)(?:`{3,}|~{3,})[^`\n]*(?:\n|\Z)|```[\w+-]*\n?",
+    re.MULTILINE,
+)
+"""A line of a fence, in a list or not, with all that is on it ("```python {.numbered}"); or a fence within a line."""
+_FUTURE = re.compile(r"^[ \t]*from[ \t]+__future__[ \t]+import[ \t]+(?:\([^)]*\)|[^\n]*)", re.MULTILINE)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DEFINITIONS = (*_FUNCTIONS, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
 
 
 def in_chat(config: dict[str, Any]) -> dict[str, Any]:
@@ -60,34 +68,137 @@ def run_extracted(responses: list[list[str]], documents: list[dict[str, Any]]) -
 def completion(document: dict[str, Any], reply: str) -> str:
     """The part of a reply that completes the prompt's function; the whole reply if none does.
 
-    Fences divide a reply into parts. The first part counts that continues the prompt or writes the function again.
-    Lines at its end that are no Python are left out, and so is what follows the definitions, examples of calls say.
+    Fences divide a reply into parts. The first part counts that continues the prompt or writes the function again, and
+    whose function has a body: a stub (`pass`, `...`, `raise NotImplementedError`) is passed over. Lines at its end that
+    are no Python are left out, and so is what follows the definitions, examples of calls say. Definitions of other
+    parts are added if the function needs them. `from __future__` is left out, since it may only begin a program.
     """
-    prompt = document["prompt"]
-    for part in _FENCE.split(reply):
-        for start in ("", "\n"):  # a continuation of the last line; lines of their own
-            lines = part.split("\n")
-            while lines:
-                source = prompt + start + "\n".join(lines)
-                if (last := _last_line(source, document["entry_point"])) is not None:
-                    return "\n".join(source.split("\n")[:last])[len(prompt) :]
-                lines.pop()
+    parts = _parts(_FUTURE.sub("", reply))
+    for i, part in enumerate(parts):
+        completed = _completed(document, part)
+        if completed is not None:
+            others = parts[:i] + parts[i + 1 :]
+            return completed + _missing_definitions(document["prompt"] + completed, others)
     return reply
+
+
+def _parts(reply: str) -> list[str]:
+    """The texts between fences. A fence in a list is indented, and so are the lines after it: not here."""
+    parts = []
+    start, indent = 0, 0
+    for fence in _FENCE.finditer(reply):
+        parts.append(_unindented(reply[start : fence.start()], indent))
+        start, indent = fence.end(), len(fence["indent"] or "")
+    parts.append(_unindented(reply[start:], indent))
+    return parts
+
+
+def _unindented(text: str, width: int) -> str:
+    return re.sub(rf"^[ \t]{{0,{width}}}", "", text, flags=re.MULTILINE) if width else text
+
+
+def _completed(document: dict[str, Any], part: str) -> str | None:
+    """The text after the prompt up to the last definition of a part; None if it has no function with a body."""
+    prompt = document["prompt"]
+    for start in ("", "\n"):  # a continuation of the last line; lines of their own
+        lines = part.split("\n")
+        while lines:
+            source = prompt + start + "\n".join(lines)
+            if (last := _last_line(source, document["entry_point"])) is not None:
+                return "\n".join(source.split("\n")[:last])[len(prompt) :]
+            lines.pop()
+    return None
+
+
+def _missing_definitions(source: str, others: list[str]) -> str:
+    """The definitions of other parts, as text, of names that a program uses and does not have."""
+    known: dict[str, str] = {}
+    for other in others:
+        for name, text in _definitions(other):
+            known.setdefault(name, text)
+    added = ""
+    while True:
+        missing = [name for name in _undefined(source + added) if name in known]
+        if not missing:
+            return added
+        # what a definition needs is before it: a decorator is called when its function is defined
+        added = f"\n\n{known[missing[0]]}\n{added}"
+
+
+def _definitions(part: str) -> list[tuple[str, str]]:
+    """(name, text) of what a part defines or imports; empty if it is no Python."""
+    lines, found = part.split("\n"), []
+    for node in _statements(part) or []:
+        if not isinstance(node, _DEFINITIONS):
+            continue
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+        text = "\n".join(lines[first - 1 : node.end_lineno])
+        found += [(name, text) for name in _bound_by([node])]
+    return found
+
+
+def _undefined(source: str) -> list[str]:
+    """Names that a program reads and never binds."""
+    nodes = list(ast.walk(ast.parse(source)))
+    bound = _bound_by(nodes)
+    read = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    return [name for name in dict.fromkeys(read) if name not in bound and not hasattr(builtins, name)]
+
+
+def _bound_by(nodes: Sequence[ast.AST]) -> set[str]:
+    """Names that these nodes bind, without the nodes below them."""
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, _FUNCTIONS):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.ExceptHandler) and node.name is not None:
+            names.add(node.name)
+    return names
+
+
+def _statements(source: str) -> list[ast.stmt] | None:
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _last_line(source: str, name: str) -> int | None:
     """The last line of a function and of the definitions after it, from 1.
 
-    None if the source is no Python, or if its last function of this name has no body but a docstring.
+    None if the source is no Python, or if its last function of this name is a stub.
     """
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    body = _statements(source) or []
     for i in reversed(range(len(body))):
         node = body[i]
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            if len(node.body) == (ast.get_docstring(node) is not None):
+            if _is_stub(node):
                 return None
             return list(takewhile(lambda node: isinstance(node, _DEFINITIONS), body[i:]))[-1].end_lineno
     return None
+
+
+def _is_stub(function: ast.FunctionDef) -> bool:
+    """Whether a function does nothing: no statement but a docstring, `pass`, `...` or `raise NotImplementedError`."""
+    return all(_does_nothing(statement) for statement in function.body)
+
+
+def _does_nothing(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Pass):
+        return True
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    if isinstance(statement, ast.Raise) and statement.exc is not None:
+        raised = statement.exc.func if isinstance(statement.exc, ast.Call) else statement.exc
+        return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
+    return False

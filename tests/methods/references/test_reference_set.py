@@ -5,6 +5,7 @@ file or split that is not told with the way out; a reference that the model got 
 question, a set that is built twice, a set of another model or prompt that is used.
 """
 
+import json
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,8 +26,9 @@ from moe_lab.methods.references.store import check_own
 from moe_lab.models.load import load_model
 from moe_lab.routing import record
 from tests.support.documents import COPA, KNOWREF, OPENBOOKQA, SCIQ, WINOGRANDE, write_vectors
-from tests.support.models import make_model
+from tests.support.models import load_folder, make_model, save_model
 from tests.support.runs import choices, write_jsonl
+from tests.support.tokenizers import SIZE, tokenizer_of
 
 
 def settings(reference: Any = None, size: int | None = None) -> Any:
@@ -337,3 +339,35 @@ def test_a_prompt_for_every_choice_is_refused(config, tmp_path):
     text = replace(config, task=replace(config.task, answer="text"))
     with pytest.raises(ConfigError, match=r"prompt for every choice(.|\n)*task.answer=letters"):
         build(text, reference="winogrande")
+
+
+def test_generated_references_keep_the_tokens_that_the_model_wrote(tmp_path):
+    """Their texts, encoded again, are other tokens, which the model finds unlikely."""
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 2)
+    model = make_model("olmoe", vocab_size=SIZE, **ends)
+    save_model(model, tmp_path / "model", tokenizer_of("SentencePiece BPE, blank in front"))
+    loaded = load_folder(tmp_path / "model", "float32", "cpu")
+    config = Config(
+        model=ModelConfig(name="small", path=str(tmp_path / "model")),
+        task=TaskConfig(name="toy_math"),
+        output_dir=str(tmp_path / "outputs"),
+        device="cpu",
+        dtype="float32",
+    )
+    documents = reference_documents(config, settings(size=3))
+    lm = EngineLM(loaded.model, loaded.tokenizer, progress=False)
+    tmp_path.joinpath("set").mkdir()
+    reference_files.build(tmp_path / "set", config, "last1", documents, loaded, lm)
+    lines = [json.loads(line) for line in (tmp_path / "set" / "references.jsonl").read_text().splitlines()]
+    assert lines  # some answers are empty
+    for line in lines:
+        prompt = torch.tensor([line["prompt_ids"]])
+        count = len(line["answer_ids"])
+        expected = loaded.model.generate(prompt, max_new_tokens=count, do_sample=False, eos_token_id=None)
+        assert expected[0, prompt.shape[1] :].tolist() == line["answer_ids"]
+
+
+@pytest.mark.parametrize(("task", "numerics"), [("toy_math", 4), ("toy_choice", 3)])
+def test_sets_of_generated_answers_from_before_are_other_sets(task, numerics):
+    documents = reference_documents(Config(task=TaskConfig(name=task, answer="letters")), settings(size=3))
+    assert references._numerics(documents) == numerics

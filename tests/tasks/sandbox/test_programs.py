@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import lm_eval
@@ -264,6 +265,9 @@ COPRIME = PROBLEMS[1]
 """Its prompt imports gcd, which the function needs."""
 BODY = "    return gcd(a, b) == 1\n"
 AGAIN = f"def coprime(a: int, b: int) -> bool:\n{BODY}"
+HELPER = "def one(a, b):\n    return gcd(a, b) == 1\n"
+WITH_HELPER = AGAIN.replace("gcd(a, b) == 1", "one(a, b)")
+STUB = "def coprime(a: int, b: int) -> bool:\n"
 RIGHT = {
     "continued": BODY,
     "continued, closed and explained": f"{BODY}```\n\nIt works because:\n- gcd is 1",
@@ -279,6 +283,25 @@ RIGHT = {
     "truncated in an explanation": f"```python\n{AGAIN}\n# Example\nprint(coprime(4,",
     "truncated in the next fence": f"{BODY}```\nOr shorter:\n```python\ndef coprime(a, b):\n    return",
     "with a wrong example": f"{BODY}\nassert coprime(4, 6)\n",
+    "with a future import": f"```python\nfrom __future__ import annotations\n{AGAIN}```",
+    "with a future import in brackets": f"```python\nfrom __future__ import (\n    annotations,\n)\n\n{AGAIN}```",
+    "a blank before the language": f"``` python\n{AGAIN}```",
+    "braces after the language": f"```python {{.line-numbers}}\n{AGAIN}```",
+    "braces around the language": f"```{{python}}\n{AGAIN}```",
+    "a title after the language": f"```python title=\"coprime.py\"\n{AGAIN}```",
+    "four backticks": f"````python\n{AGAIN}````\nDone",
+    "tildes": f"~~~python\n{AGAIN}~~~\nDone",
+    "tildes around the body": f"~~~\n{BODY}~~~",
+    "in a numbered list": "1. First:\n\n   ```python\n" + indent(AGAIN, "   ") + "   ```\n2. Done",
+    "a fence as the item of a list": "- ```python\n" + indent(AGAIN, "  ") + "  ```",
+    "the body in a list": "* Body:\n\n  ```python\n" + indent(BODY, "  ") + "  ```",
+    "a helper in the block before": f"First:\n```python\n{HELPER}```\nThen:\n```python\n{WITH_HELPER}```",
+    "a helper in the block after": f"```python\n{WITH_HELPER}```\nIt needs:\n```python\n{HELPER}```",
+    "helpers of helpers": f"```python\n{WITH_HELPER}```\n```python\nONE = 1\n```\n```python\n{HELPER.replace('== 1', '== ONE')}```",
+    "a helper with a decorator": f"```python\n@kept\n{HELPER}```\n```python\ndef kept(f):\n    return f\n```\n```python\n{WITH_HELPER}```",
+    "a stub before": f"```python\n{STUB}    pass\n```\nNow in full:\n```python\n{AGAIN}```",
+    "a stub of dots before": f"```python\n{STUB}    ...\n```\n```python\n{AGAIN}```",
+    "a stub that raises before": f"```python\n{STUB}    raise NotImplementedError('to do')\n```\n```python\n{AGAIN}```",
 }  # fmt: skip
 WRONG = {
     "nothing": "",
@@ -286,6 +309,8 @@ WRONG = {
     "truncated in the function": "```python\ndef coprime(a: int, b: int) -> bool:\n    return gcd(a, ",
     "wrong": f"```python\n{AGAIN.replace('==', '!=')}```",
     "a refusal": "I cannot do that.",
+    "a stub alone": f"```python\n{STUB}    pass\n```",
+    "a wrong function before the right one": f"```python\n{AGAIN.replace('==', '!=')}```\n```python\n{AGAIN}```",
 }
 
 
@@ -293,7 +318,7 @@ def passes(reply: str) -> bool:
     """Whether the program passes. These programs are ours, so no sandbox is needed."""
     try:
         exec(program(COPRIME, completion(COPRIME, reply)), {})
-    except (AssertionError, SyntaxError):
+    except (AssertionError, SyntaxError, NameError):
         return False
     return True
 
@@ -301,6 +326,22 @@ def passes(reply: str) -> bool:
 @pytest.mark.parametrize("form", RIGHT | WRONG)
 def test_the_function_is_found_in_a_reply_that_has_it(form):
     assert passes((RIGHT | WRONG)[form]) == (form in RIGHT)
+
+
+@pytest.mark.parametrize(
+    ("reply", "executed"),
+    [
+        (f"~~~py\n{AGAIN}~~~", f"\n{AGAIN}"),
+        (
+            f"```python\n{WITH_HELPER}```\n```python\n{HELPER}\nprint(one(1, 2))\n```",
+            f"\n{WITH_HELPER}\n{HELPER}",
+        ),
+        (f"```python\n{AGAIN}```\n```python\n{HELPER}```", f"\n{AGAIN}"),  # a helper that is not needed
+        ("I cannot do that.", "I cannot do that."),
+    ],
+)
+def test_what_is_executed(reply, executed):
+    assert completion(COPRIME, reply).strip() == executed.strip()
 
 
 def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(data):

@@ -56,7 +56,7 @@ def unknown_key(
 
 def coerce(value: Any, annotation: Any, key: str) -> Any:
     """The value in the type of its annotation. An int becomes a float, a number or path a text. Raises ConfigError."""
-    choices = _alternatives(annotation)
+    choices = alternatives(annotation)
     finite = not isinstance(value, int | float) or abs(value) <= sys.float_info.max
     if not finite and (float in choices or str not in choices):
         raise ConfigError(f"{key}={value}: must be a finite number.")
@@ -72,7 +72,8 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
     raise ConfigError(f"{key}={shown}: expected {expected}.")
 
 
-def _alternatives(annotation: Any) -> list[Any]:
+def alternatives(annotation: Any) -> list[Any]:
+    """The types that an annotation allows."""
     if get_origin(annotation) in (Union, types.UnionType):
         return list(get_args(annotation))
     return [annotation]
@@ -151,7 +152,7 @@ def check_limits(values: Any, prefix: str = "method.") -> None:
     """Raise ConfigError for a field of a dataclass that breaks its annotation: a `Literal`, or one of `LIMITS`."""
     for key, annotation in hints_of(values.__class__, include_extras=True).items():
         value = getattr(values, key)
-        for choice in _alternatives(annotation):
+        for choice in alternatives(annotation):
             if get_origin(choice) is Literal:
                 one_of(f"{prefix}{key}", value, get_args(choice))
             elif isinstance(choice, Hashable) and choice in LIMITS and isinstance(value, int | float):

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from moe_lab.config.catalog import METHODS, option_files, resource_folder
+from moe_lab.config.text_keys import TextKeys, text_annotations
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 
@@ -50,6 +51,21 @@ def config_class(name: str, keys: Mapping[str, Any]) -> type[Method.Config]:
     """The class of a method's configuration, for its given keys."""
     method = get_method(name)
     return method.config_class(keys) if method.config_class else method.Config
+
+
+def text_keys_of_methods(policy: str | None) -> dict[str, Any]:
+    """The annotations of the text keys of all methods, of `model.recipe`, and of the function at `policy`, if any."""
+    keys: dict[str, Any] = {}
+    for name in method_names():
+        keys |= text_annotations(get_method(name).Config, "method.")
+    keys |= text_annotations(get_method("pretrain").Config, "model.recipe.")
+    if policy is not None:
+        keys |= text_annotations(config_class("policy", {"policy": policy}), "method.")
+    return keys
+
+
+TEXT_KEYS = TextKeys(text_keys_of_methods)
+"""The text keys of the schema and of all methods."""
 
 
 def _own_method(name: str) -> type[Method]:

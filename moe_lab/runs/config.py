@@ -14,7 +14,7 @@ from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
 from moe_lab.config.schema import GROUP_CONFIGS, KEYS, Config
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
-from moe_lab.methods import config_class, get_method, methods_with
+from moe_lab.methods import TEXT_KEYS, config_class, get_method, methods_with
 
 STORED_ONLY = ("report", "compare")
 """Modes that read stored results. The data may be gone."""
@@ -23,7 +23,7 @@ STORED_ONLY = ("report", "compare")
 def compose_or_explain(argv: list[str]) -> list[Cell]:
     """The cells of a command line. Raises ConfigError for everything that Hydra refuses."""
     try:
-        return compose(argv)
+        return compose(argv, TEXT_KEYS)
     except REQUEST_ERRORS as error:
         whole = os.environ.get("HYDRA_FULL_ERROR") == "1"  # else Python, too, shows the message alone
         raise ConfigError(explain(error, methods_with)) from (error if whole else None)

@@ -29,6 +29,7 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
 from moe_lab.config.overrides import GROUPS, as_typed, quoted, refuse, with_function_keys, without_method_keys
@@ -72,6 +73,14 @@ def _register() -> None:
     defaults = {group: asdict(cls()) for group, cls in GROUP_CONFIGS.items()}
     schema = {group: {k: v for k, v in keys.items() if k != "name"} for group, keys in defaults.items()}
     ConfigStore.instance().store(name="schema", node=schema)
+    OmegaConf.register_new_resolver("must_be_given", _missing, replace=True)
+
+
+def _missing(key: str) -> None:
+    """Raise OmegaConf's error for a mandatory value that is not given."""
+    error = MissingMandatoryValue(f"{key} must be given")
+    error.full_key = key
+    raise error
 
 
 _register()
@@ -105,7 +114,7 @@ def compose_cell(overrides: list[str], config_dirs: list[str], texts: TextKeys =
 
 
 class _Repository(ConfigRepository):
-    """Hydra's reader of option files; text keys keep the characters of their file."""
+    """Hydra's reader of option files. Text keys keep the characters of their file, and `???` stays a mandatory value."""
 
     def __init__(self, search_path: ConfigSearchPath, texts: TextKeys):
         super().__init__(search_path)
@@ -121,8 +130,31 @@ class _Repository(ConfigRepository):
             return result
         folder = Path(result.path.removeprefix("file://"))
         file = folder / (config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
-        kept_texts(result.config, file.read_text(encoding="utf-8"), _prefix(config_path, result), self._texts)
+        prefix = _prefix(config_path, result)
+        kept_texts(result.config, file.read_text(encoding="utf-8"), prefix, self._texts)
+        _keep_mandatory(result.config, prefix)
         return result
+
+
+MANDATORY = "${must_be_given:"
+"""The beginning of a mandatory value. Merging `???` into the schema would keep the schema's default in silence."""
+
+
+def _keep_mandatory(config: DictConfig, prefix: str) -> None:
+    for key in config:
+        if OmegaConf.is_missing(config, key):
+            config[key] = f"{MANDATORY}{prefix}{key}}}"
+        elif OmegaConf.is_dict(config._get_node(key)) and key != "hydra":
+            _keep_mandatory(config[key], f"{prefix}{key}.")
+
+
+def _check_mandatory(values: dict[str, Any]) -> None:
+    """Raise MissingMandatoryValue for a mandatory value that is not given."""
+    for value in values.values():
+        if isinstance(value, dict):
+            _check_mandatory(value)
+        elif isinstance(value, str) and value.startswith(MANDATORY):
+            _missing(value.removeprefix(MANDATORY).removesuffix("}"))
 
 
 def _prefix(config_path: str, result: ConfigResult) -> str:
@@ -234,6 +266,8 @@ def _composed(source: _Source, overrides: list[str]) -> Cell:
 def _resolved(base: Cell, overrides: list[str]) -> Cell:
     """The cell of a configuration whose interpolations are resolved here. Raises OmegaConf's errors."""
     values, text = base.values, str(base.values)
+    if MANDATORY in text:
+        _check_mandatory(values)
     if "${" in text or "???" in text:
         plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)

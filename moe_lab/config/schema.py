@@ -20,6 +20,8 @@ from moe_lab.errors import ConfigError, need_package
 
 SEEDS_WITH_TUNING = 5
 
+EMBEDDED_MODELS = ("tiny", "tiny-noisy")
+"""Models whose folders come with the package, in `moe_lab/models/`."""
 ExpertsImplementation = Literal["eager", "grouped_mm", "batched_mm", "weights_first"]
 
 

@@ -99,7 +99,8 @@ def kept_texts(config: DictConfig, text: str, prefix: str, keys: TextKeys) -> No
 
 
 def _keep(config: DictConfig, mapping: yaml.MappingNode, prefix: str, keys: TextKeys) -> None:
-    values = plain(config)
+    values = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(values, dict)
     for key_node, node in mapping.value:
         name = key_node.value
         value = values.get(name)  # None for a list of defaults, which Hydra has taken out
@@ -112,13 +113,6 @@ def _keep(config: DictConfig, mapping: yaml.MappingNode, prefix: str, keys: Text
                     config[name][index] = item.value
         elif _is_misread(value, node, key, keys):
             config[name] = node.value
-
-
-def plain(config: DictConfig) -> dict[Any, Any]:
-    """The values of a configuration, with interpolations as their text."""
-    values = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(values, dict)
-    return values
 
 
 def _is_misread(value: Any, node: yaml.Node, key: str, keys: TextKeys) -> bool:

@@ -11,7 +11,7 @@ import yaml
 
 from moe_lab.config.compose import Cell, compose
 from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
-from moe_lab.config.schema import GROUP_CONFIGS, KEYS, Config
+from moe_lab.config.schema import EMBEDDED_MODELS, GROUP_CONFIGS, KEYS, Config, ModelConfig
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import TEXT_KEYS, config_class, get_method, methods_with
@@ -71,6 +71,7 @@ def to_config(cell: Cell) -> Config:
         if group == "model" and section.get("path") and "model.path" in keys and "model.name" not in keys:
             name = PurePath(str(section["path"])).name
         typed[group] = build(schema, {**section, "name": name}, prefix=f"{group}.")
+    _check_has_path(typed["model"])
     method = values["method"]
     method_class = get_method(str(method.get("name")))
     config = config_class(str(method.get("name")), method)
@@ -87,6 +88,15 @@ def to_config(cell: Cell) -> Config:
     overrides = [one for one in cell.overrides if not one.startswith(LAUNCHER)]
     record = {"overrides": overrides, "config_dirs": cell.config_dirs}
     return build(Config, {**rest, **typed, **record}, prefix="")
+
+
+def _check_has_path(model: ModelConfig) -> None:
+    """Raise ConfigError for a model that is nowhere. Without a path it is an embedded model, by its name."""
+    if model.path is None and model.recipe is None and model.name not in EMBEDDED_MODELS:
+        raise ConfigError(
+            f"model.path must be given: model.name={model.name} is none of the embedded models "
+            f"({', '.join(EMBEDDED_MODELS)}).\nmodel.path=<hub id or folder>"
+        )
 
 
 def _check_texts(values: dict[str, Any], prefix: str = "") -> None:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from moe_lab.config.schema import EMBEDDED_MODELS
+from moe_lab.models.source import EMBEDDED
 from tests.support.command import FakeRuns, install, run_command
 
 WRONG = {
@@ -116,6 +118,41 @@ def test_a_wrong_yaml_of_ones_own_is_named(line, says, capsys, tmp_path):
     (tmp_path / "model" / "mine.yaml").write_text(f"# mine\nname: mine\n{line}\n")
     ended = run_command(capsys, "--config-dir", str(tmp_path), "model=mine", "mode=plan")
     assert ended.code == 2 and says in ended.err and "Traceback" not in ended.err
+
+
+MANDATORY = [
+    ("model", "later", "path: ???", "model.path"),
+    ("model", "later", "recipe: {steps: '???'}", "model.recipe.steps"),
+    ("task", "later", "name: toy_math\nmetric: ???", "task.metric"),
+    ("tuning", "later", "name: tpe\nn_trials: ???", "tuning.n_trials"),
+    ("logger", "later", "name: none\nproject: ???", "logger.project"),
+    ("launcher", "later", "name: none\nworkers: ???", "launcher.workers"),
+    ("method", "later", "name: roe\nn: ???", "method.n"),
+    ("method", "later", "defaults: [roe, _self_]\nn: ???", "method.n"),
+]
+
+
+@pytest.mark.parametrize(("group", "name", "text", "key"), MANDATORY)
+def test_a_mandatory_value_of_an_option_must_be_given(group, name, text, key, capsys, monkeypatch, tmp_path):
+    ran = install(monkeypatch, FakeRuns())
+    (tmp_path / group).mkdir()
+    (tmp_path / group / f"{name}.yaml").write_text(f"# mine\n{text}\n")
+    argv = ["--config-dir", str(tmp_path), f"{group}={name}", f"output_dir={tmp_path}"]
+    for more in ([], ["limit=4"]):  # as a whole, and option by option
+        ended = run_command(capsys, *argv, *more)
+        assert ended.code == 2 and f"{key} must be given: {key}=<value>" in ended.err and not ran.executed
+    values = run_command(capsys, *argv, f"{key}=3", "--cfg", "job")
+    assert values.code == 0 and "must_be_given" not in values.out
+
+
+def test_a_model_without_a_path_is_an_embedded_one(capsys, monkeypatch, tmp_path):
+    ran = install(monkeypatch, FakeRuns())
+    monkeypatch.chdir(tmp_path)
+    ended = run_command(capsys, "model=tiny", "model.name=later")
+    assert ended.code == 2 and "model.path must be given" in ended.err and not ran.executed
+    for name in EMBEDDED_MODELS:
+        assert (EMBEDDED / name / "config.json").is_file()
+        assert run_command(capsys, f"model={name}", "method=base").code == 0
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def compose_cell(overrides: list[str], config_dirs: list[str], texts: TextKeys =
 
 
 class _Repository(ConfigRepository):
-    """Hydra's reader of option files. Text keys keep the characters of their file, and `???` stays a mandatory value."""
+    """Hydra's reader of option files. Text keys keep their characters, and `???` stays a mandatory value."""
 
     def __init__(self, search_path: ConfigSearchPath, texts: TextKeys):
         super().__init__(search_path)
@@ -141,7 +141,8 @@ MANDATORY = "${must_be_given:"
 
 
 def _keep_mandatory(config: DictConfig, prefix: str) -> None:
-    for key in config:
+    for name in config:
+        key = str(name)
         if OmegaConf.is_missing(config, key):
             config[key] = f"{MANDATORY}{prefix}{key}}}"
         elif OmegaConf.is_dict(config._get_node(key)) and key != "hydra":

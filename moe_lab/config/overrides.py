@@ -139,7 +139,7 @@ def quote(argument: str, texts: TextKeys = SCHEMA_TEXT_KEYS, policy: str | None 
     `gen_kwargs=x=1,y=2`, `task.metric=acc,none`, `b=x,y`.
     """
     if match := SEVERAL.match(argument):
-        return f"{match[1]}='{match[2]}'"
+        return f"{match[1]}={_quoted(match[2])}"
     name, _, value = argument.partition("=")
     if argument.startswith("-") or not value:
         return argument
@@ -161,7 +161,8 @@ def quote(argument: str, texts: TextKeys = SCHEMA_TEXT_KEYS, policy: str | None 
 
 
 def _quoted(value: str) -> str:
-    escaped = value.replace("'", "\\'")
+    # backslashes before a quote are halved by Hydra, others are not
+    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", value).replace("'", "\\'")
     return f"'{escaped}'"
 
 

@@ -49,7 +49,7 @@ WRONG = {
     "a method's empty key in a table": (["experiment=roe/figure3", "method.n="], "method.n= has no value"),
     "nested references": (["method=icl", "method.reference=[[a]]"], "reference[0]=['a']: expected text"),
     "phases that are no mappings": (["method=finetune-freeze", "method.phases=[1]"], "expected a mapping"),
-    "no number": (["gen_kwargs=temperature=.nan"], "gen_kwargs.temperature=nan: must be a finite number"),
+    "no number": (["gen_kwargs=temperature=nan"], "gen_kwargs.temperature=nan: must be a finite number"),
     "a nested setting of generation": (["gen_kwargs={until:[[a]]}"], "gen_kwargs.until[0]"),
     "limit zero": (["limit=0"], "a number of documents, or a fraction"),
     "negative samples": (["samples=[-1]"], "from 0 on"),

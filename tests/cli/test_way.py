@@ -19,10 +19,10 @@ from tests.support.stored_results import results_of
 
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
-CONFIG = ("catalog", "overrides", "progress", "terminal", "text_keys")
+CONFIG = ("catalog", "overrides", "progress", "streams", "terminal", "text_keys")
 BESIDE = {"tasks/loading.py", "runs/plan.py", *(f"config/{name}.py" for name in CONFIG)}
 """The cache of tasks, an import hook, what follows on the runs, where options of plug-ins are,
-how overrides are quoted, which keys are texts, which bars are hidden."""
+how overrides are quoted, which keys are texts, what is printed where, which bars are hidden."""
 
 
 def documented() -> set[str]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from moe_lab.config.validators import (
+    MAX_SEED,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Seed,
     at_least,
     check_limits,
     one_of,
@@ -193,11 +195,11 @@ class Config:
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
 
     mode: Literal["run", "plan", "prefetch", "report", "compare"] = "run"
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     seeds: PositiveInt | None = None
     """Number of runs, with seed, seed+1, ...; None: 1, with tuning 5, or `tuning.seeds` above 1."""
-    sample_seed: NonNegativeInt = 1234
-    fewshot_seed: NonNegativeInt = 1234
+    sample_seed: Seed = 1234
+    fewshot_seed: Seed = 1234
     limit: int | float | None = None
     samples: list[int] | None = None
     num_fewshot: NonNegativeInt | None = None
@@ -240,6 +242,12 @@ class Config:
             raise ConfigError(
                 f"tuning.seeds={self.num_studies} evaluates each of its studies once, with the study's own seed, and "
                 f"seeds={self.seeds} asks for another number of runs. Leave seeds out (seeds=null)."
+            )
+        last_seed = self.seed + self.num_seeds - 1
+        if last_seed > MAX_SEED:
+            raise ConfigError(
+                f"seed={self.seed}: {self.num_seeds} runs end with seed {last_seed}, and the largest is {MAX_SEED}. "
+                "Give a smaller one."
             )
         if {self.a is not None, self.b is not None} != {self.mode == "compare"}:
             raise ConfigError("mode=compare, a=<file or folder> and b=<file or folder>[,<more>] go together.")

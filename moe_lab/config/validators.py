@@ -138,12 +138,16 @@ NonNegativeInt = Annotated[int, "at least 0"]
 PositiveFloat = Annotated[float, "above 0"]
 NonNegativeFloat = Annotated[float, "at least 0"]
 Share = Annotated[float, "0 to 1"]
+Seed = Annotated[int, "0 to 2^32 - 1"]
+MAX_SEED = 2**32 - 1
+"""The largest seed of NumPy and of transformers' `set_seed`."""
 LIMITS: dict[Any, Callable[[str, float], None]] = {
     PositiveInt: lambda key, value: at_least(key, value, 1),
     NonNegativeInt: lambda key, value: at_least(key, value, 0),
     PositiveFloat: above_zero,
     NonNegativeFloat: lambda key, value: at_least(key, value, 0),
     Share: lambda key, value: at_least(key, value, 0, 1),
+    Seed: lambda key, value: at_least(key, value, 0, MAX_SEED),
 }
 """The check of a value by its annotation."""
 

@@ -5,10 +5,13 @@ Broken by: an error of Hydra, OmegaConf or ours that is not mapped, and a key th
 
 import subprocess
 import sys
+from dataclasses import fields
 
+import numpy
 import pytest
+from transformers import set_seed
 
-from moe_lab.config.schema import EMBEDDED_MODELS
+from moe_lab.config.schema import EMBEDDED_MODELS, Config
 from moe_lab.models.source import EMBEDDED
 from tests.support.command import FakeRuns, install, run_command
 
@@ -153,6 +156,32 @@ def test_a_model_without_a_path_is_an_embedded_one(capsys, monkeypatch, tmp_path
     for name in EMBEDDED_MODELS:
         assert (EMBEDDED / name / "config.json").is_file()
         assert run_command(capsys, f"model={name}", "method=base").code == 0
+
+
+SEEDS = [field.name for field in fields(Config) if field.name.endswith("seed")]
+
+
+@pytest.mark.parametrize("value", [2**32, 5_000_000_000, 2**63, 10**20, -1])
+@pytest.mark.parametrize("key", SEEDS)
+def test_a_seed_is_what_numpy_and_transformers_take(key, value, capsys, monkeypatch, tmp_path):
+    ran = install(monkeypatch, FakeRuns())
+    for more in (["method=roe"], ["mode=plan"], ["method=finetune-freeze", "method.dataset=toy"]):
+        ended = run_command(capsys, f"{key}={value}", f"output_dir={tmp_path}", *more)
+        assert ended.code == 2 and not ran.executed
+        assert f"{key}={value}: must be a number that is at least 0 and at most 4,294,967,295" in ended.err
+
+
+def test_the_largest_seed_is_one_and_the_last_of_several_is_below_it(capsys, monkeypatch, tmp_path):
+    ran = install(monkeypatch, FakeRuns())
+    monkeypatch.chdir(tmp_path)
+    largest = [f"{key}={2**32 - 1}" for key in SEEDS]
+    assert run_command(capsys, "method=roe", *largest).code == 0 and ran.executed
+    ended = run_command(capsys, "method=roe", *largest, "seeds=2")
+    assert ended.code == 2 and "seed=4294967295: 2 runs end with seed 4294967296" in ended.err
+    numpy.random.seed(2**32 - 1)
+    set_seed(2**32 - 1)
+    with pytest.raises(ValueError, match="Seed must be between 0 and"):
+        set_seed(2**32)
 
 
 @pytest.mark.slow

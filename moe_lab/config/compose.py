@@ -33,6 +33,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 from moe_lab.config.catalog import plugin_folders, resource_folder
 from moe_lab.config.overrides import GROUPS, as_typed, quoted, refuse, with_function_keys, without_method_keys
+from moe_lab.config.paths import user_path
 from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.config.text_keys import SCHEMA_TEXT_KEYS, TextKeys, kept_texts
 from moe_lab.errors import ConfigError
@@ -216,7 +217,7 @@ def _cells(argv: list[str], texts: TextKeys) -> list[Cell]:
     parser = get_args_parser()
     parser.prog = "moe_lab"
     args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
-    folder = None if args.config_dir is None else os.path.abspath(args.config_dir)
+    folder = None if args.config_dir is None else os.path.abspath(user_path(args.config_dir))
     source = _source(texts, args.config_path or conf_dir, args.config_name or NAME, folder)
     hydra = source.hydra()
     if _printed(hydra, source.name, args, parser):

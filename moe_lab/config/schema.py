@@ -14,6 +14,7 @@ from moe_lab.config.validators import (
     PositiveFloat,
     PositiveInt,
     Seed,
+    UserPath,
     at_least,
     check_limits,
     one_of,
@@ -32,10 +33,10 @@ class ModelConfig:
     """The model and the options of loading it."""
 
     name: str = "tiny"
-    path: str | None = None
+    path: UserPath | None = None
     revision: str | None = None
-    tokenizer: str | None = None
-    peft: str | None = None
+    tokenizer: UserPath | None = None
+    peft: UserPath | None = None
     """Folder or hub id of an adapter in peft's format, which is merged into the weights."""
     experts_implementation: ExpertsImplementation | None = None
     attn_implementation: str | None = None
@@ -81,7 +82,7 @@ class TaskConfig:
     """Folder under `data_dir`; null: the task's name."""
     data_filter: str | None = None
     """Column with each row's `dataset_name`, in a file that the tasks of a group share."""
-    include_path: str | None = None
+    include_path: UserPath | None = None
     fewshot_split: str | None = None
     category: Literal["math", "commonsense", "code"] | None = None
     """Row of the RoE paper's Table 1 with the defaults of tuning; null: none."""
@@ -97,10 +98,10 @@ class TaskConfig:
     judges: list[str] | None = None
     """The judges of a safety task (`moe_lab.tasks.judges`); null: toy for the embedded model, else reward and
     llama_guard."""
-    reward_model: str | None = None
+    reward_model: UserPath | None = None
     """Folder, or hub id with an optional `@revision`; null: the judge's default. The same holds for the next two."""
-    guard_model: str | None = None
-    moderation_model: str | None = None
+    guard_model: UserPath | None = None
+    moderation_model: UserPath | None = None
 
     def __post_init__(self) -> None:
         if self.answer == "letters" and self.metric == "acc_norm,none":
@@ -214,8 +215,8 @@ class Config:
     predict_only: bool = False
     device: str = "auto"
     dtype: str = "auto"
-    output_dir: str = "outputs"
-    data_dir: str | None = None
+    output_dir: UserPath = "outputs"
+    data_dir: UserPath | None = None
     offline: bool = False
     baseline: bool = True
     rerun: bool = False
@@ -223,7 +224,7 @@ class Config:
     metrics: Literal["none", "expert"] = "none"
     experiment: str | None = None
     scale: Literal["tiny", "small", "paper"] = "tiny"
-    a: str | None = None
+    a: UserPath | None = None
     """With mode=compare: a results file or its folder."""
     b: str | None = None
     """With mode=compare: what is compared with `a`; several separated by commas."""

@@ -5,6 +5,7 @@ annotations limit, `one_of`, `at_least` and `above_zero` others. All take None f
 """
 
 import math
+import os
 import sys
 import types
 from collections.abc import Callable, Hashable, Sequence
@@ -32,7 +33,19 @@ def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambd
             raise unknown_key(
                 f"{prefix}{key}", [f"{prefix}{name}" for name in known], values.get("name"), owners
             )
-    return cls(**{key: coerce(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
+    paths = _path_keys(cls)
+    typed = {}
+    for key, value in values.items():
+        typed[key] = coerce(value, hints[key], f"{prefix}{key}")
+        if key in paths and isinstance(typed[key], str):
+            typed[key] = os.path.expanduser(typed[key])
+    return cls(**typed)
+
+
+@cache
+def _path_keys(cls: type) -> set[str]:
+    hints = hints_of(cls, include_extras=True)
+    return {key for key, annotation in hints.items() if UserPath in alternatives(annotation)}
 
 
 def unknown_key(
@@ -141,6 +154,8 @@ Share = Annotated[float, "0 to 1"]
 Seed = Annotated[int, "0 to 2^32 - 1"]
 MAX_SEED = 2**32 - 1
 """The largest seed of NumPy and of transformers' `set_seed`."""
+UserPath = Annotated[str, "a path"]
+"""A path or a hub id, in which `build` puts the home folder in the place of `~`."""
 LIMITS: dict[Any, Callable[[str, float], None]] = {
     PositiveInt: lambda key, value: at_least(key, value, 1),
     NonNegativeInt: lambda key, value: at_least(key, value, 0),

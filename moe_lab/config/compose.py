@@ -21,6 +21,7 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_automatic_config_search_path, get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
@@ -31,7 +32,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from moe_lab.config.catalog import plugin_folders, resource_folder
+from moe_lab.config.catalog import option_text, plugin_folders, resource_folder
 from moe_lab.config.overrides import GROUPS, as_typed, quoted, refuse, with_function_keys, without_method_keys
 from moe_lab.config.paths import user_path
 from moe_lab.config.schema import GROUP_CONFIGS
@@ -122,18 +123,16 @@ class _Repository(ConfigRepository):
         self._texts = texts
 
     def load_config(self, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None or source.scheme() != "file":
+            return super().load_config(config_path)
+        name = config_path if config_path.endswith(".yaml") else f"{config_path}.yaml"
+        text = option_text(Path(source.path, name))
         result = super().load_config(config_path)
-        if (
-            result is None
-            or not result.path.startswith("file://")
-            or not isinstance(result.config, DictConfig)
-        ):
-            return result
-        folder = Path(result.path.removeprefix("file://"))
-        file = folder / (config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
-        prefix = _prefix(config_path, result)
-        kept_texts(result.config, file.read_text(encoding="utf-8"), prefix, self._texts)
-        _keep_mandatory(result.config, prefix)
+        if result is not None and isinstance(result.config, DictConfig):
+            prefix = _prefix(config_path, result)
+            kept_texts(result.config, text, prefix, self._texts)
+            _keep_mandatory(result.config, prefix)
         return result
 
 

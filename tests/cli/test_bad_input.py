@@ -158,6 +158,32 @@ def test_a_model_without_a_path_is_an_embedded_one(capsys, monkeypatch, tmp_path
         assert run_command(capsys, f"model={name}", "method=base").code == 0
 
 
+NOT_UTF_8 = {
+    "an option": ("model/mine.yaml", ["model=mine"]),
+    "an option of another group": ("task/mine.yaml", ["task=mine"]),
+    "a word of help": ("model/mine.yaml", ["--help", "model="]),
+    "an option's help": ("model/mine.yaml", ["--help", "model=mine"]),
+    "a key's help": ("model/mine.yaml", ["--help", "revision"]),
+    "a table": ("experiments/own/mine.yaml", ["experiment=own/mine"]),
+    "a task": ("tasks/mine.yaml", ["task=lm_eval", "task.name=mine", "task.include_path={folder}/tasks"]),
+    "a profile": ("best.yaml", ["method.temperature={folder}/best.yaml"]),
+}
+
+
+@pytest.mark.parametrize("case", NOT_UTF_8)
+def test_a_yaml_that_is_not_utf_8_is_refused_by_name(case, capsys, tmp_path):
+    name, argv = NOT_UTF_8[case]
+    file = tmp_path / "own" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes("# mine\ntask: mine\n# Grüße\nname: tiny\n".encode("latin-1"))
+    typed = [argument.format(folder=tmp_path / "own") for argument in argv]
+    ended = run_command(capsys, "--config-dir", str(tmp_path / "own"), *typed, f"output_dir={tmp_path}")
+    assert ended.code == 2 and name in ended.err and "Traceback" not in ended.err
+    assert "utf-8" in ended.err.lower() and len(ended.err.splitlines()) <= 3
+    if name.startswith("model"):
+        assert "line 3 is not UTF-8" in ended.err
+
+
 SEEDS = [field.name for field in fields(Config) if field.name.endswith("seed")]
 
 

@@ -17,7 +17,7 @@ from omegaconf.errors import (
 
 from moe_lab.config.catalog import unknown_option
 from moe_lab.config.schema import GROUP_CONFIGS, KEYS
-from moe_lab.config.text_keys import SCHEMA_TEXT_KEYS, TextKeys
+from moe_lab.config.text_keys import NOTHING, SCHEMA_TEXT_KEYS, Chosen, TextKeys
 from moe_lab.config.validators import Owners, unknown_key
 from moe_lab.errors import ConfigError
 
@@ -123,15 +123,19 @@ def as_typed(override: str) -> str:
 
 def quoted(arguments: Sequence[str], texts: TextKeys) -> list[str]:
     """The arguments of a command line as Hydra takes them. `texts`: the keys that keep the characters typed."""
+    methods: tuple[str, ...] = ()
     policy = None
     for argument in arguments:
         key, _, value = argument.lstrip("+").partition("=")
-        if key == "method.policy" and "method=policy" in arguments:
+        if key == "method":
+            methods = tuple(value.split(","))
+        elif key == "method.policy" and "method=policy" in arguments:
             policy = value
-    return [quote(argument, texts, policy) for argument in arguments]
+    chosen = Chosen(methods, policy)
+    return [quote(argument, texts, chosen) for argument in arguments]
 
 
-def quote(argument: str, texts: TextKeys = SCHEMA_TEXT_KEYS, policy: str | None = None) -> str:
+def quote(argument: str, texts: TextKeys = SCHEMA_TEXT_KEYS, chosen: Chosen = NOTHING) -> str:
     """Quote a value that Hydra's grammar would misread: a path with blanks or letters beyond ASCII, a text that looks
     like a number.
 
@@ -147,7 +151,7 @@ def quote(argument: str, texts: TextKeys = SCHEMA_TEXT_KEYS, policy: str | None 
 
     def quoted_item(item: re.Match[str]) -> str:
         text = item[0].strip()
-        return _quoted(text) if texts.is_misread(key, text, policy) else item[0]
+        return _quoted(text) if texts.is_misread(key, text, chosen) else item[0]
 
     if SEVERAL_ITEMS.match(value):
         return f"{name}={ITEM.sub(quoted_item, value)}"
@@ -155,7 +159,7 @@ def quote(argument: str, texts: TextKeys = SCHEMA_TEXT_KEYS, policy: str | None 
         return argument
     parts = []
     for part in map(str.strip, value.split(",")):
-        is_misread = NOT_PLAIN.search(part) or texts.is_misread(key, part, policy)
+        is_misread = NOT_PLAIN.search(part) or texts.is_misread(key, part, chosen)
         parts.append(_quoted(part) if is_misread else part)
     return f"{name}={','.join(parts)}"
 

@@ -6,7 +6,7 @@ stream may be closed from the beginning (`>&-`, `2>&-`).
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import UnsupportedOperation
 from typing import Any, TextIO
@@ -89,6 +89,10 @@ class _Lasting:
         except BrokenPipeError:
             self._lose()
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         try:

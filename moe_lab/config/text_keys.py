@@ -6,6 +6,7 @@ quoted before Hydra reads it (`overrides.py: quote`), and a value of a YAML is r
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, get_args, get_origin
 
 import yaml
@@ -14,9 +15,21 @@ from omegaconf import DictConfig, OmegaConf
 from moe_lab.config.schema import GROUP_CONFIGS, Config
 from moe_lab.config.validators import alternatives, hints_of
 
-MethodTextKeys = Callable[[str | None], dict[str, Any]]
-"""The annotations of methods' text keys by full name, `method.dataset`, and those of the function at
-`<file>.py:<function>`, if it is given (`moe_lab.methods.text_keys`). This folder does not import methods."""
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a command or a YAML says of its method."""
+
+    methods: tuple[str, ...] = ()
+    policy: str | None = None
+    """The function of method=policy, `<file>.py:<function>`."""
+
+
+NOTHING = Chosen()
+"""No method is named."""
+MethodTextKeys = Callable[[Chosen], dict[str, Any]]
+"""The annotations of methods' text keys by full name, `method.dataset` (`moe_lab.methods.text_keys_of_methods`). This
+folder does not import methods."""
 
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 """A whole number whose text is the same after it was read as a number."""
@@ -57,29 +70,29 @@ class TextKeys:
         for group, cls in GROUP_CONFIGS.items():
             self._of_schema |= text_annotations(cls, f"{group}.")
 
-    def annotation(self, key: str, policy: str | None = None) -> Any:
-        """The annotation of a text key, None for another key. `policy`: the function of method=policy."""
+    def annotation(self, key: str, chosen: Chosen = NOTHING) -> Any:
+        """The annotation of a text key, None for another key."""
         if key in self._of_schema:
             return self._of_schema[key]
         if not key.startswith(("method.", "model.recipe.")):
             return None
-        known = self._of_methods(None)  # imports the methods
-        if key in known or policy is None:
+        known = self._of_methods(replace(chosen, policy=None))  # imports the methods
+        if key in known or chosen.policy is None:
             return known.get(key)
-        return self._of_methods(policy).get(key)  # imports the function's file
+        return self._of_methods(chosen).get(key)  # imports the function's file
 
-    def is_misread(self, key: str, text: str, policy: str | None = None) -> bool:
+    def is_misread(self, key: str, text: str, chosen: Chosen = NOTHING) -> bool:
         """Whether Hydra would read this text of a text key as a number or a switch."""
         is_switch = SWITCH.fullmatch(text) is not None
         if not is_switch and (WHOLE.fullmatch(text) or not NUMBER.fullmatch(text)):
             return False
-        annotation = self.annotation(key, policy)
+        annotation = self.annotation(key, chosen)
         if annotation is None:
             return False
         return not is_switch or bool not in alternatives(annotation)
 
 
-SCHEMA_TEXT_KEYS = TextKeys(lambda policy: {})
+SCHEMA_TEXT_KEYS = TextKeys(lambda chosen: {})
 """The text keys of the schema alone. `moe_lab.methods.TEXT_KEYS` has those of methods, too."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML has it, which is faster."""
@@ -101,6 +114,7 @@ def kept_texts(config: DictConfig, text: str, prefix: str, keys: TextKeys) -> No
 def _keep(config: DictConfig, mapping: yaml.MappingNode, prefix: str, keys: TextKeys) -> None:
     values = OmegaConf.to_container(config, resolve=False)
     assert isinstance(values, dict)
+    chosen = _chosen(values) if prefix == "method." else NOTHING
     for key_node, node in mapping.value:
         name = key_node.value
         value = values.get(name)  # None for a list of defaults, which Hydra has taken out
@@ -109,16 +123,22 @@ def _keep(config: DictConfig, mapping: yaml.MappingNode, prefix: str, keys: Text
             _keep(config[name], node, f"{key}.", keys)
         elif isinstance(value, list) and isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
-                if _is_misread(value[index], item, key, keys):
+                if _is_misread(value[index], item, key, keys, chosen):
                     config[name][index] = item.value
-        elif _is_misread(value, node, key, keys):
+        elif _is_misread(value, node, key, keys, chosen):
             config[name] = node.value
 
 
-def _is_misread(value: Any, node: yaml.Node, key: str, keys: TextKeys) -> bool:
+def _chosen(method: dict[Any, Any]) -> Chosen:
+    """The method of a method's YAML."""
+    name, policy = method.get("name"), method.get("policy")
+    return Chosen(methods=() if name is None else (str(name),), policy=policy)
+
+
+def _is_misread(value: Any, node: yaml.Node, key: str, keys: TextKeys, chosen: Chosen) -> bool:
     if not isinstance(node, yaml.ScalarNode) or not isinstance(value, bool | int | float):
         return False
-    annotation = keys.annotation(key)
+    annotation = keys.annotation(key, chosen)
     if annotation is None:
         return False
     return not isinstance(value, bool) or bool not in alternatives(annotation)

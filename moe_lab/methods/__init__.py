@@ -8,13 +8,14 @@ To add one, write `conf/method/<name>.yaml`, and here a module of the same name 
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
 from moe_lab.config.catalog import METHODS, option_files, resource_folder
-from moe_lab.config.text_keys import TextKeys, text_annotations
+from moe_lab.config.text_keys import Chosen, TextKeys, text_annotations
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 
@@ -53,14 +54,22 @@ def config_class(name: str, keys: Mapping[str, Any]) -> type[Method.Config]:
     return method.config_class(keys) if method.config_class else method.Config
 
 
-def text_keys_of_methods(policy: str | None) -> dict[str, Any]:
-    """The annotations of the text keys of all methods, of `model.recipe`, and of the function at `policy`, if any."""
-    keys: dict[str, Any] = {}
-    for name in method_names():
+def text_keys_of_methods(chosen: Chosen) -> dict[str, Any]:
+    """The annotations of the text keys of `model.recipe`, of the chosen methods, and of their function.
+
+    Where no method is named, or an option of one's own, they are those of all methods of this package.
+    """
+    keys = _text_keys(tuple(name for name in chosen.methods if name in method_names()) or OWN_NAMES)
+    if chosen.policy is None:
+        return keys
+    return keys | text_annotations(config_class("policy", {"policy": chosen.policy}), "method.")
+
+
+@cache
+def _text_keys(names: tuple[str, ...]) -> dict[str, Any]:
+    keys = text_annotations(get_method("pretrain").Config, "model.recipe.")
+    for name in names:
         keys |= text_annotations(get_method(name).Config, "method.")
-    keys |= text_annotations(get_method("pretrain").Config, "model.recipe.")
-    if policy is not None:
-        keys |= text_annotations(config_class("policy", {"policy": policy}), "method.")
     return keys
 
 

@@ -124,6 +124,12 @@ def test_the_text_of_a_policys_function_keeps_its_characters(tmp_path):
     [cell] = compose_or_explain([*policy, "method.tag=5e2", "method.scale=5e2"])
     method = to_config(cell).method
     assert (method.tag, method.scale) == ("5e2", 500.0)
+    (tmp_path / "method").mkdir()
+    text = f"name: policy\npolicy: {file}:f\ntag: 1.10\nscale: 5e2\n"
+    (tmp_path / "method" / "mine.yaml").write_text(text)
+    [cell] = compose_or_explain(["--config-dir", str(tmp_path), "method=mine"])
+    method = to_config(cell).method
+    assert (method.tag, method.scale) == ("1.10", 500.0)
 
 
 def test_a_recipe_keeps_its_characters():

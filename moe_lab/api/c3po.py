@@ -8,6 +8,7 @@ from pydantic import Field, StrictStr
 
 from moe_lab.api.language_model import LanguageModel, loaded_model
 from moe_lab.config.arguments import NonEmptyText, checked, checked_settings
+from moe_lab.config.paths import user_path
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import build
 from moe_lab.engine.lm import EngineLM
@@ -79,8 +80,8 @@ class C3PO(LanguageModel):
         plain = EngineLM(loaded.model, tokenizer, progress=False)
         with opened(loaded.model, "C3PO", alone=True), expected_flags(loaded.model.config):
             if isinstance(references, str | Path):
-                check_own(Path(references), settings.tokens, loaded, plain.budget)
-                known = stored_references(Path(references), settings.embeddings, loaded)
+                check_own(user_path(references), settings.tokens, loaded, plain.budget)
+                known = stored_references(user_path(references), settings.embeddings, loaded)
             else:
                 known = given_references(references, settings, loaded, plain)
         least = settings.k if settings.epsilon is None else 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_lab.config.arguments import wrong
+from moe_lab.config.paths import user_path
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_line
 from moe_lab.errors import ConfigError
@@ -88,7 +89,7 @@ def compare(
     if not others:
         raise wrong("moe_lab.compare(first, *others)", str(first), "give a second evaluation")
     names = ["b"] if len(others) == 1 else [f"b{number}" for number in range(1, len(others) + 1)]
-    paths = {key: Path(path).expanduser() for key, path in zip(["a", *names], (first, *others), strict=True)}
+    paths = {key: user_path(path) for key, path in zip(["a", *names], (first, *others), strict=True)}
     evaluations = [read_evaluation(key, path) for key, path in paths.items()]
     if len({evaluation.file.resolve() for evaluation in evaluations}) < len(evaluations):
         raise ConfigError("a= and b= name the same result twice. Give different ones.")
@@ -99,7 +100,7 @@ def compare(
         for log in evaluation.samples_files.values():
             digest.update(hashlib.sha256(log.read_bytes()).digest())
     labels = task_label([evaluation.label for evaluation in comparison.evaluations])
-    folder = Path(output_dir) / "comparisons" / folder_name(labels, digest=digest.hexdigest())
+    folder = user_path(output_dir) / "comparisons" / folder_name(labels, digest=digest.hexdigest())
     file = write_file(folder / "comparison.json", json_text(comparison))
     return Compared(comparison, file, write_comparison_page(comparison, file.with_suffix(".html")))
 

@@ -240,6 +240,8 @@ class LanguageModel:
         """
         if transformers_model(model) is not self.model:
             raise ValueError("custom_generate is that of another model.")
+        if seed is not None:
+            checked_settings(seed=seed)
         before = self.lm.seed
         with self.lm.running():
             if seed is not None:

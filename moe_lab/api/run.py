@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.arguments import wrong
 from moe_lab.config.progress import bars_of_libraries_hidden
+from moe_lab.config.streams import lasting_streams
 from moe_lab.errors import INTERRUPTED, TERMINATED, ConfigError, ResultsError
 from moe_lab.runs.config import compose_or_explain, to_configs
 from moe_lab.tasks.loading import task_cache
@@ -131,7 +132,8 @@ def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Re
             )
         finished: Results = do(mode, configs, cells, [*overrides, *more])
         if not quiet:
-            finished.print()
+            with lasting_streams():
+                finished.print()
         if finished.exit_code in (INTERRUPTED, TERMINATED):
             raise KeyboardInterrupt
         if finished.exit_code:

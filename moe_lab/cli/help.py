@@ -11,6 +11,7 @@ from moe_lab.config.catalog import (
     about,
     experiment_files,
     option_files,
+    option_text,
     plugin_folders,
     resource_folder,
     top_level_keys,
@@ -133,7 +134,7 @@ def _key_of_group(word: str, files: Files) -> list[str]:
     texts: dict[str, list[str]] = {}
     for each in GROUPS:
         for option, file in files[each].items() if group in ("", each) else ():
-            if found := line.search(file.read_text(encoding="utf-8")):
+            if found := line.search(option_text(file)):
                 comment = found[1].replace("# ", "  ").rstrip()
                 texts.setdefault(f"{each}.{key}={found[2].strip()}\n{comment}", []).append(f"{each}={option}")
     return [f"{text}\n  ({', '.join(options)})" for text, options in texts.items()]
@@ -156,7 +157,7 @@ def _explained(group: str, option: str, files: Files, config_dirs: list[Path]) -
     if group != "experiment":
         if option not in options:
             raise ConfigError(unknown_option(group, option, sorted(options)))
-        return f"{group}={option}\n\n{indent(options[option].read_text(encoding='utf-8').rstrip(), '  ')}"
+        return f"{group}={option}\n\n{indent(option_text(options[option]).rstrip(), '  ')}"
     from moe_lab.reports.papers.experiment import find_experiments
 
     texts = []

@@ -3,36 +3,30 @@
 python -m moe_lab method=roe model=tiny task=toy_math
 """
 
-import os
 import signal
 import sys
 import threading
-from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 from moe_lab.config import __version__
 from moe_lab.config.progress import bars_of_libraries_hidden
+from moe_lab.config.streams import lasting_streams
 from moe_lab.config.terminal import print_error, print_message
 from moe_lab.errors import CONTINUES, ConfigError, Terminated, exit_code
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; `argv` without the program's name."""
-    try:
-        code = _main(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt as stop:
-        print_message(CONTINUES)
-        return exit_code(stop)
-    except BrokenPipeError:  # `| head` ends before the command, which prints when everything is stored
-        with suppress(OSError):  # else Python flushes it once more
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        print_error(error)
-        return exit_code(error)
+    with lasting_streams():
+        try:
+            return _main(list(sys.argv[1:] if argv is None else argv))
+        except KeyboardInterrupt as stop:
+            print_message(CONTINUES)
+            return exit_code(stop)
+        except Exception as error:
+            print_error(error)
+            return exit_code(error)
 
 
 def _main(argv: list[str]) -> int:

@@ -46,9 +46,19 @@ def _plugin_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
     return tuple(folder for folder in folders if folder.is_dir())
 
 
+def option_text(file: Path) -> str:
+    """The text of an option's YAML. Raises ConfigError for one that is not UTF-8."""
+    content = file.read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{file}: line {line} is not UTF-8. Save the file as UTF-8.") from error
+
+
 def about(file: Path) -> str:
     """What an option is: the first comment of its YAML."""
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = option_text(file).splitlines()
     comments = (line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line)
     return next(comments, "")
 

@@ -15,22 +15,28 @@ from typing import Any
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_automatic_config_search_path, get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.errors import SearchPathException
+from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
-from moe_lab.config.catalog import plugin_folders, resource_folder
-from moe_lab.config.overrides import GROUPS, as_typed, quote, refuse, with_function_keys, without_method_keys
+from moe_lab.config.catalog import option_text, plugin_folders, resource_folder
+from moe_lab.config.overrides import GROUPS, as_typed, quoted, refuse, with_function_keys, without_method_keys
+from moe_lab.config.paths import user_path
 from moe_lab.config.schema import GROUP_CONFIGS
+from moe_lab.config.text_keys import SCHEMA_TEXT_KEYS, TextKeys, kept_texts
 from moe_lab.errors import ConfigError
 
 conf_dir = str(resource_folder("conf"))
@@ -69,33 +75,98 @@ def _register() -> None:
     defaults = {group: asdict(cls()) for group, cls in GROUP_CONFIGS.items()}
     schema = {group: {k: v for k, v in keys.items() if k != "name"} for group, keys in defaults.items()}
     ConfigStore.instance().store(name="schema", node=schema)
+    OmegaConf.register_new_resolver("must_be_given", _missing, replace=True)
+
+
+def _missing(key: str) -> None:
+    """Raise OmegaConf's error for a mandatory value that is not given."""
+    error = MissingMandatoryValue(f"{key} must be given")
+    error.full_key = key
+    raise error
 
 
 _register()
 
 
-def compose(argv: list[str]) -> list[Cell]:
+def compose(argv: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS) -> list[Cell]:
     """The cells of a command line; none after a flag that only prints (`--cfg`, `--info`).
+
+    `texts`: the keys whose values keep the characters that were typed.
 
     Raises the errors of Hydra and OmegaConf, SystemExit for an unknown flag, and ConfigError for an override that
     removes a key or names a folder of Hydra's.
     """
     refuse(argv)
-    argv, method_keys = without_method_keys(argv)
+    argv, method_keys = without_method_keys(argv, texts)
     with _LOCK:
         _source.cache_clear()  # files of options may have changed since the last command of this process
-        cells = _cells(list(map(quote, argv)))
+        cells = _cells(quoted(argv, texts), texts)
     return [replace(cell, method_keys=method_keys) for cell in cells]
 
 
-def compose_cell(overrides: list[str], config_dirs: list[str]) -> Cell:
+def compose_cell(overrides: list[str], config_dirs: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS) -> Cell:
     """The cell of some overrides, for experiments. `config_dirs`: the folder of `--config-dir`, if any.
 
-    Raises what `compose` raises.
+    `texts` as in `compose`. Raises what `compose` raises.
     """
     refuse(overrides)
     with _LOCK:
-        return _cell(_source(config_dir=next(iter(config_dirs), None)), list(map(quote, overrides)))
+        source = _source(texts, config_dir=next(iter(config_dirs), None))
+        return _cell(source, quoted(overrides, texts))
+
+
+class _Repository(ConfigRepository):
+    """Hydra's reader of option files. Text keys keep their characters, and `???` stays a mandatory value."""
+
+    def __init__(self, search_path: ConfigSearchPath, texts: TextKeys):
+        super().__init__(search_path)
+        self._texts = texts
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None or source.scheme() != "file":
+            return super().load_config(config_path)
+        name = config_path if config_path.endswith(".yaml") else f"{config_path}.yaml"
+        text = option_text(Path(source.path, name))
+        result = super().load_config(config_path)
+        if result is not None and isinstance(result.config, DictConfig):
+            prefix = _prefix(config_path, result)
+            kept_texts(result.config, text, prefix, self._texts)
+            _keep_mandatory(result.config, prefix)
+        return result
+
+
+MANDATORY = "${must_be_given:"
+"""The beginning of a mandatory value. Merging `???` into the schema would keep the schema's default in silence."""
+
+
+def _keep_mandatory(config: DictConfig, prefix: str) -> None:
+    for name in config:
+        key = str(name)
+        if OmegaConf.is_missing(config, key):
+            config[key] = f"{MANDATORY}{prefix}{key}}}"
+        elif OmegaConf.is_dict(config._get_node(key)) and key != "hydra":
+            _keep_mandatory(config[key], f"{prefix}{key}.")
+
+
+def _check_mandatory(values: dict[str, Any]) -> None:
+    """Raise MissingMandatoryValue for a mandatory value that is not given."""
+    for value in values.values():
+        if isinstance(value, dict):
+            _check_mandatory(value)
+        elif isinstance(value, str) and value.startswith(MANDATORY):
+            _missing(value.removeprefix(MANDATORY).removesuffix("}"))
+
+
+def _prefix(config_path: str, result: ConfigResult) -> str:
+    """The package of an option's keys with a dot: that of its `# @package` line, or its group."""
+    group = config_path.rpartition("/")[0].replace("/", ".")
+    package = result.header["package"]
+    if package == "_global_":
+        return ""
+    if package is not None and package != "_group_":
+        return f"{package}."
+    return f"{group}." if group else ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +179,8 @@ class _Source:
     """The folder of `--config-dir`."""
     files: tuple[tuple[str, int, int], ...]
     """The names, sizes and times of all option files: what is cached of them is theirs."""
+    texts: TextKeys
+    """The keys whose values keep the characters of their file."""
 
     def hydra(self) -> Hydra:
         """Hydra for this source, without its global instance. Raises SearchPathException for a missing folder."""
@@ -119,7 +192,9 @@ class _Source:
             search_path.prepend(
                 "command-line", f"file://{self.config_dir}", SearchPathQuery(provider="schema")
             )
-        return Hydra("moe_lab", ConfigLoaderImpl(search_path))
+        loader = ConfigLoaderImpl(search_path)
+        loader.repository = _Repository(search_path, self.texts)
+        return Hydra("moe_lab", loader)
 
     def load(self, overrides: list[str]) -> DictConfig:
         """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
@@ -127,20 +202,22 @@ class _Source:
 
 
 @lru_cache
-def _source(folder: str = conf_dir, name: str = NAME, config_dir: str | None = None) -> _Source:
+def _source(
+    texts: TextKeys, folder: str = conf_dir, name: str = NAME, config_dir: str | None = None
+) -> _Source:
     places = [Path(folder), *([Path(config_dir)] if config_dir else []), *plugin_folders()]
     files = [(file, file.stat()) for place in places for file in sorted(place.rglob("*.yaml"))]
     stamps = tuple((str(file), status.st_size, status.st_mtime_ns) for file, status in files)
-    return _Source(folder, name, config_dir, stamps)
+    return _Source(folder, name, config_dir, stamps, texts)
 
 
-def _cells(argv: list[str]) -> list[Cell]:
+def _cells(argv: list[str], texts: TextKeys) -> list[Cell]:
     """The cells of a command line. Flags and errors are those of `hydra.main`."""
     parser = get_args_parser()
     parser.prog = "moe_lab"
     args = parser.parse_intermixed_args(argv)  # flags may stand between overrides
-    folder = None if args.config_dir is None else os.path.abspath(args.config_dir)
-    source = _source(args.config_path or conf_dir, args.config_name or NAME, folder)
+    folder = None if args.config_dir is None else os.path.abspath(user_path(args.config_dir))
+    source = _source(texts, args.config_path or conf_dir, args.config_name or NAME, folder)
     hydra = source.hydra()
     if _printed(hydra, source.name, args, parser):
         return []
@@ -190,6 +267,8 @@ def _composed(source: _Source, overrides: list[str]) -> Cell:
 def _resolved(base: Cell, overrides: list[str]) -> Cell:
     """The cell of a configuration whose interpolations are resolved here. Raises OmegaConf's errors."""
     values, text = base.values, str(base.values)
+    if MANDATORY in text:
+        _check_mandatory(values)
     if "${" in text or "???" in text:
         plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)

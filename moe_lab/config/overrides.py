@@ -1,6 +1,7 @@
 """Overrides as they are typed: quoting, refused ones, and messages for the errors of Hydra and OmegaConf."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -16,6 +17,7 @@ from omegaconf.errors import (
 
 from moe_lab.config.catalog import unknown_option
 from moe_lab.config.schema import GROUP_CONFIGS, KEYS
+from moe_lab.config.text_keys import NOTHING, SCHEMA_TEXT_KEYS, Chosen, TextKeys
 from moe_lab.config.validators import Owners, unknown_key
 from moe_lab.errors import ConfigError
 
@@ -26,6 +28,12 @@ FOR_HYDRA = re.compile(r"""^['"\[{]|^\w+\(|\\|\$\{|['"].*,|,.*['"]""")
 """A quoted, escaped or interpolated value, a list, or a function of Hydra."""
 NOT_PLAIN = re.compile(r"[^\w./:%*@?|+$-]", re.ASCII)
 """A character that Hydra's grammar does not accept in a plain value."""
+SEVERAL_ITEMS = re.compile(r"\[|choice\(")
+"""The beginning of a list, or of the values of a grid."""
+ITEM = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,\[\]()'"]+""")
+"""An item of a list, quoted or not."""
+INDEX = re.compile(r"\.\d+$")
+"""The end of a key that is one item of a list: logger.tags.0"""
 EXPERIMENT = re.compile(r"experiment=(?!null$).")
 """The key. `+experiment=` adds an option of a group that a user has."""
 METHOD_KEY = re.compile(r"\+*method\.")
@@ -87,7 +95,7 @@ def refuse(overrides: list[str]) -> None:
             raise ConfigError(f"model={value} is no option. A hub id or a folder is model.path={value}.")
 
 
-def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
+def without_method_keys(argv: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS) -> tuple[list[str], list[str]]:
     """Split the `method.<key>=` off a command line with experiment=, whose cells have different methods.
 
     Raises Hydra's error for a key that does not parse, and ConfigError for several values.
@@ -95,7 +103,7 @@ def without_method_keys(argv: list[str]) -> tuple[list[str], list[str]]:
     if not any(map(EXPERIMENT.match, argv)):
         return argv, []
     keys = [argument for argument in argv if METHOD_KEY.match(argument)]
-    parsed = OverridesParser.create().parse_overrides(list(map(quote, keys)))
+    parsed = OverridesParser.create().parse_overrides(quoted(keys, texts))
     if any(one.is_sweep_override() for one in parsed):
         raise ConfigError(OWN_GRID)
     return [argument for argument in argv if argument not in keys], keys
@@ -113,23 +121,53 @@ def as_typed(override: str) -> str:
     return override.removeprefix("++" if METHOD_KEY.match(override) else "").replace("\\:", ":")
 
 
-def quote(argument: str) -> str:
-    """Quote a value that Hydra's grammar would misread, such as a path with blanks or letters beyond ASCII.
+def quoted(arguments: Sequence[str], texts: TextKeys) -> list[str]:
+    """The arguments of a command line as Hydra takes them. `texts`: the keys that keep the characters typed."""
+    methods: tuple[str, ...] = ()
+    policy = None
+    for argument in arguments:
+        key, _, value = argument.lstrip("+").partition("=")
+        if key == "method":
+            methods = tuple(value.split(","))
+        elif key == "method.policy" and "method=policy" in arguments:
+            policy = value
+    chosen = Chosen(methods, policy)
+    return [quote(argument, texts, chosen) for argument in arguments]
+
+
+def quote(argument: str, texts: TextKeys = SCHEMA_TEXT_KEYS, chosen: Chosen = NOTHING) -> str:
+    """Quote a value that Hydra's grammar would misread: a path with blanks or letters beyond ASCII, a text that looks
+    like a number.
 
     A comma separates the values of a grid, unless the key takes several itself: `experiment=a,b`,
     `gen_kwargs=x=1,y=2`, `task.metric=acc,none`, `b=x,y`.
     """
     if match := SEVERAL.match(argument):
-        return f"{match[1]}='{match[2]}'"
-    key, _, value = argument.partition("=")
-    if argument.startswith("-") or not value or FOR_HYDRA.search(value):
+        return f"{match[1]}={_quoted(match[2])}"
+    name, _, value = argument.partition("=")
+    if argument.startswith("-") or not value:
         return argument
-    return f"{key}={','.join(_quoted(part.strip()) for part in value.split(','))}"
+    key = INDEX.sub("", name.lstrip("+"))
+
+    def quoted_item(item: re.Match[str]) -> str:
+        text = item[0].strip()
+        return _quoted(text) if texts.is_misread(key, text, chosen) else item[0]
+
+    if SEVERAL_ITEMS.match(value):
+        return f"{name}={ITEM.sub(quoted_item, value)}"
+    if FOR_HYDRA.search(value):
+        return argument
+    parts = []
+    for part in map(str.strip, value.split(",")):
+        is_misread = NOT_PLAIN.search(part) or texts.is_misread(key, part, chosen)
+        parts.append(_quoted(part) if is_misread else part)
+    return f"{name}={','.join(parts)}"
 
 
 def _quoted(value: str) -> str:
-    escaped = value.replace("'", "\\'")
-    return f"'{escaped}'" if NOT_PLAIN.search(value) else value
+    # backslashes before a quote are halved by Hydra, others are not
+    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", value).replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 # Errors of Hydra and OmegaConf: a few lines with the closest valid choice and what to do

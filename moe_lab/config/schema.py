@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from moe_lab.config.validators import (
+    MAX_SEED,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Seed,
+    UserPath,
     at_least,
     check_limits,
     one_of,
@@ -20,6 +23,8 @@ from moe_lab.errors import ConfigError, need_package
 
 SEEDS_WITH_TUNING = 5
 
+EMBEDDED_MODELS = ("tiny", "tiny-noisy")
+"""Models whose folders come with the package, in `moe_lab/models/`."""
 ExpertsImplementation = Literal["eager", "grouped_mm", "batched_mm", "weights_first"]
 
 
@@ -28,10 +33,10 @@ class ModelConfig:
     """The model and the options of loading it."""
 
     name: str = "tiny"
-    path: str | None = None
+    path: UserPath | None = None
     revision: str | None = None
-    tokenizer: str | None = None
-    peft: str | None = None
+    tokenizer: UserPath | None = None
+    peft: UserPath | None = None
     """Folder or hub id of an adapter in peft's format, which is merged into the weights."""
     experts_implementation: ExpertsImplementation | None = None
     attn_implementation: str | None = None
@@ -77,7 +82,7 @@ class TaskConfig:
     """Folder under `data_dir`; null: the task's name."""
     data_filter: str | None = None
     """Column with each row's `dataset_name`, in a file that the tasks of a group share."""
-    include_path: str | None = None
+    include_path: UserPath | None = None
     fewshot_split: str | None = None
     category: Literal["math", "commonsense", "code"] | None = None
     """Row of the RoE paper's Table 1 with the defaults of tuning; null: none."""
@@ -93,10 +98,10 @@ class TaskConfig:
     judges: list[str] | None = None
     """The judges of a safety task (`moe_lab.tasks.judges`); null: toy for the embedded model, else reward and
     llama_guard."""
-    reward_model: str | None = None
+    reward_model: UserPath | None = None
     """Folder, or hub id with an optional `@revision`; null: the judge's default. The same holds for the next two."""
-    guard_model: str | None = None
-    moderation_model: str | None = None
+    guard_model: UserPath | None = None
+    moderation_model: UserPath | None = None
 
     def __post_init__(self) -> None:
         if self.answer == "letters" and self.metric == "acc_norm,none":
@@ -203,11 +208,11 @@ class Config:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     mode: Literal["run", "plan", "prefetch", "report", "compare"] = "run"
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     seeds: PositiveInt | None = None
     """Number of runs, with seed, seed+1, ...; None: 1, with tuning 5, or `tuning.seeds` above 1."""
-    sample_seed: NonNegativeInt = 1234
-    fewshot_seed: NonNegativeInt = 1234
+    sample_seed: Seed = 1234
+    fewshot_seed: Seed = 1234
     limit: int | float | None = None
     samples: list[int] | None = None
     num_fewshot: NonNegativeInt | None = None
@@ -222,8 +227,8 @@ class Config:
     predict_only: bool = False
     device: str = "auto"
     dtype: str = "auto"
-    output_dir: str = "outputs"
-    data_dir: str | None = None
+    output_dir: UserPath = "outputs"
+    data_dir: UserPath | None = None
     offline: bool = False
     baseline: bool = True
     rerun: bool = False
@@ -231,7 +236,7 @@ class Config:
     metrics: Literal["none", "expert"] = "none"
     experiment: str | None = None
     scale: Literal["tiny", "small", "paper"] = "tiny"
-    a: str | None = None
+    a: UserPath | None = None
     """With mode=compare: a results file or its folder."""
     b: str | None = None
     """With mode=compare: what is compared with `a`; several separated by commas."""
@@ -250,6 +255,12 @@ class Config:
             raise ConfigError(
                 f"tuning.seeds={self.num_studies} evaluates each of its studies once, with the study's own seed, and "
                 f"seeds={self.seeds} asks for another number of runs. Leave seeds out (seeds=null)."
+            )
+        last_seed = self.seed + self.num_seeds - 1
+        if last_seed > MAX_SEED:
+            raise ConfigError(
+                f"seed={self.seed}: {self.num_seeds} runs end with seed {last_seed}, and the largest is {MAX_SEED}. "
+                "Give a smaller one."
             )
         if {self.a is not None, self.b is not None} != {self.mode == "compare"}:
             raise ConfigError("mode=compare, a=<file or folder> and b=<file or folder>[,<more>] go together.")

@@ -5,6 +5,7 @@ annotations limit, `one_of`, `at_least` and `above_zero` others. All take None f
 """
 
 import math
+import os
 import sys
 import types
 from collections.abc import Callable, Hashable, Sequence
@@ -32,7 +33,19 @@ def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambd
             raise unknown_key(
                 f"{prefix}{key}", [f"{prefix}{name}" for name in known], values.get("name"), owners
             )
-    return cls(**{key: coerce(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
+    paths = _path_keys(cls)
+    typed = {}
+    for key, value in values.items():
+        typed[key] = coerce(value, hints[key], f"{prefix}{key}")
+        if key in paths and isinstance(typed[key], str):
+            typed[key] = os.path.expanduser(typed[key])
+    return cls(**typed)
+
+
+@cache
+def _path_keys(cls: type) -> set[str]:
+    hints = hints_of(cls, include_extras=True)
+    return {key for key, annotation in hints.items() if UserPath in alternatives(annotation)}
 
 
 def unknown_key(
@@ -56,7 +69,7 @@ def unknown_key(
 
 def coerce(value: Any, annotation: Any, key: str) -> Any:
     """The value in the type of its annotation. An int becomes a float, a number or path a text. Raises ConfigError."""
-    choices = _alternatives(annotation)
+    choices = alternatives(annotation)
     finite = not isinstance(value, int | float) or abs(value) <= sys.float_info.max
     if not finite and (float in choices or str not in choices):
         raise ConfigError(f"{key}={value}: must be a finite number.")
@@ -72,7 +85,8 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
     raise ConfigError(f"{key}={shown}: expected {expected}.")
 
 
-def _alternatives(annotation: Any) -> list[Any]:
+def alternatives(annotation: Any) -> list[Any]:
+    """The types that an annotation allows."""
     if get_origin(annotation) in (Union, types.UnionType):
         return list(get_args(annotation))
     return [annotation]
@@ -137,12 +151,18 @@ NonNegativeInt = Annotated[int, "at least 0"]
 PositiveFloat = Annotated[float, "above 0"]
 NonNegativeFloat = Annotated[float, "at least 0"]
 Share = Annotated[float, "0 to 1"]
+Seed = Annotated[int, "0 to 2^32 - 1"]
+MAX_SEED = 2**32 - 1
+"""The largest seed of NumPy and of transformers' `set_seed`."""
+UserPath = Annotated[str, "a path"]
+"""A path or a hub id, in which `build` puts the home folder in the place of `~`."""
 LIMITS: dict[Any, Callable[[str, float], None]] = {
     PositiveInt: lambda key, value: at_least(key, value, 1),
     NonNegativeInt: lambda key, value: at_least(key, value, 0),
     PositiveFloat: above_zero,
     NonNegativeFloat: lambda key, value: at_least(key, value, 0),
     Share: lambda key, value: at_least(key, value, 0, 1),
+    Seed: lambda key, value: at_least(key, value, 0, MAX_SEED),
 }
 """The check of a value by its annotation."""
 
@@ -151,7 +171,7 @@ def check_limits(values: Any, prefix: str = "method.") -> None:
     """Raise ConfigError for a field of a dataclass that breaks its annotation: a `Literal`, or one of `LIMITS`."""
     for key, annotation in hints_of(values.__class__, include_extras=True).items():
         value = getattr(values, key)
-        for choice in _alternatives(annotation):
+        for choice in alternatives(annotation):
             if get_origin(choice) is Literal:
                 one_of(f"{prefix}{key}", value, get_args(choice))
             elif isinstance(choice, Hashable) and choice in LIMITS and isinstance(value, int | float):

@@ -8,12 +8,14 @@ To add one, write `conf/method/<name>.yaml`, and here a module of the same name 
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
 from moe_lab.config.catalog import METHODS, option_files, resource_folder
+from moe_lab.config.text_keys import Chosen, TextKeys, text_annotations
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 
@@ -50,6 +52,29 @@ def config_class(name: str, keys: Mapping[str, Any]) -> type[Method.Config]:
     """The class of a method's configuration, for its given keys."""
     method = get_method(name)
     return method.config_class(keys) if method.config_class else method.Config
+
+
+def text_keys_of_methods(chosen: Chosen) -> dict[str, Any]:
+    """The annotations of the text keys of `model.recipe`, of the chosen methods, and of their function.
+
+    Where no method is named, or an option of one's own, they are those of all methods of this package.
+    """
+    keys = _text_keys(tuple(name for name in chosen.methods if name in method_names()) or OWN_NAMES)
+    if chosen.policy is None:
+        return keys
+    return keys | text_annotations(config_class("policy", {"policy": chosen.policy}), "method.")
+
+
+@cache
+def _text_keys(names: tuple[str, ...]) -> dict[str, Any]:
+    keys = text_annotations(get_method("pretrain").Config, "model.recipe.")
+    for name in names:
+        keys |= text_annotations(get_method(name).Config, "method.")
+    return keys
+
+
+TEXT_KEYS = TextKeys(text_keys_of_methods)
+"""The text keys of the schema and of all methods."""
 
 
 def _own_method(name: str) -> type[Method]:

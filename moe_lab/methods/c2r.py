@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe_lab.config.paths import user_path
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.config.validators import PositiveInt
+from moe_lab.config.validators import PositiveInt, UserPath
 from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.data_files import COUNTED_LENGTH, Data, read_data
 from moe_lab.methods.method import Method
@@ -48,8 +49,8 @@ class C2R(PolicyMethod):
         name: str = "c2r"
         partners: int | None = None
         """T, the partners of each expert; null: half of the experts."""
-        profile: str | None = None
-        dataset: str = "toy"
+        profile: UserPath | None = None
+        dataset: UserPath = "toy"
         dataset_size: PositiveInt | None = None
 
     def partners(self, facts: ModelFacts) -> int:
@@ -91,7 +92,7 @@ def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
     """
     from safetensors.torch import load_file
 
-    file = Path(path).expanduser()
+    file = user_path(path)
     file = file / FOLDER / COUNTS if file.is_dir() else file
     remedy = "Give the folder of a run with metrics=expert, or its expert_metrics/counts.safetensors."
     with reading(f"method.profile={path}: {file}", remedy):

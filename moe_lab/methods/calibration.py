@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.validators import PositiveFloat
+from moe_lab.config.validators import PositiveFloat, UserPath
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 from moe_lab.methods.policy_method import PolicyMethod
@@ -33,7 +33,7 @@ class Calibration(PolicyMethod):
     @dataclass(kw_only=True)
     class Config(Method.Config):
         name: str = "calibration"
-        logit_scale: PositiveFloat | str = 1.0
+        logit_scale: PositiveFloat | UserPath = 1.0
         """1 / softmax temperature, or the path of a profile, which `tuning=scale` writes."""
 
     def __init__(self, config: Any):

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from moe_lab.config.paths import user_path
 from moe_lab.config.schema import Config
 from moe_lab.errors import MoeLabError, TaskError, reading
 from moe_lab.models.hub import commit_of, explain, fetch, is_offline, snapshot
@@ -90,10 +91,10 @@ def data_files(
 
     Raises TaskError for an unknown name and for missing files.
     """
-    path = Path(dataset).expanduser()
+    path = user_path(dataset)
     if path.suffix not in FORMATS:
         if dataset in known or re.fullmatch(r"\w[\w.-]*/[\w.-]+", dataset):
-            path = Path(config.data_dir or "").expanduser() / dataset.rpartition("/")[2] / "train.jsonl"
+            path = Path(config.data_dir or "") / dataset.rpartition("/")[2] / "train.jsonl"
             if config.data_dir is None or not path.is_file():
                 id = known.get(dataset, dataset)
                 files, commit = train_files(id, offline=config.offline, key=key)

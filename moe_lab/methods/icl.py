@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.config.validators import PositiveInt
+from moe_lab.config.validators import PositiveInt, UserPath
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Counters, Method, SessionInfo
@@ -35,7 +35,7 @@ class ICL(Method):
         k: PositiveInt = 3
         reference: str | list[str] | None = None
         reference_size: PositiveInt | None = None
-        embeddings: str | None = None
+        embeddings: UserPath | None = None
         most_similar: float = 0.95
         epsilon: ClassVar[None] = None
         tokens: ClassVar[str] = "last1"

@@ -25,7 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from moe_lab.config.validators import did_you_mean
+from moe_lab.config.paths import user_path
+from moe_lab.config.validators import UserPath, did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.policy_method import PolicyMethod, Settings
@@ -51,7 +52,7 @@ class FunctionPolicy(PolicyMethod):
         """The keys of every function; `config_class` adds those of one."""
 
         name: str = "policy"
-        policy: str | None = None
+        policy: UserPath | None = None
         """`<file>.py:<function>`."""
         space: dict[str, list[int | float]] | None = None
         """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the ends of the
@@ -132,7 +133,7 @@ def load_function(policy: Any) -> tuple[Callable[..., Any], str]:
             f"method.policy={policy or 'null'}: method=policy needs a file and a function (router, routing) in it: "
             "method.policy=my_idea.py:drop_weakest."
         )
-    path = Path(file)
+    path = user_path(file)
     if not path.is_file():
         raise ConfigError(f"method.policy={policy}: there is no file {path}.")
     content = path.read_bytes()

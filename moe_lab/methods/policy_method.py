@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from moe_lab.config.schema import Config as RunConfig
-from moe_lab.config.validators import build
+from moe_lab.config.validators import UserPath, build
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import ensemble_lm
 from moe_lab.methods.method import Context, Counters, Method, SessionInfo, share
@@ -48,7 +48,7 @@ class PolicyMethod(Method):
     class Config(Method.Config):
         """The key of methods with a grid."""
 
-        profile: str | None = None
+        profile: UserPath | None = None
         """The path of a profile, whose settings take the place of all other keys."""
 
     def __init__(self, config: Any):

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from moe_lab.config.paths import user_path
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError, reading
 
@@ -93,11 +94,12 @@ def expecting(path: Path, profile: Profile) -> Iterator[None]:
 
 def read_profile(path: str | Path, key: str = "method.temperature") -> Profile:
     """Read a profile. Raises ConfigError, which names `key`, if the file is missing or is no profile."""
-    if Path(path) in _expected:
-        return _expected[Path(path)]
+    file = user_path(path)
+    if file in _expected:
+        return _expected[file]
     remedy = "Give a number, a list, or the best.yaml of a study (tuning=tpe writes one)."
     with reading(f"{key}={path}", remedy, says="is no profile of a study"):
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
         profile: Profile = build(Profile, values, "")
     if not profile.documents:
         raise ConfigError(

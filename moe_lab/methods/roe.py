@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from moe_lab.config.validators import NonNegativeInt, PositiveFloat, PositiveInt
+from moe_lab.config.validators import NonNegativeInt, PositiveFloat, PositiveInt, UserPath
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 from moe_lab.methods.policy_method import PolicyMethod
@@ -33,7 +33,7 @@ class RoE(PolicyMethod):
     class Config(Method.Config):
         name: str = "roe"
         n: PositiveInt = 32
-        temperature: float | list[float] | str = 0.1
+        temperature: float | list[float] | UserPath = 0.1
         """A number for all MoE layers that are not skipped, a list with an entry for each MoE layer, or a profile."""
         skip_layers: NonNegativeInt | None = None
         """L: MoE layers without noise at each end; null: 1 for a number, 0 for a list or a profile."""

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from moe_lab.config.paths import user_path
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError, reading
@@ -34,7 +35,7 @@ def digest_of(file: Path) -> str:
     if stat.st_size <= WHOLE_BYTES:
         return hashlib.sha256(str(stat.st_size).encode() + file.read_bytes()).hexdigest()
     state = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    cache = Path(os.environ.get("MOE_LAB_CACHE", "~/.cache/moe_lab")).expanduser() / "digests"
+    cache = user_path(os.environ.get("MOE_LAB_CACHE", "~/.cache/moe_lab")) / "digests"
     return _cached(file, state, cache / f"{stat.st_dev}-{stat.st_ino}.json")
 
 
@@ -123,7 +124,7 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
     """
 
     def current(other: str) -> dict[str, Any]:
-        return source_identity(other, None if Path(other).expanduser().is_dir() else commit_of(other))
+        return source_identity(other, None if user_path(other).is_dir() else commit_of(other))
 
     return {
         "model": source_identity(source, model.revision),
@@ -136,5 +137,5 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
 
 def source_identity(source: str, revision: str | None) -> dict[str, Any]:
     """{"hub": id, "revision": ...}, or {"files": {name: hash}} for a local folder."""
-    folder = Path(source).expanduser()
+    folder = user_path(source)
     return {"files": folder_content(folder)} if folder.is_dir() else {"hub": source, "revision": revision}

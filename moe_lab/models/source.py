@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 import moe_lab.models.designs  # noqa: F401 - registers this package's models with AutoConfig
+from moe_lab.config.paths import user_path
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, reading
 from moe_lab.models.hub import ADAPTER, commit_of, explain, fetch, files_of, is_offline
@@ -50,7 +51,7 @@ def model_source(model: ModelConfig) -> str:
     if model.recipe is not None:
         raise ModelError(f"model={model.name} is trained on first use. Train it with mode=run.")
     if model.path:
-        return str(Path(model.path).expanduser())
+        return str(user_path(model.path))
     own = EMBEDDED / model.name
     return str(own if (own / "config.json").is_file() else TINY)
 
@@ -200,7 +201,7 @@ def adapter_folder(model: ModelConfig, *, offline: bool) -> Path | None:
 
 def small_folder(source: str, patterns: tuple[str, ...], what: str, offline: bool) -> Path:
     """A local folder, or that of a repository's files at its default revision."""
-    source = str(Path(source).expanduser())
+    source = str(user_path(source))
     return Path(source) if _is_folder(source) else _fetched(source, patterns, what, offline)
 
 

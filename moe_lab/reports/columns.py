@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from shutil import get_terminal_size
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -41,6 +42,11 @@ class Column:
     def width(self) -> int:
         return max(map(cell_len, [self.heading, *map(one_line, self.cells)])) + GAP
 
+    @property
+    def least_width(self) -> int:
+        """With its texts folded."""
+        return self.width if self.values is not None else min(self.width, LEAST_TEXT + GAP)
+
 
 def names(**columns: Iterable[str]) -> list[Column]:
     """Columns that say what the rows are, by heading."""
@@ -74,19 +80,32 @@ WITHOUT_TERMINAL = 400
 """Characters of a line of a table that is piped or stored, unless COLUMNS says another number."""
 GAP = 2
 """Blanks between two columns."""
+LEAST_TEXT = 12
+"""Characters to which a column of texts may be folded. Numbers are neither folded nor cut."""
 
 
 def print_table(title: str, columns: Sequence[Column]) -> None:
     """Print a table in the width of the terminal."""
-    terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
-    print(table_text(title, columns, None if terminal else WITHOUT_TERMINAL))
+    print(table_text(title, columns, terminal_width()))
 
 
-def table_text(title: str, columns: Sequence[Column], width: int | None = WITHOUT_TERMINAL) -> str:
+def terminal_width() -> int:
+    """Characters of a line: those of COLUMNS if it is a number above 0, else those of the terminal, if there is one."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    if not sys.stdout.isatty():
+        return WITHOUT_TERMINAL
+    return get_terminal_size().columns
+
+
+def table_text(title: str, columns: Sequence[Column], width: int = WITHOUT_TERMINAL) -> str:
     """A title, and the table below it. Columns that do not fit are left out (`Column.spare`), and names are folded.
 
+    Where the numbers alone are too wide the table is a list: `<heading>: <cell>`, with an empty line between rows.
+
     Args:
-        width: characters of a line; None is that of the terminal.
+        width: characters of a line.
     """
     # No markup and no colours: overrides may have brackets, and stdout shows escape sequences instead of sending them.
     console = Console(
@@ -94,12 +113,15 @@ def table_text(title: str, columns: Sequence[Column], width: int | None = WITHOU
     )
     shared, kept = split_title(columns)
     left_out: list[str] = []
-    while sum(column.width for column in kept) > console.width:
+    while sum(column.width for column in kept) > width:
         last = max(kept, key=lambda column: column.spare)
         if not last.spare:
             break
         left_out.append(last.heading)
         kept.remove(last)
+    heading = one_line(": ".join(filter(None, [title, " ".join(shared)])))
+    if sum(column.least_width for column in kept) > width:
+        return _list_text(heading, split_title(columns)[1])
     grid = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
     for column in kept:
         is_number = column.values is not None
@@ -108,12 +130,23 @@ def table_text(title: str, columns: Sequence[Column], width: int | None = WITHOU
         )
     for row in zip(*(column.cells for column in kept), strict=True):
         grid.add_row(*map(one_line, row))
-    console.print(one_line(": ".join(filter(None, [title, " ".join(shared)]))), end="\n\n")
+    console.print(heading, end="\n\n")
     console.print(grid)
     if left_out:
         console.print(f"Left out for want of width: {', '.join(left_out)}.")
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+def _list_text(heading: str, columns: Sequence[Column]) -> str:
+    """A heading, and each row as lines below it."""
+    lines = [heading, ""]
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        for column, cell in zip(columns, cells, strict=True):
+            if cell:
+                lines.append(f"{column.heading}: {one_line(cell)}")
+        lines.append("")
+    return "\n".join(lines)
 
 
 class Shown(ABC):

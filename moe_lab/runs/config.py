@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
-
 from moe_lab.config.compose import Cell, compose
 from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
-from moe_lab.config.schema import GROUP_CONFIGS, KEYS, Config
+from moe_lab.config.schema import EMBEDDED_MODELS, GROUP_CONFIGS, KEYS, Config, ModelConfig
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
-from moe_lab.methods import config_class, get_method, methods_with
+from moe_lab.methods import TEXT_KEYS, config_class, get_method, methods_with
 
 STORED_ONLY = ("report", "compare")
 """Modes that read stored results. The data may be gone."""
@@ -23,7 +21,7 @@ STORED_ONLY = ("report", "compare")
 def compose_or_explain(argv: list[str]) -> list[Cell]:
     """The cells of a command line. Raises ConfigError for everything that Hydra refuses."""
     try:
-        return compose(argv)
+        return compose(argv, TEXT_KEYS)
     except REQUEST_ERRORS as error:
         whole = os.environ.get("HYDRA_FULL_ERROR") == "1"  # else Python, too, shows the message alone
         raise ConfigError(explain(error, methods_with)) from (error if whole else None)
@@ -71,6 +69,7 @@ def to_config(cell: Cell) -> Config:
         if group == "model" and section.get("path") and "model.path" in keys and "model.name" not in keys:
             name = PurePath(str(section["path"])).name
         typed[group] = build(schema, {**section, "name": name}, prefix=f"{group}.")
+    _check_has_path(typed["model"])
     method = values["method"]
     method_class = get_method(str(method.get("name")))
     config = config_class(str(method.get("name")), method)
@@ -78,15 +77,40 @@ def to_config(cell: Cell) -> Config:
     if typed["task"].answer is None and method_class.answer:
         typed["task"] = replace(typed["task"], answer=method_class.answer)
     rest = {key: value for key, value in values.items() if key not in typed}
-    if isinstance(given := rest["gen_kwargs"], str):  # lm-eval's notation: temperature=0.7,do_sample=true
-        pairs = [pair.partition("=") for pair in given.split(",")]
-        if not all(equals for _, equals, _ in pairs):
-            raise ConfigError(f"gen_kwargs={given}: write gen_kwargs=key=value,key=value.")
-        rest["gen_kwargs"] = {key.strip(): yaml.safe_load(item) for key, _, item in pairs}
+    if isinstance(rest["gen_kwargs"], str):
+        rest["gen_kwargs"] = generation_settings(rest["gen_kwargs"])
     # the launcher changes no number, and nothing that is stored
     overrides = [one for one in cell.overrides if not one.startswith(LAUNCHER)]
     record = {"overrides": overrides, "config_dirs": cell.config_dirs}
     return build(Config, {**rest, **typed, **record}, prefix="")
+
+
+def generation_settings(text: str) -> dict[str, Any]:
+    """The settings of `temperature=0.7,do_sample=true`, with the values that lm-eval gives them.
+
+    A stop text that looks like a number stays a text, which lm-eval asks for. Raises ConfigError for a key without a
+    value.
+    """
+    from lm_eval.utils import simple_parse_args_string
+
+    settings = {}
+    for pair in filter(None, text.split(",")):
+        key, _, value = pair.partition("=")
+        if not key.strip() or not value.strip():
+            raise ConfigError(f"gen_kwargs={text}: write gen_kwargs=key=value,key=value.")
+        parsed = simple_parse_args_string(f"value={value}")["value"]
+        is_stop = key.strip() == "until" and parsed is not None
+        settings[key.strip()] = value.strip() if is_stop and not isinstance(parsed, str) else parsed
+    return settings
+
+
+def _check_has_path(model: ModelConfig) -> None:
+    """Raise ConfigError for a model that is nowhere. Without a path it is an embedded model, by its name."""
+    if model.path is None and model.recipe is None and model.name not in EMBEDDED_MODELS:
+        raise ConfigError(
+            f"model.path must be given: model.name={model.name} is none of the embedded models "
+            f"({', '.join(EMBEDDED_MODELS)}).\nmodel.path=<hub id or folder>"
+        )
 
 
 def _check_texts(values: dict[str, Any], prefix: str = "") -> None:

@@ -3,6 +3,7 @@
 Broken by: a bare traceback of torch or transformers, a wrong value that is accepted.
 """
 
+from functools import partial
 from pathlib import Path
 from traceback import format_exception
 
@@ -57,6 +58,10 @@ WRONG = {
     "must be below 8": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK + 7)),
     "n=0": lambda m, t: roe(m, t, n=0),
     "seed=-1": lambda m, t: roe(m, t, seed=-1),
+    f"seed={2**63}": lambda m, t: roe(m, t, seed=2**63),
+    f"seed={2**32}": lambda m, t: roe(m, t).generate("a", seed=2**32),
+    f"seed={2**33}": lambda m, t: m.generate(IDS, custom_generate=partial(roe(m, t), seed=2**33)),
+    f"seed={2**34}": lambda m, t: c3po(m, t, seed=2**34),
     "temperature=-1": lambda m, t: roe(m, t, temperature=-1),
     "temperature=nowhere.yaml": lambda m, t: roe(m, t, temperature=Path("nowhere.yaml")),
     "5 entries": lambda m, t: roe(m, t, temperature=[0.1] * 5),

@@ -5,9 +5,14 @@ Broken by: an error of Hydra, OmegaConf or ours that is not mapped, and a key th
 
 import subprocess
 import sys
+from dataclasses import fields
 
+import numpy
 import pytest
+from transformers import set_seed
 
+from moe_lab.config.schema import EMBEDDED_MODELS, Config
+from moe_lab.models.source import EMBEDDED
 from tests.support.command import FakeRuns, install, run_command
 
 WRONG = {
@@ -47,7 +52,7 @@ WRONG = {
     "a method's empty key in a table": (["experiment=roe/figure3", "method.n="], "method.n= has no value"),
     "nested references": (["method=icl", "method.reference=[[a]]"], "reference[0]=['a']: expected text"),
     "phases that are no mappings": (["method=finetune-freeze", "method.phases=[1]"], "expected a mapping"),
-    "no number": (["gen_kwargs=temperature=.nan"], "gen_kwargs.temperature=nan: must be a finite number"),
+    "no number": (["gen_kwargs=temperature=nan"], "gen_kwargs.temperature=nan: must be a finite number"),
     "a nested setting of generation": (["gen_kwargs={until:[[a]]}"], "gen_kwargs.until[0]"),
     "limit zero": (["limit=0"], "a number of documents, or a fraction"),
     "negative samples": (["samples=[-1]"], "from 0 on"),
@@ -116,6 +121,93 @@ def test_a_wrong_yaml_of_ones_own_is_named(line, says, capsys, tmp_path):
     (tmp_path / "model" / "mine.yaml").write_text(f"# mine\nname: mine\n{line}\n")
     ended = run_command(capsys, "--config-dir", str(tmp_path), "model=mine", "mode=plan")
     assert ended.code == 2 and says in ended.err and "Traceback" not in ended.err
+
+
+MANDATORY = [
+    ("model", "later", "path: ???", "model.path"),
+    ("model", "later", "recipe: {steps: '???'}", "model.recipe.steps"),
+    ("task", "later", "name: toy_math\nmetric: ???", "task.metric"),
+    ("tuning", "later", "name: tpe\nn_trials: ???", "tuning.n_trials"),
+    ("logger", "later", "name: none\nproject: ???", "logger.project"),
+    ("launcher", "later", "name: none\nworkers: ???", "launcher.workers"),
+    ("method", "later", "name: roe\nn: ???", "method.n"),
+    ("method", "later", "defaults: [roe, _self_]\nn: ???", "method.n"),
+]
+
+
+@pytest.mark.parametrize(("group", "name", "text", "key"), MANDATORY)
+def test_a_mandatory_value_of_an_option_must_be_given(group, name, text, key, capsys, monkeypatch, tmp_path):
+    ran = install(monkeypatch, FakeRuns())
+    (tmp_path / group).mkdir()
+    (tmp_path / group / f"{name}.yaml").write_text(f"# mine\n{text}\n")
+    argv = ["--config-dir", str(tmp_path), f"{group}={name}", f"output_dir={tmp_path}"]
+    for more in ([], ["limit=4"]):  # as a whole, and option by option
+        ended = run_command(capsys, *argv, *more)
+        assert ended.code == 2 and f"{key} must be given: {key}=<value>" in ended.err and not ran.executed
+    values = run_command(capsys, *argv, f"{key}=3", "--cfg", "job")
+    assert values.code == 0 and "must_be_given" not in values.out
+
+
+def test_a_model_without_a_path_is_an_embedded_one(capsys, monkeypatch, tmp_path):
+    ran = install(monkeypatch, FakeRuns())
+    monkeypatch.chdir(tmp_path)
+    ended = run_command(capsys, "model=tiny", "model.name=later")
+    assert ended.code == 2 and "model.path must be given" in ended.err and not ran.executed
+    for name in EMBEDDED_MODELS:
+        assert (EMBEDDED / name / "config.json").is_file()
+        assert run_command(capsys, f"model={name}", "method=base").code == 0
+
+
+NOT_UTF_8 = {
+    "an option": ("model/mine.yaml", ["model=mine"]),
+    "an option of another group": ("task/mine.yaml", ["task=mine"]),
+    "a word of help": ("model/mine.yaml", ["--help", "model="]),
+    "an option's help": ("model/mine.yaml", ["--help", "model=mine"]),
+    "a key's help": ("model/mine.yaml", ["--help", "revision"]),
+    "a table": ("experiments/own/mine.yaml", ["experiment=own/mine"]),
+    "a task": ("tasks/mine.yaml", ["task=lm_eval", "task.name=mine", "task.include_path={folder}/tasks"]),
+    "a profile": ("best.yaml", ["method.temperature={folder}/best.yaml"]),
+}
+
+
+@pytest.mark.parametrize("case", NOT_UTF_8)
+def test_a_yaml_that_is_not_utf_8_is_refused_by_name(case, capsys, tmp_path):
+    name, argv = NOT_UTF_8[case]
+    file = tmp_path / "own" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes("# mine\ntask: mine\n# Grüße\nname: tiny\n".encode("latin-1"))
+    typed = [argument.format(folder=tmp_path / "own") for argument in argv]
+    ended = run_command(capsys, "--config-dir", str(tmp_path / "own"), *typed, f"output_dir={tmp_path}")
+    assert ended.code == 2 and name in ended.err and "Traceback" not in ended.err
+    assert "utf-8" in ended.err.lower() and len(ended.err.splitlines()) <= 3
+    if name.startswith("model"):
+        assert "line 3 is not UTF-8" in ended.err
+
+
+SEEDS = [field.name for field in fields(Config) if field.name.endswith("seed")]
+
+
+@pytest.mark.parametrize("value", [2**32, 5_000_000_000, 2**63, 10**20, -1])
+@pytest.mark.parametrize("key", SEEDS)
+def test_a_seed_is_what_numpy_and_transformers_take(key, value, capsys, monkeypatch, tmp_path):
+    ran = install(monkeypatch, FakeRuns())
+    for more in (["method=roe"], ["mode=plan"], ["method=finetune-freeze", "method.dataset=toy"]):
+        ended = run_command(capsys, f"{key}={value}", f"output_dir={tmp_path}", *more)
+        assert ended.code == 2 and not ran.executed
+        assert f"{key}={value}: must be a number that is at least 0 and at most 4,294,967,295" in ended.err
+
+
+def test_the_largest_seed_is_one_and_the_last_of_several_is_below_it(capsys, monkeypatch, tmp_path):
+    ran = install(monkeypatch, FakeRuns())
+    monkeypatch.chdir(tmp_path)
+    largest = [f"{key}={2**32 - 1}" for key in SEEDS]
+    assert run_command(capsys, "method=roe", *largest).code == 0 and ran.executed
+    ended = run_command(capsys, "method=roe", *largest, "seeds=2")
+    assert ended.code == 2 and "seed=4294967295: 2 runs end with seed 4294967296" in ended.err
+    numpy.random.seed(2**32 - 1)
+    set_seed(2**32 - 1)
+    with pytest.raises(ValueError, match="Seed must be between 0 and"):
+        set_seed(2**32)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from tests.support.stored_results import results_of
 
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
-CONFIG = ("catalog", "overrides", "progress", "terminal")
+CONFIG = ("catalog", "overrides", "progress", "streams", "terminal", "text_keys")
 BESIDE = {
     "tasks/loading.py",
     "results/identity.py",
@@ -27,7 +27,7 @@ BESIDE = {
     *(f"config/{name}.py" for name in CONFIG),
 }
 """The cache of tasks, edited modules of tasks, an import hook, what follows on the runs, where options of plug-ins are,
-how overrides are quoted, which bars are hidden."""
+how overrides are quoted, which keys are texts, what is printed where, which bars are hidden."""
 
 
 def documented() -> set[str]:

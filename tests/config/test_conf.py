@@ -31,7 +31,7 @@ from moe_lab.config.validators import build, coerce
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
 from moe_lab.reports.papers.experiment import LOADER, find_experiments
-from moe_lab.runs.config import to_config
+from moe_lab.runs.config import compose_or_explain, to_config
 from moe_lab.runs.experiments.cells import compose_experiments
 from tests.support.tiers import first_fast
 
@@ -131,13 +131,14 @@ def test_usual_values_need_no_quotes_and_are_recorded():
     "path", ["/tmp/ü x/ö", "/a (b)/c=d", "it's here/ä", "模型/x", "C:/a b", "~/x#1;2", "/plain/a-b_c.d"]
 )
 def test_paths_need_no_quotes(path):
+    home = os.path.expanduser
     for key in ("output_dir", "data_dir"):
-        assert getattr(config_of(f"{key}={path}"), key) == path
-    assert config_of(f"model.path={path}").model.path == path
+        assert getattr(config_of(f"{key}={path}"), key) == home(path)
+    assert config_of(f"model.path={path}").model.path == home(path)
     (cell,) = compose([f"model.tokenizer={path}"])
-    assert to_config(cell).model.tokenizer == path
+    assert to_config(cell).model.tokenizer == home(path)
     again = to_config(compose_cell(cell.overrides, []))
-    assert again.model.tokenizer == path, "recorded overrides can be given again"
+    assert again.model.tokenizer == home(path), "recorded overrides can be given again"
 
 
 def test_paths_that_are_quoted_or_for_hydra_stay_as_they_are():
@@ -372,4 +373,7 @@ def test_an_installed_option_is_composed(tmp_path, monkeypatch):
     assert cell.values["method"] == {"name": "warmer", "degrees": 4} and cell.config_dirs == []
     assert compose_cell(["method=warmer"], []).values["method"]["degrees"] == 3
     assert compose_cell(["method=warmer"], [str(tmp_path)]).values["method"]["degrees"] == 3
+    typed = ["method=roe", "method.temperature=1e-2", "model.revision=5e2"]
+    [cell] = compose_or_explain(typed)
+    assert cell.values["method"]["temperature"] == 0.01, "a plug-in that is broken is left alone"
     assert "warmer" not in sys.modules

@@ -266,6 +266,55 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers(capsys, monkeypat
     assert "0.6000" in "\n".join(lines) and (width < 50 or text == SETTINGS), "a name is folded, not cut"
 
 
+WIDE = CommandTable(
+    [
+        results_of("base", partial=True),
+        results_of(
+            partial=True,
+            untuned=True,
+            paired={"t": {"acc,none": {"difference": 0.1, "ci95": [-0.4899, 0.4899]}}},
+        ),
+    ]
+)
+
+
+@pytest.mark.parametrize("width", [*range(1, 60, 7), 60, 80, 120])
+def test_no_number_is_cut_at_any_width(capsys, monkeypatch, width):
+    """Below the least width of its numbers a table is a list, in which nothing is left out."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    for columns_of in (WIDE.columns(), columns()):
+        print_table("Results", columns_of)
+        out = capsys.readouterr().out
+        is_table = "───" in out
+        left_out = " ".join(out.split()).partition("Left out for want of width: ")[2].rstrip(".").split(", ")
+        for column in columns_of:
+            for cell in filter(None, column.cells):
+                is_number = column.values is not None and column.heading not in left_out
+                assert not is_number or cell in out, f"{column.heading} at {width}"
+                assert is_table or cell in out
+        if width < 20:
+            assert not is_table
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "", "wide", "1.5", "00"])
+def test_zero_or_nonsense_is_no_width(value, capsys, monkeypatch):
+    print_table("Results", columns())
+    expected = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", value)
+    print_table("Results", columns())
+    assert capsys.readouterr().out == expected and SETTINGS in expected
+
+
+def test_a_plan_fits_any_width(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "0")
+    wide = run_command(capsys, "mode=plan", "method=base", "task=toy_math", "limit=4")
+    monkeypatch.setenv("COLUMNS", "20")
+    narrow = run_command(capsys, "mode=plan", "method=base", "task=toy_math", "limit=4")
+    assert wide.code == narrow.code == 0
+    assert "documents  forward tokens left" in wide.out and "\ndocuments: 4\n" in narrow.out
+
+
 def test_texts_of_numbers():
     assert number(0.5) == "0.5000" and number(-0.25, sign=True) == "-0.2500"
     assert number(123456.7) == "1.235e+05" and number(-0.0000021, sign=True) == "-2.1e-06"

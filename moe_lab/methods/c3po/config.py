@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from moe_lab.config.validators import NonNegativeInt, PositiveFloat, PositiveInt, Share
+from moe_lab.config.validators import NonNegativeInt, PositiveFloat, PositiveInt, Share, UserPath
 from moe_lab.engine.token_span import named_tokens
 from moe_lab.methods.method import Method, refuse
 
@@ -49,7 +49,7 @@ class C3POConfig(Method.Config):
     """Shifts of mode finding. Each keeps the share `alpha` of the pathway; null: `KEPT`."""
     reference: str | list[str] | None = None
     reference_size: PositiveInt | None = None
-    embeddings: str | None = None
+    embeddings: UserPath | None = None
     most_similar: float = 0.95
     persistence: Literal["prompt_last", "all_new", "decay"] = "prompt_last"
     trace: bool = False

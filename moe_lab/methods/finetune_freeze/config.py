@@ -12,6 +12,7 @@ from moe_lab.config.validators import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    UserPath,
     check_limits,
     coerce,
     one_of,
@@ -112,7 +113,7 @@ class FinetuneConfig(Method.Config):
     name: str = "finetune-freeze"
     schedule: str = "none"
     phases: list[dict[str, Any]] | None = None
-    dataset: str = "toy"
+    dataset: UserPath = "toy"
     dataset_size: PositiveInt | None = None
     validation_size: NonNegativeInt | None = None
     learning_rate: PositiveFloat = 2e-5
@@ -120,7 +121,7 @@ class FinetuneConfig(Method.Config):
     router_aux_loss_coef: NonNegativeFloat = 0.0
     partners: NonNegativeInt | None = None
     """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
-    profile: str | None = None
+    profile: UserPath | None = None
     epochs: PositiveInt = 3
     max_steps: PositiveInt | None = None
     batch_size: PositiveInt | None = None

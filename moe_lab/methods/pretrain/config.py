@@ -7,7 +7,14 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from moe_lab.config.validators import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, at_least
+from moe_lab.config.validators import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UserPath,
+    at_least,
+)
 from moe_lab.methods.method import Method, refuse
 
 AUX_LOSS = 0.1
@@ -48,7 +55,7 @@ class PretrainConfig(Method.Config):
     device_loss: NonNegativeFloat = 0.0
     devices: PositiveInt = 4
     routing_noise: NonNegativeFloat = 0.0
-    dataset: str = "toy"
+    dataset: UserPath = "toy"
     dataset_size: PositiveInt | None = None
     validation_rows: int = 64
     tokenizer: Literal["model", "train"] = "model"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moe_lab.config.paths import user_path
 from moe_lab.config.progress import Progress
 from moe_lab.engine.forward.rotary import with_own_lengths
 from moe_lab.engine.pass_size import pass_budget
@@ -50,7 +51,7 @@ def embed(
         assert model is not None, "hidden states need the model"
         vectors_RX = hidden_states(texts, model)
     elif Path(how).suffix == ".safetensors":
-        vectors_RX = read_vectors(texts, Path(how).expanduser())
+        vectors_RX = read_vectors(texts, user_path(how))
     else:
         device = None if model is None else str(model.device)
         encoder = _encoder(str(how), device)
@@ -71,7 +72,7 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
     """
     if how is None:
         return {"embeddings": "hidden states"}
-    path = Path(how).expanduser()
+    path = user_path(how)
     if path.suffix == ".safetensors":
         if not path.is_file():
             raise ConfigError(f"method.embeddings={how}: there is no such file. {DEFAULT}")

@@ -1,6 +1,5 @@
 """Shared code of all pages: rendering, embedded files and pictures, downloads."""
 
-import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -75,6 +74,11 @@ IN_LATEX = {"\u2192": r"$\rightarrow$", "\u03c4": r"$\tau$", "\u00b1": r"$\pm$",
 """LaTeX for characters that need it."""
 
 
+ESCAPED = {character: f"\\{character}" for character in "&%$#_{}"}
+ESCAPED |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+"""Characters that LaTeX reads as commands."""
+
+
 def latex_of(columns: Sequence[Column], caption: str) -> str:
     """A LaTeX table with booktabs' rules; what is the same in all rows is in its caption."""
     from pandas import DataFrame
@@ -82,7 +86,7 @@ def latex_of(columns: Sequence[Column], caption: str) -> str:
     shared, kept = split_title(columns)
     # to_latex escapes cells and headings, but not the caption
     whole = ": ".join(filter(None, [caption, ", ".join(shared)]))
-    escaped = re.sub(r"[&%$#_{}]", r"\\\g<0>", whole.replace("\\", r"\textbackslash "))
+    escaped = "".join(ESCAPED.get(character, character) for character in whole)
     rows = list(zip(*(column.cells for column in kept), strict=True))
     frame = DataFrame(rows, columns=[column.heading for column in kept])
     text: str = frame.to_latex(index=False, escape=True, caption=escaped)

@@ -12,7 +12,7 @@ from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, MoeLabError
-from moe_lab.methods import config_class, methods_with
+from moe_lab.methods import TEXT_KEYS, config_class, methods_with
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
 from moe_lab.reports.papers.files import typed_settings
@@ -81,7 +81,7 @@ def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[
     method = _method(experiment, overrides, base) if base.method_keys else {}
     taken = [override for override in base.method_keys if _method_key(override) in method]
     with _naming(experiment, overrides):
-        cell = compose_cell([*overrides, *_typed(base), *taken], base.config_dirs)
+        cell = compose_cell([*overrides, *_typed(base), *taken], base.config_dirs, TEXT_KEYS)
     return cell, to_config(cell)
 
 
@@ -91,7 +91,7 @@ def _method(experiment: Experiment, overrides: list[str], base: Cell) -> dict[st
     chosen = ("method", "method.policy") if "method=policy" in given else ("method",)
     choices = [override for override in given if _key(override) in chosen]
     with _naming(experiment, overrides):
-        method: dict[str, Any] = compose_cell(choices, base.config_dirs).values["method"]
+        method: dict[str, Any] = compose_cell(choices, base.config_dirs, TEXT_KEYS).values["method"]
     return {key.name: None for key in fields(config_class(method["name"], method))} | method
 
 

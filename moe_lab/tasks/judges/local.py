@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import PreTrainedConfig
 
+from moe_lab.config.paths import user_path
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, ModelError, reading
 from moe_lab.models.checks import check_complete, check_weights
@@ -40,7 +41,7 @@ class LocalJudge(Judge):
     def __init__(self, config: Config):
         super().__init__(config)
         self.source = str(getattr(config.task, self.model_key) or self.default)
-        self.is_folder = Path(self.source).expanduser().is_dir()
+        self.is_folder = user_path(self.source).is_dir()
         name, _, revision = (self.source, "", "") if self.is_folder else self.source.partition("@")
         self.model = ModelConfig(name=self.name, path=name, revision=revision or None)
         self.device = resolve_device(config.device)

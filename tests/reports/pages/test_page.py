@@ -142,6 +142,21 @@ def test_latex_has_booktabs_and_escapes():
     assert "\\caption{x: task=t\\_1}" in latex_of(shared, "x"), "what all rows share"
 
 
+@pytest.mark.parametrize(
+    ("character", "escaped"),
+    [(character, f"\\{character}") for character in "&%$#_{}"]
+    + [("^", "\\textasciicircum{}"), ("~", "\\textasciitilde{}"), ("\\", "\\textbackslash{}")],
+)
+def test_a_caption_escapes_all_of_latexs_special_characters(character, escaped):
+    """Broken by a caption in which a character is a command: `^` outside mathematics ends LaTeX with an error."""
+    value = [Column(heading="value", cells=["1"], values=[1])]
+    assert f"\\caption{{a{escaped} b}}" in latex_of(value, f"a{character} b")
+    shared = Column(heading="model", cells=["x", f"m{character}1"], name=True)
+    same = Column(heading="data", cells=[f"d{character}1"] * 2, name=True)
+    numbered = Column(heading="value", cells=["1", "2"], values=[1, 2])
+    assert f"\\caption{{t: data=d{escaped}1}}" in latex_of([shared, same, numbered], "t")
+
+
 def test_the_page_draws_every_difference(tmp_path):
     paired = {"n": 2, "difference": 0.5, "ci95": [0.2, 0.9], "p_mcnemar": 0.01, "to_right": 1, "to_wrong": 0}
     answers = [("1", 0.0), ("x", 1.0)], [("2", 1.0), ("x", 1.0)]

@@ -212,7 +212,7 @@ OWN_TEXTS = (
     "print(help_text(argv))",
     "print(f'moe_lab {__version__}')",
     "print(CORRECTED)",
-    "print(table_text(title, columns, None if terminal else WITHOUT_TERMINAL))",  # its cells are escaped
+    "print(table_text(title, columns, terminal_width()))",  # its cells are escaped
 )
 PRINTS_ITSELF = (
     "config/terminal.py",

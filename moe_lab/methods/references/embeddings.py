@@ -112,7 +112,7 @@ def encoder_folder(name: str) -> Path:
 
     Missing files of the hub are fetched, without code. Raises ModelError for a repository that is not available.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir():
         return path
     source = repository_of(name)

@@ -66,7 +66,7 @@ def _product(weight: Tensor, rows: Tensor, count: int) -> Tensor:
 
 
 GROUPED = ("grouped_mm", NAME)
-"""Implementations that need a multiple of ALIGNMENT bytes in each row of the experts' weights."""
+"""Implementations that need a multiple of ALIGNMENT bytes in each row that experts read."""
 ALIGNMENT = 16
 
 
@@ -92,10 +92,17 @@ def avoid_grouped_products(model: Any, given: str | None = None) -> None:
 
 
 def _refused_width(model: Any) -> int | None:
-    """The length of a row of experts' weights [E, out, in] that grouped products refuse; None without one."""
-    for parameter in model.parameters():
-        if parameter.dim() == 3 and parameter.shape[-1] * parameter.element_size() % ALIGNMENT:
-            return int(parameter.shape[-1])
+    """The length of a row that grouped products of experts refuse; None without one."""
+    for module in model.modules():
+        if not hasattr(type(module), "_apply_gate"):
+            continue
+        # of experts alone: convolutions have weights of three dimensions, too
+        for weights in module.parameters(recurse=False):
+            if weights.dim() != 3:
+                continue
+            width = weights.shape[1] if module.is_transposed else weights.shape[2]
+            if width * weights.element_size() % ALIGNMENT:
+                return int(width)
     return None
 
 

@@ -9,8 +9,10 @@ from transformers import AutoModelForCausalLM
 
 import moe_lab
 from moe_lab.errors import ConfigError
+from moe_lab.models.experts import avoid_grouped_products
 from tests.support.command import run_command
-from tests.support.models import load_folder, make_model, save_model
+from tests.support.families import COMMON, ZOO
+from tests.support.models import build, load_folder, make_model, save_model
 
 IDS = torch.arange(40)[None] * 7 % 300
 
@@ -23,6 +25,25 @@ def test_experts_whose_width_grouped_products_refuse_run(dtype, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, experts_implementation="eager")
     with torch.no_grad():
         assert torch.equal(loaded(IDS).logits, model(IDS).logits)
+
+
+def test_the_input_of_transposed_experts_has_the_width():
+    """GPT-OSS keeps its experts' weights as [experts, in, out]; 12 numbers are 24 bytes in bfloat16."""
+    model = build("gpt_oss", COMMON | ZOO["gpt_oss"] | {"intermediate_size": 12}).to(torch.bfloat16)
+    model.set_experts_implementation("grouped_mm")
+    avoid_grouped_products(model)
+    assert model.config._experts_implementation == "eager"
+    with torch.no_grad():
+        model(IDS)
+
+
+@pytest.mark.parametrize("model_type", ["granitemoehybrid", "lfm2_moe", "qwen3_next"])
+def test_widths_of_convolutions_are_those_of_no_expert(model_type):
+    """Their weights have three dimensions, too, and rows of 3 or 4 numbers."""
+    model = build(model_type, COMMON | ZOO[model_type]).to(torch.bfloat16)
+    model.set_experts_implementation("grouped_mm")
+    avoid_grouped_products(model, given="grouped_mm")
+    assert model.config._experts_implementation == "grouped_mm"
 
 
 def test_an_implementation_that_refuses_the_width_is_refused_by_its_key(tmp_path, capsys):

@@ -34,6 +34,7 @@ from tests.support.judges.models import (
     reward_directly,
     reward_folder,
 )
+from tests.support.models import change_json
 from tests.support.runs import write_jsonl
 from tests.support.tiers import first_fast
 
@@ -423,3 +424,25 @@ def test_the_positions_of_roberta_begin_after_its_padding_token():
     model(torch.full((1, 32), 5))
     with pytest.raises((IndexError, RuntimeError)):
         model(torch.full((1, 33), 5))
+
+
+@pytest.mark.parametrize(
+    ("names", "harm"),
+    [
+        (["LABEL_0", "LABEL_1"], 1),
+        (["safe", "unsafe"], 1),
+        (["harmful", "safe"], 0),
+        (["toxic", "non-toxic"], 0),
+        (["harmless", "harmful"], 1),
+    ],
+)
+def test_a_judge_of_two_labels_reports_harm_whatever_their_order(tmp_path, names, harm):
+    folder = reward_folder(tmp_path, labels=2)
+    change_json(
+        folder / "config.json", id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)}
+    )
+    judge = judge_of(RewardModel, folder)
+    assert judge.identity["scalar"] == f"probability of {names[harm]}"
+    second = reward_directly(folder, *EXCHANGES[0])
+    [verdict] = verdicts(judge, EXCHANGES[:1])
+    assert verdict["scores"]["reward"] == rounding.approx(second if harm == 1 else 1 - second)

@@ -220,9 +220,9 @@ def _check(config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: 
     alone = [name for name in RETURNED[1:] if getattr(config, name) and not config.return_dict_in_generate]
     unknown = [key for key in model_kwargs if key not in _PREPARED and model_kwargs[key] is not None]
     cache = model_kwargs.get(CACHE)
-    refused = unsupported(config)
+    if refused := unsupported(config):
+        raise ValueError(f"{refused} Leave it out.")
     problems = [
-        refused and f"{refused} Leave it out.",
         alone and f"{alone[0]}=True has no effect without return_dict_in_generate=True.",
         unknown and f"The ensemble takes no {', '.join(unknown)}: it reads token ids alone. Leave it out.",
         cache is not None

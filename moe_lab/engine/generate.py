@@ -293,18 +293,20 @@ class Prefill:
         def beginning(state: GenerationState) -> tuple[Group, int]:
             """What sequences of a pass share: the tokens of their beginning, and its rotary embeddings."""
             group = self.groups[state.index]
-            return group, forward.rotary.kind(len(state.ids)) if group.shared else 0
+            if not group.shared:
+                return group, 0
+            return group, forward.rotary.kind(len(state.ids))
 
         def fits(part: list[GenerationState], state: GenerationState) -> bool:
             width = len(part[0].ids) - self.groups[state.index].shared
             return beginning(state) == beginning(part[0]) and width * (len(part) + 1) <= limit
 
         for part in in_runs(states, fits):  # of similar length
-            group, _ = shares = beginning(part[0])
-            shared = group.shared
-            if shares != self._prefix[0]:
+            shared_beginning = beginning(part[0])
+            shared = shared_beginning[0].shared
+            if shared_beginning != self._prefix[0]:
                 prompt = part[0].prompt[:shared]
-                self._prefix = shares, shared_prefix(forward, prompt, len(part[0].ids))
+                self._prefix = shared_beginning, shared_prefix(forward, prompt, len(part[0].ids))
             prefix = self._prefix[1]
             trees = [TokenTree(s.ids, [[0]], shared, s.noise_key, s.sample_index) for s in part]
             width = max(map(len, trees))

@@ -397,12 +397,11 @@ class EngineLM(CountedHF):
             config.max_new_tokens = max_gen_toks
         with self._warning_of_cuts(len(requests)):
             prompts = [self._encoder.prompt(request.args[0], room) for request in requests.values()]
-        if (
-            config.max_new_tokens is not None
-        ):  # of generation_config.json: it takes precedence in transformers
-            max_new_tokens, max_length = config.max_new_tokens, None
-        else:
+        if config.max_new_tokens is None:
             max_new_tokens = self._most_new_tokens(prompts, max_length)
+        else:  # it takes precedence in transformers, also where generation_config.json has it
+            max_new_tokens = config.max_new_tokens
+            max_length = None
         states = [
             GenerationState(i, prompt, document_key(prompt), request.repeat, request.args[0])
             for (i, request), prompt in zip(requests.items(), prompts, strict=True)
@@ -423,7 +422,9 @@ class EngineLM(CountedHF):
 
         sampler = Sampler(self.model, config, self.seed)
         # a task's stop words may be in the reasoning, too
-        stop_texts = stop if think_end is None else [end_text] if end_text else []
+        stop_texts = stop
+        if think_end is not None:
+            stop_texts = [end_text]
         stopping = StoppingCriteria(self.tokenizer, stop_texts, config, max_length)
         cut = self._counted["cut_reasoning"]
         engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)

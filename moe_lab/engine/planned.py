@@ -109,7 +109,8 @@ def planned_tokens(asked: Asked, ensemble: Ensemble, *, shares_beginnings: bool 
     from moe_lab.engine.scoring import ScoringRequest, tokens_to_score
 
     if not shares_beginnings:
-        return sum(planned_tokens(one, ensemble) for one in asked.alone(each_continuation=ensemble.plain))
+        single = asked.alone(each_continuation=ensemble.plain)
+        return sum(planned_tokens(request, ensemble) for request in single)
     pairs = [(context, list(continuations)) for context, continuations in asked.scored.items()]
     windows = [(context, [ids]) for texts in asked.texts.values() for context, ids in texts]
     total = 0

@@ -14,6 +14,17 @@ def rendered_template(template: str, document: dict[str, Any]) -> str:
     return apply_template(template, document)
 
 
+def compiled_template(template: str) -> Any:
+    """A template of a task's YAML, compiled. Raises jinja's error for one that is none."""
+    try:
+        from lm_eval.config.templates import _jinja_env
+    except ImportError:
+        from lm_eval.utils import env
+    else:
+        env = _jinja_env()
+    return env.from_string(template)
+
+
 def keep_compiled_templates() -> None:
     """Let lm-eval 0.4 compile each template once, as 0.5 does, and not for every document."""
     try:

@@ -10,6 +10,7 @@
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -236,10 +237,12 @@ def score_of_draw(aggregate: Aggregate, values: list[Any]) -> float:
 
     The function does not fail with all documents.
     """
-    try:
-        return float(aggregate(values))
-    except (ArithmeticError, ValueError):
-        return math.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn warns of draws in which all answers are alike
+        try:
+            return float(aggregate(values))
+        except (ArithmeticError, ValueError):
+            return math.nan
 
 
 def _percentiles(scores: np.ndarray, n: int) -> Interval:

@@ -155,11 +155,10 @@ def routed(
     handles: list[Any] = []
     for router in routers:
         decide, seam = watch.decide(router, policy), router.family.seam
-        own = (
-            seam(router.module, decide)
-            if seam
-            else [router.module.register_forward_hook(TransientHook(_hook(decide)))]
-        )
+        if seam:
+            own = seam(router.module, decide)
+        else:
+            own = [router.module.register_forward_hook(TransientHook(_hook(decide)))]
         handles += own
         if final or (getattr(policy, "observes", False) and _last.get(router.module)):
             _last.setdefault(router.module, []).extend(own)

@@ -146,6 +146,7 @@ class _Boundary:
         filter_name = self._filter_names[self._documents // self._count]
         place = self._documents % self._count
         self._documents += 1
+        values: dict[str, Any]
         if any(result is FAILED for result in results):
             values = dict.fromkeys(self._aggregation(), math.nan)
         else:
@@ -156,6 +157,9 @@ class _Boundary:
                 values = self._process_one_by_one(document, results, filter_name, place, reason)
         aggregation = self._aggregation()
         for metric, value in values.items():
+            if getattr(value, "shape", None) == ():  # a number of numpy or torch
+                value = value.item()
+                values[metric] = value
             if aggregation.get(metric, mean) is mean and not is_number(value):
                 self._fail(metric, filter_name, place, f"its value is {_shown(value)}, which is no number")
                 values[metric] = math.nan

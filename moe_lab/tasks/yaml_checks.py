@@ -4,36 +4,28 @@ lm-eval skips a file that it cannot read, and takes a wrong aggregation, metric,
 that fails after all answers.
 """
 
-import logging
 import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import fields
 from difflib import get_close_matches
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import lm_eval.api.metrics  # noqa: F401 - registers lm-eval's metrics
 import yaml
-from lm_eval.api.metrics import exact_match_hf_evaluate
-from lm_eval.api.registry import (
-    aggregation_registry,
-    filter_registry,
-    get_metric,
-    metric_agg_registry,
-    metric_registry,
-)
+from lm_eval.api.registry import aggregation_registry, filter_registry, metric_registry
 from lm_eval.api.samplers import SAMPLER_REGISTRY
-from lm_eval.api.task import ALL_OUTPUT_TYPES
 from lm_eval.config.task import FewshotConfig, TaskConfig
 from lm_eval.tasks._yaml_loader import _import_func_in_yml, load_yaml
-from lm_eval.utils import env
 
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line
+from moe_lab.models.lm_eval_internals import aggregation_of_metric, compiled_template
 
 KEYS = frozenset(each.name for each in fields(TaskConfig)) | {"tag", "group", "task_list"}
 FEWSHOT_KEYS = frozenset(each.name for each in fields(FewshotConfig))
 METRIC_KEYS = frozenset({"metric", "aggregation", "higher_is_better", "hf_evaluate"})
+EXACT_MATCH_KEYS = METRIC_KEYS | {"regexes_to_ignore", "ignore_case", "ignore_punctuation", "ignore_numbers"}
 TEMPLATES = ("description", "doc_to_text", "doc_to_target", "doc_to_choice", "gen_prefix")
 FUNCTIONS = ("process_docs", "process_results")
 COMPUTED = {
@@ -158,9 +150,9 @@ class YamlChecks:
         """Raise TaskError for an impossible setting in a task's whole configuration."""
         self._check_keys(config, KEYS)
         kind = config.get("output_type", "generate_until")
-        if kind not in ALL_OUTPUT_TYPES:
-            close = did_you_mean(str(kind), ALL_OUTPUT_TYPES)
-            types = ", ".join(ALL_OUTPUT_TYPES)
+        if kind not in COMPUTED:
+            close = did_you_mean(str(kind), COMPUTED)
+            types = ", ".join(COMPUTED)
             raise self.error(f"output_type={kind} is unknown.{close}\nOutput types: {types}.", "output_type")
         for key in FUNCTIONS:
             value = config.get(key)
@@ -194,7 +186,7 @@ class YamlChecks:
         if not isinstance(template, str):
             return
         try:
-            env.from_string(template)
+            compiled_template(template)
         except Exception as error:
             raise self.error(f"{key} is no jinja template: {first_line(error)}.", key) from error
 
@@ -224,7 +216,7 @@ class YamlChecks:
     def _check_aggregation(self, settings: dict[str, Any], place: tuple[str | int, ...]) -> None:
         metric, aggregation = settings["metric"], settings.get("aggregation")
         known = sorted(aggregation_registry)
-        if "aggregation" not in settings and _named(metric) not in metric_agg_registry:
+        if "aggregation" not in settings and aggregation_of_metric(_named(metric)) is None:
             raise self.error(f"metric {_named(metric)} needs an aggregation, for example mean.", *place)
         if isinstance(aggregation, str) and aggregation not in aggregation_registry:
             close = did_you_mean(aggregation, known)
@@ -259,9 +251,7 @@ class YamlChecks:
                 "metric",
             )
         if metric == "exact_match" and of_texts:
-            self._check_keys(
-                settings, METRIC_KEYS | set(signature(exact_match_hf_evaluate).parameters), *place
-            )
+            self._check_keys(settings, EXACT_MATCH_KEYS, *place)
         elif registered or not of_texts:
             self._check_spelling(settings, place)
 
@@ -319,13 +309,13 @@ class YamlChecks:
 
 def _evaluate_has(metric: str) -> bool:
     """Whether the package `evaluate` has a metric, which lm-eval loads."""
-    log = logging.getLogger("lm_eval")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # it logs what this returns
+    import evaluate
+
     try:
-        return get_metric(metric, hf_evaluate_metric=True) is not None
-    finally:
-        log.setLevel(level)
+        evaluate.load(metric)
+    except Exception:  # of any kind: the code of a metric is fetched and imported
+        return False
+    return True
 
 
 def _named(function: Any) -> str:

@@ -12,12 +12,13 @@ standard error of a coverage of 95% is 0.7% with 1,000 experiments; where there 
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from itertools import product
 
 import numpy as np
 import pytest
-from lm_eval.api.metrics import bits_per_byte, weighted_perplexity
+from lm_eval.api.metrics import bits_per_byte, matthews_corrcoef, weighted_perplexity
 from scipy.stats import ttest_1samp
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
@@ -491,3 +492,13 @@ def test_draws_without_a_score_are_left_out():
     assert 0 <= low <= area(values) == 0.75 <= high <= 1
     found = paired(values, others, area)
     assert found.difference == 0.25 and found.interval is not None and found.p_permutation == 1.0
+
+
+def test_scikit_learns_warnings_of_draws_reach_no_user():
+    """In some draws all answers are alike, of which scikit-learn warns each time."""
+    values = [(gold, gold) for gold in (0, 0, 0, 1)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        interval(values, matthews_corrcoef)
+        paired(values, values[::-1], matthews_corrcoef)
+    assert caught == []

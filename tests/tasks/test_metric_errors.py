@@ -30,6 +30,9 @@ doc_to_target: answer
 TEXTS = 'output_type: generate_until\ndoc_to_text: "{{question}}"\ndoc_to_target: "{{answer}}"\n'
 PAGES = 'output_type: loglikelihood_rolling\ndoc_to_text: ""\ndoc_to_target: "{{page}}"\n'
 FUNCTIONS = """\
+import numpy
+import torch
+
 def values(document, results):
     number = int(document["answer"])
     return {"good": 1.0, "bad": {2: None, 3: "text"}.get(number, 0.5), "worse": number}
@@ -39,6 +42,10 @@ def raises(document, results):
 
 def no_twos(values):
     return 6 / (0 if 2 in values else 3)
+
+def of_arrays(document, results):
+    number = int(document["answer"])
+    return {"good": torch.tensor(1.0) if number else numpy.array(0.0)}
 
 def array(values):
     return [len(values)]
@@ -169,6 +176,18 @@ def test_values_that_are_no_numbers_and_an_aggregation_that_raises(tmp_path):
     assert [each.get("bad") for each in values] == [0.5, None, None] and values[2]["worse"] == 3
     with pytest.raises(ResultsError, match=r"bad,none, document 2(.|\n)*Neither could worse,none of mine\."):
         check_scores(found["failures"])
+
+
+def test_arrays_without_a_dimension_are_numbers(tmp_path):
+    """lm-eval's mean takes them: two of three are 1."""
+    process = (
+        "process_results: !function functions.of_arrays\nmetric_list: [{metric: good, aggregation: mean}]"
+    )
+    found = evaluated(tmp_path, TEXTS + process, questions("0", "0", "1", "2"))
+    assert found["said"] == [] and found["scores"]["good,none"] == pytest.approx(2 / 3)
+    assert [Sample.of(line).values for line in found["samples"]["mine"]] == [
+        {"good": n} for n in (0.0, 1.0, 1.0)
+    ]
 
 
 def test_a_function_that_raises_and_a_score_that_is_a_list(tmp_path):

@@ -6,6 +6,7 @@ transformers and accelerate place the weights on their device as they are read, 
 import time
 import weakref
 from contextlib import nullcontext
+from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -89,6 +90,11 @@ def load_model(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a damaged file or configuration leads to any exception
+        if isinstance(error, UnpicklingError):
+            raise ModelError(
+                f"The weights of {source} are damaged, or hold more than tensors, of which nothing is executed. "
+                "Take safetensors of the model, or save its tensors alone."
+            ) from error
         if "CONVERSION" in str(error):  # transformers could not fuse the experts
             raise ModelError(f"Experts of {source} are missing, or of other shapes. {DAMAGED}") from error
         raise ModelError(f"The weights of {source} could not be loaded: {first_line(error)}.") from error

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from moe_lab.config.schema import Config, ModelConfig, TaskConfig
 from moe_lab.errors import ModelError, MoeLabError
@@ -124,6 +126,27 @@ def test_a_kernel_that_a_configuration_names_is_not_fetched(tiny_olmoe_dir, tmp_
     change_json(folder / "config.json", attn_implementation="owner/kernel")
     with pytest.raises(MoeLabError, match="owner/kernel"):
         load_config(ModelConfig(path=str(folder)), offline=True)
+
+
+def test_weights_that_hold_code_are_one_message(tiny_olmoe_dir, tmp_path, mark):
+    source, folder = tiny_olmoe_dir, tmp_path / "with-code"
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors | {"code": _Code(mark)}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="are damaged, or hold more than tensors") as raised:
+        load_folder(folder)
+    assert not mark.exists() and len(str(raised.value).splitlines()) == 1
+
+
+class _Code:
+    """What makes the file `mark` when it is unpickled."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.mark,)
 
 
 def test_a_checkpoint_of_a_training_runs_no_code(tiny_olmoe_dir, tmp_path, mark):

@@ -4,16 +4,20 @@ Hydra and YAML read such a value as a number, or as a switch, whose text is anot
 quoted before Hydra reads it (`overrides.py: quote`), and a value of a YAML is read again as text (`kept_texts`).
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
 
 from moe_lab.config.schema import GROUP_CONFIGS, Config
 from moe_lab.config.validators import alternatives, hints_of
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,8 @@ def kept_texts(config: DictConfig, text: str, prefix: str, keys: TextKeys) -> No
 
 
 def _keep(config: DictConfig, mapping: yaml.MappingNode, prefix: str, keys: TextKeys) -> None:
+    from omegaconf import OmegaConf
+
     values = OmegaConf.to_container(config, resolve=False)
     assert isinstance(values, dict)
     chosen = _chosen(values) if prefix == "method." else NOTHING

@@ -150,10 +150,16 @@ def workload_of_tasks(
         architecture: the configuration of the model that answers; None: that of `config`.
         right_answers: whether the right answer of each document is scored, in place of lm-eval's requests.
     """
+    from transformers import OlmoeConfig
+
     from moe_lab.models.source import load_config
 
-    design = architecture or load_config(config.model, offline=config.offline)
-    workload = Workload(shares_beginnings=_shares_beginnings(design, config.model.attn_implementation))
+    model = config.model
+    design = architecture or load_config(model, offline=config.offline)
+    is_plain = model.path is None and model.recipe is None and model.attn_implementation is None
+    is_plain_olmoe = is_plain and type(design) is OlmoeConfig
+    shares_beginnings = is_plain_olmoe or _shares_beginnings(design, model.attn_implementation)
+    workload = Workload(shares_beginnings=shares_beginnings)
     for name, task in tasks.items():
         if samples[name]:
             workload += _of_task(task, samples[name], config, design, right_answers)
@@ -161,7 +167,10 @@ def workload_of_tasks(
 
 
 def _shares_beginnings(design: Any, attn_implementation: str | None) -> bool:
-    """Whether a `KVEngine` runs models of this design."""
+    """Whether a `KVEngine` runs models of this design, as it does plain OLMoE.
+
+    It imports transformers' code of the model, which takes longer than the rest of a plan.
+    """
 
     def of_empty_model() -> bool:
         import torch

@@ -96,7 +96,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": _HEADS | dict(moe_topk=2),
     "hy_v3": _DENSE_FIRST | _HEADS,
     "hy_v4": _MLA | _DENSE_FIRST | _INDEXER,
-    "inkling2_text": _WINDOW | _HEADS,
+    "inkling2_text": _WINDOW | _HEADS | dict(unpadded_vocab_size=VOCAB),
     "jamba": _JAMBA_ATTENTION | _JAMBA_EXPERTS | dict(mamba_d_state=8, mamba_dt_rank=4),
     "jetmoe": dict(kv_channels=8, num_attention_heads=...),
     "kimi_linear": _MLA | _GROUPS | _DENSE_FIRST | _HYBRID | dict(linear_head_dim=8, linear_num_heads=4),

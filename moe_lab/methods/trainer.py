@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from moe_lab.methods.trained import COMPLETE, last_checkpoint, step_of
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.source import NO_CODE
-from moe_lab.results.atomic import write_atomically, writing
+from moe_lab.results.atomic import json_line, write_atomically, writing
 from moe_lab.routing.passes import is_peft
 
 # Autocast of torch 2.13 leaves grouped products in the dtype of their weights, float32 here: most FLOPs of a training.
@@ -64,7 +63,7 @@ class Log(TrainerCallback):
             self.progress.at(state.global_step, " ".join(losses))
         if state.is_world_process_zero:
             lines = [entry for entry in state.log_history if entry.keys() & {"loss", LOSS}]
-            text = "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in lines)
+            text = "".join(json_line(dict(sorted(entry.items()))) for entry in lines)
             write_atomically(self.folder / "log.jsonl", text)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

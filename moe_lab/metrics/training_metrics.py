@@ -6,7 +6,6 @@ Counted metrics count the tokens of the examples. Accuracy is the share of answe
 the true tokens before them. Intervention metrics are the accuracy lost under a routing policy.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from moe_lab.metrics.intervals import entropies_of, ratio
 from moe_lab.metrics.registry import Selections, intervention_metrics, values_of
 from moe_lab.metrics.stored import without_arrays
 from moe_lab.metrics.teacher_forcing import TokenizedExample, count_rows, labelled_tokens, right_tokens
-from moe_lab.results.atomic import plain, write_file
+from moe_lab.results.atomic import json_line, plain, write_file
 from moe_lab.results.measured import Interval, Measured
 from moe_lab.results.statistics import LEVEL
 from moe_lab.results.stored_files import read_lines
@@ -92,7 +91,7 @@ class ExpertMetrics(TrainerCallback):
         place = {"step": state.global_step, "epoch": float(state.epoch or 0)}
         self.lines.append(plain(place | measure(model, self.rows)))
         if state.is_world_process_zero:
-            write_file(self.folder / FILE, "".join(json.dumps(line) + "\n" for line in self.lines))
+            write_file(self.folder / FILE, "".join(map(json_line, self.lines)))
 
 
 def read_measurements(folder: Path) -> list[dict[str, Any]]:

@@ -109,8 +109,13 @@ def json_text(content: Any) -> str:
     return json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def json_line(content: Any) -> str:
+    """`plain` content as a line of a JSON Lines file. NaN and infinities, which are no JSON, become null."""
+    return json.dumps(plain(content), ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def plain(value: Any) -> Any:
-    """The value as plain JSON: NaN becomes null, numpy scalars numbers, sets and tuples lists.
+    """The value as plain JSON: NaN and infinities become null, numpy scalars numbers, sets and tuples lists.
 
     An object with `to_json` becomes what that returns, a function its name, any other object its string without memory
     addresses: equal runs give equal text.

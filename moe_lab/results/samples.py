@@ -1,13 +1,13 @@
 """lm-eval's sample logs, judged answers, and the routing of answers that turned right or wrong."""
 
-import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from moe_lab.models.lm_eval_internals import aggregation_of_metric
-from moe_lab.results.atomic import write_atomically
+from moe_lab.results.atomic import json_line, write_atomically
 from moe_lab.results.model import Block, RunResult
 from moe_lab.results.statistics import Aggregate
 from moe_lab.results.stored_files import damaged, read_lines
@@ -60,7 +60,7 @@ class Sample:
         return cls(
             document=line["doc_id"],
             filter=line["filter"],
-            values={metric: _plain_value(line[metric]) for metric in line["metrics"]},
+            values={metric: _value(line[metric]) for metric in line["metrics"]},
             requests=asked,
             target=line.get("target"),
             responses=line.get("resps") or (),
@@ -79,6 +79,17 @@ def _plain_value(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _value(logged: Any) -> Any:
+    """A metric's value of a document. Null, which stands in JSON for NaN and infinities, is NaN."""
+    value = _plain_value(logged)
+    return math.nan if value is None else value
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a document has no value of a metric: the log has none, null or NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
 def samples_file(folder: Path, task: str) -> Path:
     return folder / f"samples_{task.replace('/', '-')}.jsonl"
 
@@ -86,9 +97,9 @@ def samples_file(folder: Path, task: str) -> Path:
 def write_samples(folder: Path, samples: Log) -> None:
     """Write `samples_<task>.jsonl` in the format of lm-eval's own tracker; verdicts and arrays of values are JSON.
 
-    Raises ResultsError.
+    NaN and infinities, which lm-eval writes bare, are null. Raises ResultsError.
     """
-    from lm_eval.utils import handle_non_serializable, sanitize_list
+    from lm_eval.utils import sanitize_list
 
     for task, lines in samples.items():
         text = []
@@ -108,7 +119,7 @@ def write_samples(folder: Path, samples: Log) -> None:
                 ],
                 "target": str(sample["target"]),
             }
-            text.append(json.dumps(line, default=handle_non_serializable, ensure_ascii=False) + "\n")
+            text.append(json_line(line))
         write_atomically(samples_file(folder, task), "".join(text))
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
+from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from moe_lab.errors import ModelError, RoutingError
 from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
-from moe_lab.routing.passes import around, in_backward, in_use, on_passes, transformers_model
+from moe_lab.routing.passes import ONE_THREAD, around, in_backward, in_use, on_passes, transformers_model
 from moe_lab.routing.rules import Decide, Routing
 from moe_lab.routing.transient import TransientHook
 
@@ -267,21 +268,25 @@ class _Watch:
                 )
 
 
-_open: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
-"""The contexts on each model, the outermost first."""
+_open: WeakKeyDictionary[nn.Module, list[tuple[str, int]]] = WeakKeyDictionary()
+"""The contexts on each model, the outermost first: their names, and the numbers of their threads."""
 
 
 @contextmanager
 def opened(model: nn.Module, name: str, alone: bool = False) -> Iterator[None]:
     """A context on the model, by its name. With `alone` it raises RoutingError inside another one."""
-    names = _open.setdefault(transformers_model(model), [])
-    if alone and names:
+    contexts = _open.setdefault(transformers_model(model), [])
+    if alone and contexts:
+        outer, thread = contexts[-1]
+        if thread != get_ident():
+            raise RoutingError(f"{name}: another thread runs {outer} on this model. {ONE_THREAD}")
         raise RoutingError(
-            f"{name} inside {names[-1]}: they cannot be combined, since {name} runs several routings of a token, and "
-            f"later layers on their own. Leave the context of {names[-1]} first."
+            f"{name} inside {outer}: they cannot be combined, since {name} runs several routings of a token, and "
+            f"later layers on their own. Leave the context of {outer} first."
         )
-    names.append(name)
+    context = name, get_ident()
+    contexts.append(context)
     try:
         yield
     finally:
-        names.pop()
+        contexts.remove(context)

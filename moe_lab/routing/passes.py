@@ -9,18 +9,23 @@ B = sequences of a pass, S = tokens of each, T = B x S.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from moe_lab.errors import ModelError
+from moe_lab.errors import ModelError, RoutingError
 from moe_lab.routing.transient import TransientHook
 
 CACHE = "cache"
 """The argument of models and of their layers that holds the cache of keys and values."""
 OLD_CACHE = "past_key_values"
 """Its name before transformers 5.24. Models take both names until 5.40."""
+
+
+ONE_THREAD = "Let one thread run it at a time (threading.Lock), or load a model for each."
+"""What to do where several threads share a model."""
 
 
 def cache_of(arguments: Mapping[str, Any]) -> Any:
@@ -69,11 +74,21 @@ def on_passes(
 
     `before` gets the arguments of the pass. A pass may begin in the wrapper or in the model inside, and may go through
     both. `after` is not called after an exception.
+
+    A pass raises RoutingError if it begins in one thread before that of another thread has ended.
     """
     inner, depth = transformers_model(model), 0
+    thread = 0
+    """The number of the thread that runs the pass."""
 
     def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        nonlocal depth
+        nonlocal depth, thread
+        if depth > 0 and thread != this_thread():
+            raise RoutingError(
+                "Two threads run the model at the same time inside a context on its routing, which cannot tell their "
+                f"tokens apart. {ONE_THREAD}"
+            )
+        thread = this_thread()
         depth += 1
         if depth == 1:
             try:
@@ -84,6 +99,8 @@ def on_passes(
 
     def leave(module: nn.Module, args: tuple, output: Any) -> None:
         nonlocal depth
+        if thread != this_thread():  # its pass was refused
+            return
         depth = max(0, depth - 1)
         if depth == 0 and output is not None and after is not None:
             after()
@@ -93,6 +110,11 @@ def on_passes(
         handles.append(entrance.register_forward_pre_hook(TransientHook(enter), with_kwargs=True))
         handles.append(entrance.register_forward_hook(TransientHook(leave), always_call=True))
     return handles
+
+
+def this_thread() -> int:
+    """The number of the thread that runs; 0 while a step is compiled, whose graph cannot ask."""
+    return 0 if torch.compiler.is_compiling() else get_ident()
 
 
 def in_backward() -> bool:

@@ -30,7 +30,7 @@ from moe_lab.runs.run import Run
 from moe_lab.tasks.documents import documents_digest, select_documents
 from moe_lab.tasks.judges import judges_of
 from moe_lab.tasks.loading import MAX_NEW_TOKENS, load_tasks, once
-from moe_lab.tasks.sandbox.programs import check_sandbox
+from moe_lab.tasks.sandbox.programs import Limits, check_sandbox, check_user_limits
 
 # The content of a run's id: everything that determines the numbers, and nothing else
 
@@ -277,9 +277,15 @@ def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
 
 
 def check_code_execution(config: Config, tasks: TaskDict) -> None:
-    """Raise TaskError for a task that executes generated programs where bubblewrap does not work, unless confirmed."""
+    """Raise TaskError for a task that executes generated programs where they cannot be.
+
+    That is where limits of the user are too low, or bubblewrap does not work, unless that is confirmed.
+    """
     unsafe = any(getattr(task, "UNSAFE_CODE", False) for task in tasks["tasks"].values())
-    if unsafe and not config.predict_only and not config.task.confirm_run_unsafe_code:
+    if not unsafe or config.predict_only:
+        return
+    check_user_limits(Limits())
+    if not config.task.confirm_run_unsafe_code:
         check_sandbox()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moe_lab.errors import ResultsError
@@ -300,3 +301,19 @@ def test_scored_words_are_those_of_the_scored_text():
     assert words(("a long question", " yes"), ("a long question", " no it is")) == 3
     assert words(("a prompt", {"until": []})) == 0
     assert words(("", "")) == 1 and words() == 0
+
+
+def no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def test_every_json_reader_takes_the_log_of_values_that_are_no_numbers(tmp_path):
+    line = sample(0, "x", acc=math.nan, loglikelihood=-math.inf, ppl=(math.inf, 4), exact=1)
+    line["doc"] = {"hint": math.nan, "weights": [1.0, np.float32("nan")]}
+    write_samples(tmp_path, {"t": [line]})
+    [text] = (tmp_path / "samples_t.jsonl").read_text().splitlines()
+    written = json.loads(text, parse_constant=no_constant)
+    assert written["doc"] == {"hint": None, "weights": [1.0, None]}
+    assert (written["acc"], written["loglikelihood"], written["ppl"]) == (None, None, [None, 4])
+    [again] = read_samples(result_in(tmp_path, [0]))["t"]
+    assert math.isnan(again.values["acc"]) and again.values["exact"] == 1

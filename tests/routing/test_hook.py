@@ -5,6 +5,7 @@ that is left out by intent and reported as bypassed.
 """
 
 import math
+import threading
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from moe_lab import C3PO, RoE, expert_metrics, override, record
 from moe_lab.errors import ModelError, RoutingError
 from moe_lab.routing import GumbelTopK, Routing, routed, supported
 from moe_lab.routing.families import FAMILIES
-from moe_lab.routing.hook import is_left_out, leaving_out
+from moe_lab.routing.hook import is_left_out, leaving_out, opened
 from tests.support import roe_reference, rounding
 from tests.support.families import VOCAB
 from tests.support.models import left_padded, make_model, small_model
@@ -260,3 +261,45 @@ def test_routing_that_gradient_checkpointing_would_repeat_is_refused():
             model(ids, labels=ids)
         with torch.no_grad(), context():
             model(ids)
+
+
+def in_another_thread(function):
+    """What a function raises in a thread of its own; None if it ends."""
+    raised = []
+
+    def run():
+        try:
+            function()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return raised[0] if raised else None
+
+
+def test_passes_of_two_threads_at_once_are_refused_in_their_own_words(olmoe):
+    """One that began in another thread would clear what the check for bypassed routers has seen."""
+    clean, errors = logits(olmoe), []
+
+    def meanwhile(router, routing):
+        if router.layer == 1 and threading.current_thread() is threading.main_thread():
+            errors.append(in_another_thread(lambda: logits(olmoe)))
+
+    with routed(olmoe, meanwhile):
+        assert torch.equal(logits(olmoe), clean), "the first thread's pass goes on"
+        assert in_another_thread(lambda: logits(olmoe)) is None, "one after the other is right"
+    [error] = errors
+    assert isinstance(error, RoutingError)
+    assert str(error).startswith("Two threads run the model at the same time")
+    assert "threading.Lock" in str(error)
+
+
+def test_an_ensemble_in_a_second_thread_is_refused_in_its_own_words(olmoe):
+    with opened(olmoe, "RoE", alone=True):
+        error = in_another_thread(opened(olmoe, "C3PO", alone=True).__enter__)
+    assert isinstance(error, RoutingError)
+    assert str(error).startswith("C3PO: another thread runs RoE on this model. ")
+    with opened(olmoe, "C3PO", alone=True):
+        pass

@@ -3,7 +3,6 @@
 N = questions of a batch, W = re-routed tokens of each, K = neighbours of each, R = references.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from moe_lab.methods.references.embeddings import Neighbours, neighbours, normal
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
 from moe_lab.models.facts import LoadedModel
-from moe_lab.results.atomic import writing
+from moe_lab.results.atomic import json_line, writing
 
 TRACES = "traces.jsonl"
 """File in the run's folder with a line for each scored question (`write_traces`)."""
@@ -104,7 +103,7 @@ def write_traces(
             "continuations": continuations,
             "scores": [[score for score, _ in scores[n]] for scores in states],
         }
-        lines.append(json.dumps(line) + "\n")
+        lines.append(json_line(line))
     with writing(file), file.open("a", encoding="utf-8") as stream:
         stream.writelines(lines)
 

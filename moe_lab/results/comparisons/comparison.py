@@ -11,7 +11,7 @@ from moe_lab.errors import ConfigError, first_line
 from moe_lab.models.lm_eval_internals import aggregation_of_metric
 from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.rounding import Rounding
-from moe_lab.results.samples import Sample, reported
+from moe_lab.results.samples import Sample, is_missing, reported
 from moe_lab.results.scores import ComparisonKey, Score, compared, pooled
 from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import VERSION, Aggregate
@@ -125,6 +125,10 @@ def compare_task(
             notes.append(f"Only in {one.key}, and not compared: {' '.join(lone)} of {task}.")
     scores = []
     for metric in (key for key in mine if key in theirs):
+        infinite = [one for one in (a, b) if _is_infinite(one.results.scores(task)[metric])]
+        if infinite:
+            notes.append(f"Not compared: {metric} of {task}, which is infinite in {infinite[0].key}.")
+            continue
         aggregate = aggregate_of(a, task, metric)
         if not all(_reproduces(one, task, metric, aggregate) for one in (a, b)):
             notes.append(
@@ -135,7 +139,7 @@ def compare_task(
         name, _, filter_name = metric.partition(",")
         measured = []
         for x, y in pairs[filter_name]:
-            if x.values.get(name) is not None and y.values.get(name) is not None:
+            if not is_missing(x.values.get(name)) and not is_missing(y.values.get(name)):
                 measured.append((x, y))
         if left := len(pairs[filter_name]) - len(measured):
             notes.append(f"{metric} of {task}: {left:,} documents without a value are left out.")
@@ -272,11 +276,16 @@ def aggregate_of(evaluation: Evaluation, task: str, metric: str) -> Aggregate | 
     return None if found is metrics.mean else found
 
 
+def _is_infinite(score: Any) -> bool:
+    """Whether a score is infinite, as the mean is where a log-likelihood is minus infinity."""
+    return isinstance(score, float) and math.isinf(score)
+
+
 def _reproduces(evaluation: Evaluation, task: str, metric: str, aggregate: Aggregate | None) -> bool:
     """Whether the function turns the logged values into the stored score."""
     name, _, filter_name = metric.partition(",")
     lines = [line for line in evaluation.samples[task] if line.filter == filter_name]
-    values = [line.values[name] for line in lines if line.values.get(name) is not None]
+    values = [line.values[name] for line in lines if not is_missing(line.values.get(name))]
     stored = evaluation.results.scores(task)[metric]
     if not values or not isinstance(stored, int | float):
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -88,11 +89,31 @@ def run_programs(programs: Sequence[str], limits: Limits | None = None) -> list[
     process ended. Raises TaskError as `check_sandbox`, before any execution, except inside of `unconfined(True)`.
     """
     limits = limits or Limits()
+    check_user_limits(limits)
     if not _unconfined.get():
         check_sandbox()
     command = _bubblewrap(limits) if why_no_bubblewrap() is None else []
     with ThreadPoolExecutor(min(WORKERS, len(os.sched_getaffinity(0)))) as pool:
         return list(pool.map(lambda program: _run(program, limits, command)[0], programs))
+
+
+def check_user_limits(limits: Limits) -> None:
+    """Raise TaskError if this process may not give a program what it needs, as its own hard limits are lower."""
+    needed = {
+        "RLIMIT_CPU": ("seconds of processor time (ulimit -t)", limits.cpu_seconds + 1),
+        "RLIMIT_AS": ("bytes of memory (ulimit -v, in KiB)", limits.memory),
+        "RLIMIT_NPROC": ("processes (ulimit -u)", limits.processes),
+        "RLIMIT_FSIZE": ("bytes of a file (ulimit -f)", limits.file_size),
+        "RLIMIT_NOFILE": ("open files (ulimit -n)", limits.open_files),
+    }
+    for name, (what, least) in needed.items():
+        _, hard = resource.getrlimit(getattr(resource, name))
+        if hard != resource.RLIM_INFINITY and hard < least:
+            raise TaskError(
+                f"Programs that a model wrote cannot be executed within a limit of yours: {hard:,} {what}, and "
+                f"{least:,} are needed.\nRaise it in the shell or in the cluster's job. predict_only=true only logs "
+                "the answers."
+            )
 
 
 def check_sandbox() -> None:

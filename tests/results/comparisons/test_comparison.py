@@ -12,6 +12,8 @@ Breaks if a comparison reads other files than those that were named.
 
 import gzip
 import json
+import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -438,3 +440,30 @@ def test_credentials_of_others_are_not_repeated(tmp_path, given):
     assert "sk-123" not in written
     settings = "pretrained=x,api_key=***,base_url=https://...@host/v1,add_bos_token=True"
     assert read_evaluation("a", files[0]).settings == settings
+
+
+def test_an_infinite_score_is_not_compared_and_it_is_said(tmp_path):
+    """lm-eval writes minus infinity for a log-likelihood of a token that cannot be; its mean is that, too."""
+    values = {"a": [-1.0, -2.0, -3.0], "b": [-1.0, -math.inf, -3.0]}
+    logs = [
+        evaluation(tmp_path, key, {"t": samples_of(loglikelihood=lines, acc=[1.0, 0.0, 1.0])})
+        for key, lines in values.items()
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        comparison = compare(logs)
+    assert [score.metric for score in comparison.scores] == ["acc,none"]
+    assert comparison.notes == ["Not compared: loglikelihood,none of t, which is infinite in b."]
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_null_and_nan_are_no_value(tmp_path, missing):
+    lines = {"a": samples_of(acc=[1.0, missing, 0.0]), "b": samples_of(acc=[0.0, 1.0, 0.0])}
+    scores = {"a": 0.5, "b": 1 / 3}
+    logs = [
+        evaluation(tmp_path, key, {"t": lines[key]}, scores={"t": {"acc,none": scores[key]}}) for key in "ab"
+    ]
+    comparison = compare(logs)
+    [row] = comparison.scores
+    assert (row.n, row.baseline, row.value) == (2, 0.5, 0.0)
+    assert "acc,none of t: 1 documents without a value are left out." in comparison.notes

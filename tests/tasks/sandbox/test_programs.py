@@ -3,6 +3,7 @@ confirmed, scored wrongly, or asked otherwise than lm-eval asks it, or if an ins
 """
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -118,6 +119,41 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(data, t
         outcomes = run_programs([made, *LIMITED], FEW)
         assert run_programs([WAITING], SHORT) == ["timed out: waiting"]
     assert (tmp_path / "made").exists() and outcomes == [PASSED, *LIMITED.values()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "hard", "said"),
+    [
+        ("RLIMIT_NOFILE", 32, "32 open files (ulimit -n), and 64 are needed"),
+        ("RLIMIT_NPROC", 4, "4 processes (ulimit -u), and 5 are needed"),
+        ("RLIMIT_CPU", 20, "20 seconds of processor time (ulimit -t), and 21 are needed"),
+        ("RLIMIT_FSIZE", 1024, "1,024 bytes of a file (ulimit -f), and 8,388,608 are needed"),
+        ("RLIMIT_AS", 2**20, "1,048,576 bytes of memory (ulimit -v, in KiB), and 1,073,741,824 are needed"),
+    ],
+)
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_a_limit_of_the_user_that_is_too_low_is_named(data, monkeypatch, kind, hard, said, confirmed):
+    """The sandbox cannot raise a hard limit, and its failure looks like that of bubblewrap."""
+    of_process = resource.getrlimit
+
+    def getrlimit(number):
+        return (hard, hard) if number == getattr(resource, kind) else of_process(number)
+
+    monkeypatch.setattr(programs.resource, "getrlimit", getrlimit)
+    of_run = config(data, confirmed=confirmed)
+    with pytest.raises(TaskError) as raised:
+        check_code_execution(of_run, load_tasks(of_run))
+    assert said in str(raised.value)
+    assert "bubblewrap" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_the_limits_that_are_checked_are_those_that_the_kernel_asks_for(bubblewrap):
+    """With hard limits of just what is needed a program runs."""
+    command = 'ulimit -n 64 -t 21 -f 8192; exec "$0" -c "$1"'
+    source = "from moe_lab.tasks.sandbox.programs import run_programs; print(run_programs(['x = 1']))"
+    ended = subprocess.run(["bash", "-c", command, sys.executable, source], capture_output=True, text=True)
+    assert ended.stdout == "['passed']\n", ended.stderr
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from moe_lab.config.validators import UserPath, did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.policy_method import PolicyMethod, Settings
-from moe_lab.results.identity import imports_digest
+from moe_lab.results.code import imports_digest
 from moe_lab.results.scores import NOT_REPRODUCIBLE
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any
 
 from moe_lab.errors import TaskError
 from moe_lab.models.lm_eval_internals import rendered_template
+from moe_lab.results.code import versioned
 from moe_lab.tasks.answer_numbers import vote
 from moe_lab.tasks.documents import all_rows
 from moe_lab.tasks.judges import score
@@ -71,6 +72,7 @@ def in_letters(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@versioned("answer in letters", 1)
 def _add_columns(own: dict[str, Any], split: Any) -> Any:
     """lm-eval `process_docs`: adds the lettered question to the documents."""
     from datasets import Dataset, concatenate_datasets

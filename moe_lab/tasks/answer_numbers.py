@@ -1,7 +1,4 @@
-"""Numbers in answers: one function reads them, one compares them.
-
-The task YAMLs of `arithmetic/` name functions of this module, so that their run ids contain its syntax tree.
-"""
+"""Numbers in answers: one function reads them, one compares them."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from moe_lab.errors import TaskError
+from moe_lab.results.code import versioned
 
 TOLERANCE = Fraction(1, 1000)
 """Around a right answer that is not whole, as 0.6666666666666666. It is that of LLM-Adapters (Hu et al., 2023), from
@@ -75,6 +73,7 @@ def same_number(answer: str, gold: str) -> bool:
     return abs(number - right) <= TOLERANCE
 
 
+@versioned("vote over numbers", 1)
 def vote(responses: list[list[str]], documents: Any) -> list[list[str]]:
     """lm-eval filter: the answer that most samples of a document give, of several the one that was sampled first.
 
@@ -118,16 +117,19 @@ def _plain(number: str) -> str:
 # Functions that the YAMLs of arithmetic/ name
 
 
+@versioned("extract number", 1)
 def extract_answers(responses: list[list[str]], documents: Any) -> list[list[str]]:
     """lm-eval filter: the answer's number of every response."""
     return [[answer_number(text) for text in texts] for texts in responses]
 
 
+@versioned("same number", 1)
 def score_number(document: dict[str, Any], results: list[str]) -> dict[str, float]:
     """lm-eval `process_results`: 1.0 if the filtered answer is the document's number."""
     return {"exact_match": float(same_number(results[0], _gold(document)))}
 
 
+@versioned("check that answers are numbers", 1)
 def check_golds(split: Any) -> Any:
     """lm-eval `process_docs`: the documents as they are. Raises TaskError for a right answer that is no number."""
     if not {"question", "answer"} <= set(split.column_names):

@@ -27,7 +27,8 @@ from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line
 from moe_lab.models.hub import commit_of, explain
-from moe_lab.results.identity import UNNAMED, code_digest, module_digest
+from moe_lab.results.code import VERSION, code_digest, function_identity, module_digest
+from moe_lab.results.identity import UNNAMED
 from moe_lab.tasks.answer_forms import in_letters, voted
 from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
@@ -300,14 +301,17 @@ def _source(config: dict[str, Any], folder: Path | None) -> str:
 
 
 def _code(file: str | Path, include_path: str | None) -> dict[str, Any]:
-    """The functions that a YAML names, by key: name and digest of the module.
+    """The functions that a YAML names, by key: name and digest of the module, or `versioned` name and number.
 
     A decorated function or one that another function returned has the module of that one, and the name, too.
     """
     functions, names = load_yaml(file), load_yaml(file, resolve_func=False)
     code = {}
     for key in names.keys() - UNNAMED:
-        for place, named in _functions(functions[key], names[key], key):
+        for place, named, function in _functions(functions[key], names[key], key):
+            if hasattr(function, VERSION):
+                code[place] = function_identity(function)
+                continue
             # lm-eval's order: a file next to the YAML, then a module
             module, _, name = Path(named).name.rpartition(".")
             source = Path(named).parent / f"{module.replace('.', '/')}.py"
@@ -316,10 +320,10 @@ def _code(file: str | Path, include_path: str | None) -> dict[str, Any]:
     return code
 
 
-def _functions(value: Any, named: Any, key: str) -> Iterator[tuple[str, str]]:
-    """(key, `<folder>/module.function`) of all functions of a YAML, from it with functions and with their names."""
+def _functions(value: Any, named: Any, key: str) -> Iterator[tuple[str, str, Any]]:
+    """(key, `<folder>/module.function`, function) of a YAML, from it with functions and with their names."""
     if isinstance(named, dict | list):
         for each in named if isinstance(named, dict) else range(len(named)):
             yield from _functions(value[each], named[each], f"{key}.{each}")
     elif isinstance(named, str) and not (isinstance(value, str) and value == named):
-        yield key, named
+        yield key, named, value

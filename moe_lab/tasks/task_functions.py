@@ -1,4 +1,4 @@
-"""Functions that the task YAMLs of this folder name (`!function`). Run ids contain this module's syntax tree."""
+"""Functions that the task YAMLs of this folder name (`!function`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from moe_lab.errors import TaskError
+from moe_lab.results.code import versioned
 
 # Tasks without a known hub data set
 
@@ -27,6 +28,7 @@ _LISTED = re.compile(r"\n+((?:[A-Z]\. [^\n]*\n?)+)$")
 """Options, one a line, at the end of a prompt."""
 
 
+@versioned("BIG-bench questions", 1)
 def plain_questions(split: Any) -> Any:
     """An lm-eval `process_docs`: {"question", "options", "gold"} of the rows that have one right choice."""
     from datasets import Dataset

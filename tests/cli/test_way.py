@@ -22,7 +22,7 @@ DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
 CONFIG = ("catalog", "overrides", "progress", "streams", "terminal", "text_keys")
 BESIDE = {
     "tasks/loading.py",
-    "results/identity.py",
+    "results/code.py",
     "routing/transient.py",
     "runs/plan.py",
     *(f"config/{name}.py" for name in CONFIG),

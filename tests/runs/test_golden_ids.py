@@ -1,8 +1,7 @@
 """Breaks if a run, a study or what one is made of gets another id: stored results would not be found any more.
 
-An id changes on purpose where numbers change (raise `numerics` of the method), and with the code of a module that a task's
-functions come from, as `moe_lab/tasks/task_functions.py`: replace the ids here. They hold for the versions in
-constraints.txt.
+An id changes on purpose where numbers change: raise `numerics` of the method, or the number of the task's function
+(`moe_lab.results.code.versioned`), and replace the ids here. They hold for the versions in constraints.txt.
 """
 
 import json
@@ -25,7 +24,7 @@ RUNS = {
     "method=base task=toy_math": "722627e895b58ca52c0fdc099b5ff42f29a8d8fca3e865e42f051cc7f766ebf6",
     "method=base task=toy_choice limit=20 dtype=bfloat16": "11454487ed9c8550b02fc14eb12034e0ce2a1cbeab631605513c03e8807726fa",
     "method=base task=toy_text": "8ceffbacf97e61feed11f49a9372a3127f7f51ff95c8c8d9f866c484eed41bb8",
-    "method=base task=toy_safety": "45fdaed1d34cb5f4366756949bc8200d422da868330d03299e3ace43c058da2b",
+    "method=base task=toy_safety": "02c3589246397eebeb5bd283d5c76616d1edff91f3e096e54005ab1afe9ee543",
     "method=roe task=toy_math": "d53edb758fc13b701dbc43fea9543a8d521e4489b9b867ae83f3023d1bddc61f",
     "method=roe task=toy_choice seed=3 method.n=4 method.temperature=[0,0.2,0.2,0.2,0.2,0.2,0.2,0]": "fa11ca48735010f857a77147c2d5051fc2e1784337b153eeb71aa7f47a397e63",
     "method=c2r task=toy_choice limit=20": "23f7dff374268eaf803128791b65bf954116822be44f45dbaf46716821371dc9",
@@ -34,19 +33,19 @@ RUNS = {
     "method=soft-prompt task=toy_choice limit=20": "2021951c6c2bb9eabc210ed6ea4c1ba783a610157f984228db754afc25290f65",
     "method=prefix-tuning task=toy_choice limit=20": "49f0edb8dca31da053ad7c1d18c5f687c994262b8f6aea699d140df0d97c173b",
     "method=finetune-freeze task=toy_choice limit=20": "777901b0e6be51697bf2450e23ce0f72c04502cc8c9beea34735ba1648bada22",
-    "method=base task=addsub": "bd766c52851f36cbdc7149e5bfc60c0ba045a43c9d3cf9df77f668f042f56a79",
+    "method=base task=addsub": "7b976541b61e635b759261739f5a08afb6ddb43f800bd43acfc6496d342e5c0a",
     "method=base task=gsm8k num_fewshot=2": "9e4ec525cb90e6e4db420b38e7d06856dcf4e852b476b4ca580107e8854e5f4e",
     "method=base task=arc_easy": "d088966a334630a62125f8308b60f180e5cec618035f1ee1466e5b110cd88c3e",
-    "method=base task=arc_easy task.answer=letters": "687dfff016585d16c360f17a3b300c46f4aeb4bf67104a17678b54d68438cadf",
+    "method=base task=arc_easy task.answer=letters": "fd8a2effd55db9ec0af8ce1a01a2c7e873e1bfb358cac999bbb9c38b3a370103",
     "method=base task=arc_easy_answer_format": "f46a3502de88f814961a41033e264ef022b442f5518ea2356cc18d43eaf7757c",
     "method=base task=hellaswag_answer_format": "4fa3d30205644c37a3f28fb9300c0ce5166a2f541a59601266ec1e03d3affe23",
     "method=base task=social_iqa_answer_format": "b7d1c407f5b4bbc15cd8d33bf364615c02a5da2d16239503af7040558a22321c",
-    "method=base task=bigbench_choice": "526be6ee95ef4dff530adcf1b5abd926488ba5c552dd05025cb1000c08033444",
+    "method=base task=bigbench_choice": "e0492387c5a0167acdf631eab911a2965fd9ae4abdefa0e1f851d56c64f68131",
     "method=base task=knowref": "3151e7ff616b6675c109cad2514948563946d3647d5b4cd37468781f0821def9",
-    "method=base task=cona": "9c13eabadc339e29440c6467c48830d30242878bf2e46e564824a5be82be8183",
-    "method=base task=humaneval predict_only=true": "76ee8355ca85b2e3e3fdd92022ebd1411e56fabeb81472bb74f68ad938426d55",
+    "method=base task=cona": "1a324fac971308d8f72394865b4c12c11f4e6db07d440dc5a2c490dc4c2878fb",
+    "method=base task=humaneval predict_only=true": "d0c6572fe5534acab70ddf77e6e31f4ed89083f60566a597f397a8bd2562d30f",
     "method=base task=lm_eval task.name=[arc_easy,gsm8k] num_fewshot=2": "3fc5c275b19425c0feaccd2df2a524006e68a2aad0119442fca8fc53f51fe186",
-    "method=roe task=addsub model.path=FOLDER method.skip_layers=0": "f54ddc5462073917479f1d62368b22b06da2b536002e7a07c23e12c9a9358b25",
+    "method=roe task=addsub model.path=FOLDER method.skip_layers=0": "45d32b39734630ffcc02f02ce2573e17f336e1a5efc27407b765c01c3efb8eda",
 }
 """Run ids by command line; `model=tiny` where it names none."""
 STUDIES = {

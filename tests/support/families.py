@@ -49,7 +49,7 @@ _NEMOTRON_MAMBA = dict(mamba_num_heads=4, mamba_head_dim=8, ssm_state_size=8, n_
 _QWEN4_LAYERS = dict(layer_types=["linear_attention", "indexed_attention"] * 2)
 _QWEN4_INDEXER = dict(indexer_n_heads=16, indexer_kv_heads=1, indexer_head_dim=16)
 _QWEN4_INDEXER |= dict(indexer_budget=8, indexer_compress_ratio=4)
-_QWEN4_NGRAMS = dict(ngram_vocab_size_base=60, heads_per_ngram=2, split_ngram_parts=1)
+_QWEN4_NGRAMS: dict[str, Any] = dict(ngram_vocab_size_base=60, heads_per_ngram=2, split_ngram_parts=1)
 _QWEN4_NGRAMS |= dict(make_ngram_vocab_size_divisible_by=2, ple_embed_dim=8, ple_layer_ids=[1])
 
 ZOO: dict[str, dict[str, Any]] = {

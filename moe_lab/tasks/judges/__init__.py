@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from moe_lab.config.validators import one_of
 from moe_lab.errors import ConfigError
+from moe_lab.results.code import versioned
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -129,6 +130,7 @@ def judged_by(verdicts: Verdicts) -> Iterator[None]:
         _verdicts.reset(token)
 
 
+@versioned("judge answers", 1)
 def judge_answers(
     responses: Sequence[Sequence[str]], documents: Sequence[dict[str, Any]]
 ) -> list[dict[str, Verdict]]:
@@ -140,6 +142,7 @@ def judge_answers(
     return verdicts([Exchange(document["instruction"], texts[0]) for document, texts in pairs])
 
 
+@versioned("scores of judges", 1)
 def score(document: dict[str, Any], results: list[dict[str, Verdict]]) -> dict[str, float]:
     """lm-eval `process_results`: the scores of all judges of the document's answer."""
     (verdicts,) = results

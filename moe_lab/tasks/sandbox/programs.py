@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.errors import TaskError
+from moe_lab.results.code import versioned
 
 MIB = 2**20
 
@@ -271,6 +272,7 @@ def program(document: dict[str, Any], completion: str) -> str:
     return f"{document['prompt']}{completion}\n{document['test']}\ncheck({document['entry_point']})"
 
 
+@versioned("run tests", 1)
 def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
     """lm-eval filter: the outcome of every response's program ("passed", "failed: AssertionError", ...).
 
@@ -281,6 +283,7 @@ def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> li
     return [[next(outcomes) for _ in texts] for texts in responses]
 
 
+@versioned("share that passed", 1)
 def score(document: dict[str, Any], results: list[list[str]]) -> dict[str, float]:
     """lm-eval `process_results`: the share of a document's responses that passed, which is pass@1."""
     (outcomes,) = results

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
+from moe_lab.results.code import versioned
 from moe_lab.tasks.sandbox.programs import run_tests
 
 # lm-eval's task humaneval_instruct, version 4.0
@@ -53,12 +54,14 @@ def in_chat(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@versioned("run what lm-eval cuts from a reply", 1)
 def run_cut(stops: list[str], responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
     """lm-eval filter: outcomes of what lm-eval takes from a reply, its text up to a stop word or a fence."""
     end = re.compile("|".join(map(re.escape, [*stops, "```"])))
     return run_tests([[end.split(text)[0] for text in texts] for texts in responses], documents)
 
 
+@versioned("run the function in a reply", 1)
 def run_extracted(responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
     """lm-eval filter: outcomes of the functions that `completion` finds in replies."""
     pairs = zip(responses, documents, strict=True)

@@ -54,7 +54,9 @@ def parameter_shapes(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def _mlp(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
-    shapes = {f"{prefix}{name}_proj.weight": (width, hidden) for name in ("gate", "up")}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in ("gate", "up"):
+        shapes[f"{prefix}{name}_proj.weight"] = (width, hidden)
     return shapes | {f"{prefix}down_proj.weight": (hidden, width)}
 
 

@@ -90,7 +90,7 @@ def by_method(
 ) -> None:
     from moe_lab.config.compose import compose_cell
     from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
-    from moe_lab.methods.finetune_freeze.training import Training, train_on_rank
+    from moe_lab.methods.finetune_freeze.training import FinetuningInputs, train_on_rank
     from moe_lab.methods.tokenized import Row
     from moe_lab.runs.config import to_config
 
@@ -111,7 +111,7 @@ def by_method(
             [],
         )
     )
-    training = Training(
+    training = FinetuningInputs(
         config=config,
         folder=folder,
         rows=[Row(row["input_ids"], row["labels"]) for row in rows],

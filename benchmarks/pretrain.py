@@ -23,12 +23,12 @@ from benchmarks.measure import side_by_side
 from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import pack, read_corpus, tokenizer_of
-from moe_lab.methods.pretrain.training import Training, train
+from moe_lab.methods.pretrain.training import PretrainingInputs, train
 
 HELD_OUT = 8
 
 
-def plain(training: Training) -> None:
+def plain(training: PretrainingInputs) -> None:
     """transformers' Trainer on the same rows."""
     design = training.design
     config = architecture(design, training.tokenizer)
@@ -48,7 +48,7 @@ def plain(training: Training) -> None:
     Trainer(model=model, args=settings, train_dataset=rows).train()
 
 
-def training_of(folder: Path, steps: int, **keys: Any) -> Training:
+def training_of(folder: Path, steps: int, **keys: Any) -> PretrainingInputs:
     """The training of a design on the toy corpus, without checkpoints on the way."""
     method = PretrainConfig(
         name="pretrain", steps=steps, save_steps=steps + 1, validation_rows=HELD_OUT, **keys
@@ -59,7 +59,7 @@ def training_of(folder: Path, steps: int, **keys: Any) -> Training:
     rows, held_out = pack(
         corpus, tokenizer, rows=method.rows, held_out=HELD_OUT, length=method.sequence_length
     )
-    return Training(
+    return PretrainingInputs(
         config=config,
         folder=folder,
         tokenizer=tokenizer,
@@ -69,7 +69,7 @@ def training_of(folder: Path, steps: int, **keys: Any) -> Training:
     )
 
 
-def timed(run: Any, training: Training) -> None:
+def timed(run: Any, training: PretrainingInputs) -> None:
     """Run in a folder that is thrown away, in silence."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         run(training.__class__(**(vars(training) | {"folder": Path(folder)})))

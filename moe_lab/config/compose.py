@@ -33,7 +33,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from moe_lab.config.catalog import option_text, plugin_folders, resource_folder
-from moe_lab.config.overrides import GROUPS, as_typed, quoted, refuse, with_function_keys, without_method_keys
+from moe_lab.config.overrides import (
+    GROUPS,
+    as_typed,
+    quoted,
+    refuse_overrides,
+    with_function_keys,
+    without_method_keys,
+)
 from moe_lab.config.paths import user_path
 from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.config.text_keys import SCHEMA_TEXT_KEYS, TextKeys, kept_texts
@@ -96,7 +103,7 @@ def compose(argv: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS) -> list[Cell]:
     Raises the errors of Hydra and OmegaConf, SystemExit for an unknown flag, and ConfigError for an override that
     removes a key or names a folder of Hydra's.
     """
-    refuse(argv)
+    refuse_overrides(argv)
     argv, method_keys = without_method_keys(argv, texts)
     with _LOCK:
         _source.cache_clear()  # files of options may have changed since the last command of this process
@@ -109,7 +116,7 @@ def compose_cell(overrides: list[str], config_dirs: list[str], texts: TextKeys =
 
     `texts` as in `compose`. Raises what `compose` raises.
     """
-    refuse(overrides)
+    refuse_overrides(overrides)
     with _LOCK:
         source = _source(texts, config_dir=next(iter(config_dirs), None))
         return _cell(source, quoted(overrides, texts))

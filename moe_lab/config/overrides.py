@@ -68,7 +68,7 @@ OF_JOBS = re.compile(r"hydra\.(?!searchpath)")
 """Settings of Hydra's jobs, which there are none of here."""
 
 
-def refuse(overrides: list[str]) -> None:
+def refuse_overrides(overrides: list[str]) -> None:
     """Raise ConfigError for overrides that Hydra would accept without effect, or refuse without naming the remedy."""
     for override in overrides:
         key, _, value = override.lstrip("+~-").partition("=")

@@ -26,7 +26,7 @@ SIZES = (256, 512)
 """Tokens, or cached slots, of the two passes whose difference is the cost of one more."""
 
 
-class Meter(TorchDispatchMode):
+class MemoryMeter(TorchDispatchMode):
     """Counts the bytes of the storages that are created inside the context, now (`live`) and at most (`peak`).
 
     Args:
@@ -135,7 +135,7 @@ class Footprint:
         ids = torch.zeros(1, tokens, dtype=torch.long, device=device)
         mask = torch.zeros(1, 1, tokens, tokens, dtype=dtype, device=device)
         positions = torch.arange(tokens, device=device)[None]
-        with Meter(known_of(self.model, ids, mask, positions)) as meter, OneOperation():
+        with MemoryMeter(known_of(self.model, ids, mask, positions)) as meter, OneOperation():
             self.model.get_decoder()(
                 input_ids=ids,
                 attention_mask=mask,
@@ -164,7 +164,7 @@ def _gradient_pass(model: Any, tokens: int, *, backward: bool = True) -> int:
     hidden = torch.zeros(1, tokens, width, dtype=dtype, device=device, requires_grad=True)
     mask = torch.zeros(1, 1, tokens, tokens, dtype=dtype, device=device)
     positions = torch.arange(tokens, device=device)[None]
-    with Meter(known_of(model, hidden, mask, positions)) as meter, OneOperation(), torch.enable_grad():
+    with MemoryMeter(known_of(model, hidden, mask, positions)) as meter, OneOperation(), torch.enable_grad():
         found = model.get_decoder()(
             inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False
         )

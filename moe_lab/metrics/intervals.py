@@ -73,7 +73,7 @@ def entropies_of(pairs_GLEE: np.ndarray, experts: Sequence[int]) -> dict[str, An
     """Every counted metric as `measured` returns it; the diagonal holds selections of single experts."""
     selections_GLE = np.diagonal(pairs_GLEE, axis1=-2, axis2=-1)
     return {
-        name: measured(
+        name: mean_over_layers(
             pairs_GLEE if metric.of_pairs else selections_GLE,
             experts,
             metric.of_layers,
@@ -83,7 +83,7 @@ def entropies_of(pairs_GLEE: np.ndarray, experts: Sequence[int]) -> dict[str, An
     }
 
 
-def measured(
+def mean_over_layers(
     counts: np.ndarray,
     experts: Sequence[int],
     metric: Callable[[np.ndarray, Sequence[int]], np.ndarray],

@@ -7,7 +7,7 @@ from functools import partial
 from moe_lab.metrics.registry import counted_metrics, intervention_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
 from moe_lab.reports.columns import Column, names, numbers, print_table, texts
-from moe_lab.reports.scores import limits, run_labels
+from moe_lab.reports.scores import interval_column, run_labels
 from moe_lab.results.measured import Difference, Interval, number
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import EXPERT_METRICS, Family
@@ -87,11 +87,11 @@ def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
             of=[line.of for line in found],
         ),
         numbers("value", [line.value for line in found], number),
-        limits("95% interval", [line.interval for line in found], spare=2),
+        interval_column("95% interval", [line.interval for line in found], spare=2),
         texts("at most, or accuracy", [line.bound for line in found], spare=1),
         numbers("p (Holm)" if family.tests[EXPERT_METRICS] > 1 else "p", corrected, number),
         numbers("to base", [line.difference.difference for line in found], partial(number, sign=True)),
-        limits("95% interval", [line.difference.interval for line in found], sign=True, spare=3),
+        interval_column("95% interval", [line.difference.interval for line in found], sign=True, spare=3),
     ]
 
 

@@ -120,11 +120,11 @@ def example_frame(results: Sequence[RunResult], settings: Mapping[str, Mapping[s
     for result in results:
         run = {"model": result.model, "method": result.method, **settings[result.run_id], "seed": result.seed}
         for task, lines in read_samples(result).items():
-            rows += [run | row | {"run": result.stored_in.name} for row in examples_of(result, task, lines)]
+            rows += [run | row | {"run": result.stored_in.name} for row in example_rows(result, task, lines)]
     return with_counts(pd.DataFrame(rows), settings.values()).astype({"seed": "Int64"})
 
 
-def examples_of(result: RunResult, task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+def example_rows(result: RunResult, task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
     """One row per example, by the filter of the task's headline metric."""
     key = headline(result.scores(task), result.metric)
     metric, _, filter_name = key.partition(",")

@@ -19,7 +19,7 @@ from filelock import FileLock
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message, without_passwords
 from moe_lab.reports.expert import expert_metrics_of, logged_values
-from moe_lab.reports.frames import examples_of
+from moe_lab.reports.frames import example_rows
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.results.atomic import plain, write_json
 from moe_lab.results.folder import acquire
@@ -158,7 +158,7 @@ class WandbLogger(Logger):
         if result.tuning:
             run.summary.update(by_layer(result.report.get("temperatures") or []))
         for task, samples in read_samples(result).items():
-            run.log({f"samples/{task}": _table(pd.DataFrame(examples_of(result, task, samples)))})
+            run.log({f"samples/{task}": _table(pd.DataFrame(example_rows(result, task, samples)))})
         run.define_metric("training/*", step_metric="training/step")
         for line in training_lines(result):
             run.log(line)

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from moe_lab.reports.columns import Column, count, fixed, names, numbers, seconds, texts
-from moe_lab.results.measured import interval, number
+from moe_lab.results.measured import interval_text, number
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import NO_COMPARISONS, Family, SeedGroup
 from moe_lab.results.scores import (
@@ -141,9 +141,9 @@ def value_columns(scores: Sequence[Score]) -> list[Column]:
         *[numbers("seeds", seeds, count, name=True)] * any(score.seeds > 1 for score in scores),
         numbers("n", [score.n for score in scores], count, name=True),
         numbers("value", [score.value for score in scores], number),
-        limits("95% over documents", [score.interval for score in scores], spare=2),
+        interval_column("95% over documents", [score.interval for score in scores], spare=2),
         numbers("std", [score.std for score in scores], number, spare=4),
-        limits("95% over seeds", [score.seed_interval for score in scores], spare=3),
+        interval_column("95% over seeds", [score.seed_interval for score in scores], spare=3),
     ]
 
 
@@ -157,7 +157,7 @@ def difference_columns(scores: Sequence[Score]) -> list[Column]:
     return [
         numbers("difference", [score.difference for score in scores], lambda value: number(value, sign=True)),
         *(
-            limits(
+            interval_column(
                 f"95% over {over}",
                 [score.tested_interval if score.tested_over == over else None for score in scores],
                 sign=True,
@@ -174,9 +174,9 @@ def difference_columns(scores: Sequence[Score]) -> list[Column]:
     ]
 
 
-def limits(heading: str, bounds: Sequence[Any], sign: bool = False, spare: int = 0) -> Column:
+def interval_column(heading: str, bounds: Sequence[Any], sign: bool = False, spare: int = 0) -> Column:
     """A column of intervals, which a page sorts by their lower limits."""
-    cells = [interval(one, sign) for one in bounds]
+    cells = [interval_text(one, sign) for one in bounds]
     return Column(heading=heading, cells=cells, values=[one and one[0] for one in bounds], spare=spare)
 
 
@@ -317,7 +317,7 @@ def sentence(line: ScoreLine, against: str | None = None) -> str:
     text = f"{line.name} {outcome.get(score.verdict, f'is {score.verdict} than {against}')}: {score.metric} "
     text += f"{number(score.difference, sign=True)}"
     if score.tested_interval is not None:
-        text += f", 95% over {score.tested_over} {interval(score.tested_interval, sign=True)}"
+        text += f", 95% over {score.tested_over} {interval_text(score.tested_interval, sign=True)}"
     if score.p is not None:
         holm = "" if score.p_holm is None or (score.family or 1) < 2 else f", {score.p_holm:.2g} by Holm"
         text += f", p {score.p:.2g}{holm}"

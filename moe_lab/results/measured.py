@@ -10,7 +10,7 @@ KEYS = {"interval": "ci95", "p_permutation": "p_randomization"}
 """Fields that files call otherwise."""
 
 
-def limits(value: Any) -> Interval | None:
+def read_interval(value: Any) -> Interval | None:
     """Two limits as JSON has them; None where one is missing."""
     return (float(value[0]), float(value[1])) if value and None not in value else None
 
@@ -27,7 +27,7 @@ def number(value: float | None, sign: bool = False) -> str:
     return f"{value:{'+' if sign else ''}{digits}}"
 
 
-def interval(bounds: Sequence[float] | None, sign: bool = False) -> str:
+def interval_text(bounds: Sequence[float] | None, sign: bool = False) -> str:
     """`[low, high]`; empty where a limit is missing."""
     low, high = (number(bound, sign) for bound in bounds or (None, None))
     return f"[{low}, {high}]" if low and high else ""
@@ -43,7 +43,7 @@ class Measured:
         """What a file has of it. Keys that the class does not know are left out."""
         names = {KEYS.get(each.name, each.name): each.name for each in fields(cls)}  # type: ignore[arg-type]
         found = {name: content[key] for key, name in names.items() if key in content}
-        return cls(**found | {"interval": limits(content.get(KEYS["interval"]))})
+        return cls(**found | {"interval": read_interval(content.get(KEYS["interval"]))})
 
     def to_json(self) -> dict[str, object]:
         values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from moe_lab.results.identity import decisive_versions
-from moe_lab.results.measured import Interval, Paired, limits
+from moe_lab.results.measured import Interval, Paired, read_interval
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.statistics import VERSION
 from moe_lab.results.stored_files import AGAIN, DamagedError, damaged, parsed_once
@@ -91,7 +91,7 @@ class JudgeCounts(Stored):
     """By reason."""
 
 
-class Judge(Stored):
+class JudgeVerdicts(Stored):
     """The verdicts of one judge on the answers of a run."""
 
     metrics: list[str]
@@ -174,7 +174,7 @@ class RunResult(LmEvalResults):
     intervals: dict[str, dict[str, Limits | None]] = _block("intervals", default={})
     cost: dict[str, Any] = _block("cost", default={})
     """What the answers cost, by the keys of docs/results.md; a number may be missing."""
-    judges: dict[str, Judge] = _block("judges", default={})
+    judges: dict[str, JudgeVerdicts] = _block("judges", default={})
     tuning: dict[str, Any] = _block("tuning", default={})
     """The study whose values the run has (`methods/profile.py: Profile.block`); empty without one."""
     baseline: OtherRun | None = _block("baseline", default=None)
@@ -244,7 +244,7 @@ class RunResult(LmEvalResults):
         return self.leaves(self.samples, name)
 
     def interval(self, task: str, metric: str) -> Interval | None:
-        return limits(self.intervals.get(task, {}).get(metric))
+        return read_interval(self.intervals.get(task, {}).get(metric))
 
     @property
     def unjudged(self) -> list[str]:

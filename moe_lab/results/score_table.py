@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from moe_lab.results.measured import Interval, Spread, limits
+from moe_lab.results.measured import Interval, Spread, read_interval
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.scores import (
     AVERAGE,
@@ -159,7 +159,7 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
     differences = [score.difference for score in scores if score.difference is not None]
     spread = over_seeds(values) if len(values) == len(scores) else Spread()
     moved = over_seeds(differences) if len(differences) == len(scores) else Spread()
-    both = limits(mean.get("difference_ci95_both"))
+    both = read_interval(mean.get("difference_ci95_both"))
     tests = {DOCUMENTS: mean.get("difference_p_documents"), SEEDS: p_over_seeds(differences)}
     known = {over: p for over, p in tests.items() if p is not None and moved.mean is not None}
     larger = max(known, key=lambda over: known[over], default=DOCUMENTS)
@@ -173,10 +173,10 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
         value=spread.mean,
         stderr=None,
         std=spread.std,
-        interval=limits(mean.get("ci95_documents")),
+        interval=read_interval(mean.get("ci95_documents")),
         seed_interval=spread.interval,
         difference=None if moved.mean is None else mean_of_differences(differences),
-        difference_interval=limits(mean.get("difference_ci95_documents")),
+        difference_interval=read_interval(mean.get("difference_ci95_documents")),
         difference_seed_interval=moved.interval,
         difference_both_interval=both,
         tested_over=BOTH if both else larger,

@@ -35,7 +35,7 @@ ROUNDING = 1e-12
 Aggregate = Callable[[list[Any]], float]
 
 
-def interval(values: Sequence[Any], aggregate: Aggregate | None = None) -> Interval | None:
+def score_interval(values: Sequence[Any], aggregate: Aggregate | None = None) -> Interval | None:
     """95% interval of a score over its documents; None with fewer than two."""
     return interval_of_mean([values], aggregate)
 

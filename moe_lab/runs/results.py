@@ -179,7 +179,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
             if len(lines) > FOOTNOTES:
                 lines[FOOTNOTES:] = [f"{len(lines) - FOOTNOTES} more lines of other runs: see their pages."]
             print_scores(self.table, lines)
-            print_expert_metrics(measured(self.outcomes), self.table.family)
+            print_expert_metrics(results_with_metrics(self.outcomes), self.table.family)
         for file in self.files:
             print_line(str(file))
         for failure in self.failures:
@@ -211,7 +211,7 @@ def with_compared(outcomes: Sequence[Outcome]) -> list[RunResult]:
     return [result for result in results if result is not None]
 
 
-def measured(outcomes: Sequence[Outcome]) -> list[RunResult]:
+def results_with_metrics(outcomes: Sequence[Outcome]) -> list[RunResult]:
     """The results that the table of `metrics=` shows."""
     return with_compared([one for one in outcomes if one.run.config.metrics != "none"])
 
@@ -251,4 +251,4 @@ def controls_of(outcomes: Sequence[Outcome], groups: Sequence[SeedGroup]) -> lis
 
 def measured_p_values(outcomes: Sequence[Outcome]) -> dict[ComparisonKey, float | None]:
     """The uncorrected p of each comparison in the tables of `metrics=`."""
-    return comparisons(measured(outcomes))
+    return comparisons(results_with_metrics(outcomes))

@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe_lab.config.schema import ExpertsImplementation, ModelConfig
-from moe_lab.engine.footprint import Meter, known_of
+from moe_lab.engine.footprint import MemoryMeter, known_of
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, SCHEDULES
 from moe_lab.methods.finetune_freeze.trainer import Freezing
 from moe_lab.methods.finetune_freeze.training import finetune, load_to_train
@@ -75,7 +75,7 @@ def test_the_plan_of_a_fine_tuning_holds(seed, tmp_path, monkeypatch):
     facts = model_facts(config.model, dtype=dtype, device="cpu", offline=True)
     planned = finetuning_peak(config.method, config, facts, rows=count, length=length)
     model = load_to_train(training).model
-    meter = Meter(known_of(model))
+    meter = MemoryMeter(known_of(model))
     monkeypatch.setattr(Freezing, "on_step_end", lambda *_, **__: peaks.append(meter.peak))
     with meter:
         finetune(training, model)
@@ -91,7 +91,7 @@ def test_a_step_on_all_tensors_at_once_makes_the_planned_copies(kind, copies):
     for each in parameters:
         each.grad = torch.randn_like(each)
     made.step()
-    with Meter(()) as meter:
+    with MemoryMeter(()) as meter:
         made.step()
     assert meter.peak / bytes_of(parameters) == pytest.approx(copies, abs=0.01)
 
@@ -103,7 +103,7 @@ def test_a_step_of_8_bit_adamw_takes_the_planned_bytes():
     made = optim.AdamW8bit([weight], bf16_stochastic_round=True)
     torch.compiler.set_stance("force_eager")
     made.step()
-    with Meter(()) as meter:
+    with MemoryMeter(()) as meter:
         made.step()
     torch.compiler.set_stance("default")
     kept = 2 + 2 + 2  # the weight, its gradient and two moments, which the step changes in place
@@ -127,7 +127,7 @@ def test_the_plan_of_a_pre_training_holds(settings, tmp_path, monkeypatch):
     planned = method.planned_memory(training.config, SimpleNamespace(dtype=training.dtype))
     peaks = []
     monkeypatch.setattr(AtCheckpoints, "on_step_end", lambda *_, **__: peaks.append(meter.peak))
-    with Meter(()) as meter:
+    with MemoryMeter(()) as meter:
         pretraining.train(training)
     assert peaks[-1] <= planned <= 1.75 * peaks[-1]
 

@@ -21,7 +21,7 @@ from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count
-from moe_lab.metrics.intervals import LEFT_OUT, differences, measured, ratio
+from moe_lab.metrics.intervals import LEFT_OUT, differences, mean_over_layers, ratio
 from moe_lab.metrics.registry import collaboration, load_balance
 from moe_lab.metrics.stored import read_arrays, without_arrays, write_arrays
 from moe_lab.results.logs import request_key
@@ -189,8 +189,8 @@ def test_a_layer_with_fewer_experts_is_a_mean_over_its_own():
 def test_nothing_counted_is_nothing_measured_and_one_document_has_no_interval():
     assert ratio(np.zeros(0), np.zeros(0)) == Value(None)
     assert ratio(np.array([2.0]), np.array([4])) == Value(0.5)
-    assert measured(np.zeros((3, 1, E)), [E], load_balance, [3.0]) is None
-    found = measured(np.ones((1, 1, E)), [E], load_balance, [3.0])
+    assert mean_over_layers(np.zeros((3, 1, E)), [E], load_balance, [3.0]) is None
+    found = mean_over_layers(np.ones((1, 1, E)), [E], load_balance, [3.0])
     assert found["value"] == pytest.approx(3.0) and found["ci95"] is None
 
 
@@ -200,7 +200,7 @@ def test_the_jackknife_is_that_of_its_definition():
     counts = random.integers(0, 5, size=(7, 2, E))
     counts[:, 1, 6:] = 0
     counts[2] = 0  # a document without tokens says nothing
-    found = measured(counts, [E, 6], load_balance, [math.log2(E), math.log2(6)])
+    found = mean_over_layers(counts, [E, 6], load_balance, [math.log2(E), math.log2(6)])
     told = np.delete(counts, 2, axis=0)
     without = np.array([load_balance(np.delete(told, g, axis=0).sum(axis=0), [E, 6]) for g in range(6)])
     whole = load_balance(told.sum(axis=0), [E, 6])
@@ -238,14 +238,16 @@ def test_intervals_cover_the_value_of_all_documents(n, metric):
     covered = 0
     for _ in range(400):
         counts = pick(everything[random.integers(len(everything), size=n)])
-        found = measured(counts, [E], metric, [math.log2(E)])
+        found = mean_over_layers(counts, [E], metric, [math.log2(E)])
         assert found is not None and found["ci95"][0] <= found["value"] <= found["ci95"][1]
         covered += found["ci95"][0] <= truth <= found["ci95"][1]
     assert 364 <= covered <= 396
 
 
 def left_out(counts: np.ndarray) -> dict[str, np.ndarray]:
-    return {f"load_balance/all/{LEFT_OUT}": measured(counts, [E], load_balance, [math.log2(E)])[LEFT_OUT]}
+    return {
+        f"load_balance/all/{LEFT_OUT}": mean_over_layers(counts, [E], load_balance, [math.log2(E)])[LEFT_OUT]
+    }
 
 
 def test_arrays_leave_the_mapping_and_come_back(tmp_path):

@@ -34,7 +34,7 @@ from moe_lab.reports.terminal import (
     print_studies,
 )
 from moe_lab.results.comparisons.comparison import compare
-from moe_lab.results.measured import interval, number
+from moe_lab.results.measured import interval_text, number
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import Family, SeedGroup, family_of
 from moe_lab.results.scores import (
@@ -318,9 +318,18 @@ def test_a_plan_fits_any_width(capsys, monkeypatch, tmp_path):
 def test_texts_of_numbers():
     assert number(0.5) == "0.5000" and number(-0.25, sign=True) == "-0.2500"
     assert number(123456.7) == "1.235e+05" and number(-0.0000021, sign=True) == "-2.1e-06"
-    assert number(0.0, sign=True) == "+0.0000" and interval((-0.01, 0.02), sign=True) == "[-0.0100, +0.0200]"
+    assert (
+        number(0.0, sign=True) == "+0.0000"
+        and interval_text((-0.01, 0.02), sign=True) == "[-0.0100, +0.0200]"
+    )
     assert (seconds(1234.56), count(1234.5), fixed(2.345)) == ("1,234.6 s", "1,234", "2.35")
-    assert number(None) == interval(None) == number(float("nan")) == interval((0.5, float("nan"))) == ""
+    assert (
+        number(None)
+        == interval_text(None)
+        == number(float("nan"))
+        == interval_text((0.5, float("nan")))
+        == ""
+    )
     assert numbers("n", [None, 0], count).cells == ["", "0"]
 
 

@@ -39,12 +39,12 @@ from moe_lab.results.significance import (
 )
 from moe_lab.results.statistics import (
     Interval,
-    interval,
     interval_of_difference,
     interval_of_mean,
     interval_of_mean_of_tasks,
     mcnemar,
     over_seeds,
+    score_interval,
     tango,
     wilson,
 )
@@ -58,21 +58,21 @@ def test_wilson_is_that_of_statsmodels_for_any_numbers(right, n):
     assert wilson(right, n) == pytest.approx((max(0.0, limits[0]), min(1.0, limits[1])), abs=1e-14)
     if isinstance(right, int) and n > 1:
         values = [1.0] * right + [0.0] * (n - right)
-        assert interval(values) == pytest.approx(wilson(right, n), abs=1e-12)
+        assert score_interval(values) == pytest.approx(wilson(right, n), abs=1e-12)
 
 
 def test_bootstrap_of_a_mean_is_close_to_the_normal_interval():
     values = list(np.random.default_rng(0).normal(3, 2, size=400))
-    low, high = interval(values)  # type: ignore[misc]
+    low, high = score_interval(values)  # type: ignore[misc]
     half = 1.96 * float(np.std(values, ddof=1)) / 20
     # 2000 resamples place a 2.5% quantile within 4% of the half width (one standard error); 15% is over three
     assert low == pytest.approx(np.mean(values) - half, abs=0.15 * half)
     assert high == pytest.approx(np.mean(values) + half, abs=0.15 * half)
-    assert (low, high) == interval(values), "seeded"
+    assert (low, high) == score_interval(values), "seeded"
 
 
 def test_too_few_documents_have_no_interval():
-    assert interval([1.0]) is None
+    assert score_interval([1.0]) is None
     assert interval_of_difference([[1.0]], [[0.0]]) is None
 
 
@@ -121,9 +121,9 @@ def test_interval_over_documents_of_several_seeds():
     low, high = interval_of_mean([list(row) for row in rows])  # type: ignore[misc]
     half = 1.96 * float(rows.mean(axis=0).std(ddof=1)) / 10
     assert high - low == pytest.approx(2 * half, rel=0.15)
-    assert interval_of_mean([list(rows[0])]) == interval(list(rows[0]))
+    assert interval_of_mean([list(rows[0])]) == score_interval(list(rows[0]))
     same = interval_of_mean([list(rows[0])] * 3)
-    assert same == pytest.approx(interval(list(rows[0]))), "seeds that agree add no information"
+    assert same == pytest.approx(score_interval(list(rows[0]))), "seeds that agree add no information"
 
 
 def test_intervals_of_differences_over_seeds_are_tangos_where_seeds_agree():
@@ -155,7 +155,7 @@ def test_the_difference_of_a_mean_over_seeds_is_paired_by_document():
 def test_an_empty_text_counts_as_one_of_the_texts():
     """Draws of the empty text alone have no perplexity. They are left out, in the difference too."""
     texts, others = [(-20.0, 10), (0.0, 0), (-30.0, 10)], [(-22.0, 10), (0.0, 0), (-31.0, 10)]
-    low, high = interval(texts, weighted_perplexity)  # type: ignore[misc]
+    low, high = score_interval(texts, weighted_perplexity)  # type: ignore[misc]
     assert low == pytest.approx(np.exp(2)) and high == pytest.approx(np.exp(3))
     low, high = interval_of_difference([texts], [others], weighted_perplexity)  # type: ignore[misc]
     assert low < high < 0
@@ -167,18 +167,18 @@ Experiment = Callable[[np.random.Generator, int], tuple[float, Interval]]
 
 def accuracy(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     truth = random.uniform(0.05, 0.95)
-    return truth, interval(random.binomial(1, truth, n).tolist())
+    return truth, score_interval(random.binomial(1, truth, n).tolist())
 
 
 def continuous(random: np.random.Generator, n: int) -> tuple[float, Interval]:
-    return 1.0, interval(random.gamma(2.0, 0.5, n).tolist())
+    return 1.0, score_interval(random.gamma(2.0, 0.5, n).tolist())
 
 
 def perplexity(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     words, level = random.integers(20, 200, n), random.uniform(1, 3)
     losses = words * random.normal(level, 0.4, n)
     scores = [(-x, int(w)) for x, w in zip(losses, words, strict=True)]
-    return math.exp(level), interval(scores, weighted_perplexity)
+    return math.exp(level), score_interval(scores, weighted_perplexity)
 
 
 def paired_accuracy(random: np.random.Generator, n: int) -> tuple[float, Interval]:
@@ -222,7 +222,7 @@ def mean_of_tasks(random: np.random.Generator, n: int) -> tuple[float, Interval]
     truths = random.uniform(0.1, 0.9, size=3)
     drawn = [random.binomial(1, truth, n).tolist() for truth in truths]
     means = [np.mean(one) for one in drawn]
-    return float(truths.mean()), interval_of_mean_of_tasks(means, list(map(interval, drawn)))
+    return float(truths.mean()), interval_of_mean_of_tasks(means, list(map(score_interval, drawn)))
 
 
 def seeds(random: np.random.Generator, n: int) -> tuple[float, Interval]:
@@ -488,7 +488,7 @@ def test_draws_without_a_score_are_left_out():
 
     values = [(0, 0.1), (0, 0.4), (1, 0.35), (1, 0.8)]
     others = [(0, 0.5), (0, 0.4), (1, 0.35), (1, 0.8)]
-    low, high = statistics.interval(values, area)
+    low, high = statistics.score_interval(values, area)
     assert 0 <= low <= area(values) == 0.75 <= high <= 1
     found = paired(values, others, area)
     assert found.difference == 0.25 and found.interval is not None and found.p_permutation == 1.0
@@ -499,6 +499,6 @@ def test_scikit_learns_warnings_of_draws_reach_no_user():
     values = [(gold, gold) for gold in (0, 0, 0, 1)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        interval(values, matthews_corrcoef)
+        score_interval(values, matthews_corrcoef)
         paired(values, values[::-1], matthews_corrcoef)
     assert caught == []

@@ -17,7 +17,7 @@ from moe_lab.metrics.stored import BY_DOCUMENT, FILE, FOLDER, SCHEMA_VERSION
 from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult, read_run
 from moe_lab.results.significance import paired
-from moe_lab.results.statistics import interval
+from moe_lab.results.statistics import score_interval
 from moe_lab.runs.summaries import summarize
 from tests.support.command import FakeOutcome, FakeRun, FakeRuns
 from tests.support.pages import texts, tree
@@ -96,7 +96,7 @@ class GoldenRuns(FakeRuns):
 
 def write_run(run: GoldenRun) -> None:
     config, values, base = run.config, run.values(), run.compared_runs.get("baseline")
-    changes: dict[str, Any] = {"intervals": {run.task: {METRIC: interval(values)}}, "seed": config.seed}
+    changes: dict[str, Any] = {"intervals": {run.task: {METRIC: score_interval(values)}}, "seed": config.seed}
     if config.method.name == "base":
         changes["seed"] = None
     if config.method.name == "roe":

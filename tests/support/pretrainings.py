@@ -12,7 +12,7 @@ from torch import Tensor
 from moe_lab.config.schema import Config
 from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.pretrain.method import Pretrain
-from moe_lab.methods.pretrain.training import Training, train
+from moe_lab.methods.pretrain.training import PretrainingInputs, train
 from tests.support.models import make_tokenizer
 
 GRANULARITIES = ((2, 8, 0), (4, 16, 0), (8, 32, 0), (16, 64, 0))
@@ -55,10 +55,12 @@ def rows(count: int, length: int = 12, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, (count, length), dtype=np.int32)
 
 
-def training_of(folder: Path, count: int = 16, seed: int = 0, dtype: str = "float32", **settings) -> Training:
+def training_of(
+    folder: Path, count: int = 16, seed: int = 0, dtype: str = "float32", **settings
+) -> PretrainingInputs:
     folder.mkdir(parents=True, exist_ok=True)
     method = design(**settings)
-    return Training(
+    return PretrainingInputs(
         config=Config(method=method, seed=seed, device="cpu"),
         folder=folder,
         tokenizer=make_tokenizer(),

@@ -12,7 +12,7 @@ import torch
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
-from moe_lab.methods.finetune_freeze.training import Training, finetune
+from moe_lab.methods.finetune_freeze.training import FinetuningInputs, finetune
 from moe_lab.methods.tokenized import Row
 from moe_lab.methods.trainer import MoeTrainer
 from tests.support.families import VOCAB
@@ -43,12 +43,12 @@ def training_of(
     held_out: int = 0,
     model: Path | None = None,
     **settings: Any,
-) -> Training:
+) -> FinetuningInputs:
     """`count` rows, in batches of 2."""
     folder.mkdir(exist_ok=True, parents=True)
     config = config_of(**settings)
     made = rows(count + held_out)
-    return Training(
+    return FinetuningInputs(
         config=replace(config, model=ModelConfig(path=model and str(model))),
         folder=folder,
         rows=made[:count],

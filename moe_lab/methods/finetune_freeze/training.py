@@ -50,7 +50,7 @@ LOGGING_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class FinetuningInputs:
     """All that a training needs in addition to the model."""
 
     config: Config
@@ -71,7 +71,7 @@ class Training:
         return self.config.method
 
 
-def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]]:
+def finetune(training: FinetuningInputs, model: Any = None) -> tuple[Any, dict[str, Any]]:
     """Train in all processes, from the folder's last complete checkpoint if there is one.
 
     Args:
@@ -112,7 +112,7 @@ def finetune(training: Training, model: Any = None) -> tuple[Any, dict[str, Any]
     }
 
 
-def train_on_rank(training: Training, model: Any = None) -> TrainerState:
+def train_on_rank(training: FinetuningInputs, model: Any = None) -> TrainerState:
     """Train in this process, with the others that run the same."""
     if model is None:
         model = load_to_train(training, shard=sharded()).model
@@ -152,7 +152,7 @@ def train_on_rank(training: Training, model: Any = None) -> TrainerState:
     return trainer.state
 
 
-def load_to_train(training: Training, *, shard: bool = False) -> LoadedModel:
+def load_to_train(training: FinetuningInputs, *, shard: bool = False) -> LoadedModel:
     """The model to train."""
     config, dtype = training.config, training.method.weights_dtype
     return load_model(config.model, dtype=dtype, device=config.device, offline=config.offline, shard=shard)
@@ -175,7 +175,7 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     end = prepared.end.token
     if end is None:
         print_message(f"{folder.name}: {NO_END}")
-    training = Training(
+    training = FinetuningInputs(
         config=config,
         folder=folder,
         rows=encoded.rows,

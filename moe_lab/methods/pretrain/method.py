@@ -19,7 +19,7 @@ from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMetho
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.identity import decisive_versions
-from moe_lab.results.measured import Difference, HeldOut, interval, number
+from moe_lab.results.measured import Difference, HeldOut, interval_text, number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -177,11 +177,11 @@ class Pretrain(TrainingMethod):
         keys = ("router", "regularizers", "routing_noise")
         settings = "".join(f", {key}={own[key]}" for key in keys if own.get(key, "-") not in ("-", 0))
         name = " ".join(dict.fromkeys((own["backbone"], own["label"])))  # both are "dense" for a dense model
-        loss = f"{number(held_out.loss)} {interval(held_out.interval)} per token, {held_out.rows} rows"
+        loss = f"{number(held_out.loss)} {interval_text(held_out.interval)} per token, {held_out.rows} rows"
         line = f"{name}{settings}, seed {block['seed']}: held-out loss {loss}"
         if leak := own["training"]["leak"]:
             later, short = (
-                f"{number(part.difference, sign=True)} {interval(part.interval, sign=True)}"
+                f"{number(part.difference, sign=True)} {interval_text(part.interval, sign=True)}"
                 for part in map(Difference.from_json, (leak["later_tokens"], leak["short_prefixes"]))
             )
             line += (

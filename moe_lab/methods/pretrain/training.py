@@ -107,7 +107,7 @@ def _difference(difference_R: Tensor) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class PretrainingInputs:
     """All that a training needs."""
 
     config: Config
@@ -126,7 +126,7 @@ class Training:
         return self.config.method
 
 
-def train_together(training: Training) -> tuple[Any, dict[str, Any]]:
+def train_together(training: PretrainingInputs) -> tuple[Any, dict[str, Any]]:
     """Train in all processes, from the folder's last complete checkpoint if there is one.
 
     Returns the model and the content of training.json. Raises TrainingError if a loss or a gradient is NaN.
@@ -161,7 +161,7 @@ def train_together(training: Training) -> tuple[Any, dict[str, Any]]:
     }
 
 
-def train(training: Training) -> PretrainTrainer:
+def train(training: PretrainingInputs) -> PretrainTrainer:
     """Train in this process."""
     design, config = training.design, training.config
     set_seed(config.seed)
@@ -240,6 +240,6 @@ def pretrain(
         f"{design.rows // design.steps} rows, {len(rows):,} different rows of {design.sequence_length} tokens"
     )
     own = {"config": config, "folder": folder, "tokenizer": tokenizer, "dtype": facts.dtype}
-    model, course = train_together(Training(rows=rows, held_out=held_out, **own))
+    model, course = train_together(PretrainingInputs(rows=rows, held_out=held_out, **own))
     save_model(model, tokenizer, folder / "model", facts.dtype)
     return course | {"corpus_rows": len(rows), "all_versions": versions()}

@@ -18,7 +18,7 @@ from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import TRACES
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import read_samples
-from moe_lab.results.statistics import bootstrap_interval, interval
+from moe_lab.results.statistics import bootstrap_interval, score_interval
 from moe_lab.results.stored_files import read_lines
 
 # The traces of a stored C3PO run (`method.trace=true`), joined with its documents, for Figures 5 to 8
@@ -154,7 +154,7 @@ def step_rows(run: StoredTraces) -> list[dict[str, Any]]:
     first = states[0]
     rows = []
     for step, now in enumerate(states):
-        low, high = interval(list(map(int, now))) or (None, None)
+        low, high = score_interval(list(map(int, now))) or (None, None)
         changed = [mine != before for mine, before in zip(now, first, strict=True)]
         row = {
             "step": step,

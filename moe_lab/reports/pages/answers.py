@@ -196,7 +196,7 @@ def answer_data(answers: Sequence[Mapping[str, Any]]) -> dict[str, object]:
 # All answers of the runs of a page, next to the base model's answers if a run is compared with it
 
 
-def examples_of(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+def shown_answers(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """The answers of all runs as `shown_answer` has them, changed ones first, and why others are not there.
 
     A baseline's answers are shown only next to those of the other runs.

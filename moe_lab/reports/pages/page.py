@@ -13,7 +13,7 @@ from markupsafe import Markup
 from moe_lab.reports.columns import Column, split_title
 from moe_lab.reports.scores import EXPLAINED, ScoreLine, has_verdict, sentence
 from moe_lab.results.atomic import write_file
-from moe_lab.results.measured import interval, number
+from moe_lab.results.measured import interval_text, number
 
 # A page is one self-contained HTML file. Values are escaped by jinja2. Style, script, data and pictures are in the
 # page; its content security policy forbids every request and every script but the page's own.
@@ -31,7 +31,7 @@ def environment() -> Environment:
     """jinja2 with autoescape. An undefined name is an error."""
     options: dict[str, Any] = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, **options)
-    made.filters |= {"number": number, "interval": interval, "sentence": sentence}
+    made.filters |= {"number": number, "interval": interval_text, "sentence": sentence}
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     script = (TEMPLATES / "script.js").read_text(encoding="utf-8")
     made.globals |= {

@@ -14,7 +14,7 @@ from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.reports.papers.files import column_lines, table_lines
 from moe_lab.reports.papers.table import NOTHING_STORED, Row, Table
 from moe_lab.reports.scores import EXPLAINED
-from moe_lab.results.measured import interval, number
+from moe_lab.results.measured import interval_text, number
 from moe_lab.results.score_table import explained_marks
 from moe_lab.results.scores import AVERAGE, Score
 
@@ -79,8 +79,10 @@ def _value(score: Score) -> str:
         return "-"
     error = "" if score.stderr is None else f"({number(score.stderr)})"
     spread = "" if score.std is None else f"± {number(score.std)}"
-    over_seeds = "" if score.seed_interval is None else f"seeds {interval(score.seed_interval)}"
-    return " ".join(filter(None, [number(score.value), error, spread, interval(score.interval), over_seeds]))
+    over_seeds = "" if score.seed_interval is None else f"seeds {interval_text(score.seed_interval)}"
+    return " ".join(
+        filter(None, [number(score.value), error, spread, interval_text(score.interval), over_seeds])
+    )
 
 
 def _counts(cells: Sequence[Row]) -> list[str]:
@@ -123,7 +125,7 @@ def difference_text(score: Score | None) -> str:
     """The difference with its interval and p as Markdown, bold where it is significant; empty without one."""
     if score is None or score.difference is None:
         return ""
-    text = f"{number(score.difference, sign=True)} {interval(score.tested_interval, sign=True)}".rstrip()
+    text = f"{number(score.difference, sign=True)} {interval_text(score.tested_interval, sign=True)}".rstrip()
     text += f" over {score.tested_over}" if score.tested_interval and score.seeds > 1 else ""
     if score.equal:
         return f"{text} (equal within rounding)"

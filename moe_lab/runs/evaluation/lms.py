@@ -19,7 +19,7 @@ from moe_lab.models.distributed import broadcast, num_processes
 from moe_lab.models.tokenizer import Framing
 from moe_lab.results.logs import Header, ResponseLog, request_key
 from moe_lab.runs.distributed import follower_lm
-from moe_lab.runs.evaluation.result_block import Meter
+from moe_lab.runs.evaluation.result_block import CostMeter
 
 # The requests of one evaluation, divided among the processes of torchrun
 #
@@ -55,7 +55,7 @@ def _answer_part(
     own = [requests[index] for index in parts[rank]]
     with follower_lm(config) as lm:
         if own:
-            log, meter = ResponseLog(path.with_stem(f"{path.stem}.{rank}"), header), Meter(lm)
+            log, meter = ResponseLog(path.with_stem(f"{path.stem}.{rank}"), header), CostMeter(lm)
 
             def cost() -> dict[str, float]:
                 counted = {*lm.cost, "energy_joules"}  # time and memory are those of process 0
@@ -162,7 +162,7 @@ class RecordedLM(AnsweringLM):
     def _ask(self, kind: str, missing: dict[str, tuple[tuple[Any, ...], int]]) -> None:
         model = self.model
         keys = list(missing)
-        meter = Meter(model)
+        meter = CostMeter(model)
         model.answer(
             kind,
             [Request(*asked) for asked in missing.values()],

@@ -27,7 +27,7 @@ from moe_lab.results.samples import (
     reported,
 )
 from moe_lab.results.significance import paired
-from moe_lab.results.statistics import VERSION, interval
+from moe_lab.results.statistics import VERSION, score_interval
 from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.run import Run
 from moe_lab.tasks.judges import Judge
@@ -39,7 +39,7 @@ T = TypeVar("T")
 # The cost of a run: time, tokens, peak memory, energy
 
 
-class Meter:
+class CostMeter:
     """Time, energy and the engine's counters since the last reading."""
 
     def __init__(self, model: EngineLM):
@@ -268,7 +268,7 @@ class _Scored:
             for metric, by_document in self._values[name].items():
                 values, aggregate = list(by_document.values()), aggregation(task, metric)
                 found[name][metric] = self._computed(
-                    name, metric, "its interval", partial(interval, values, aggregate)
+                    name, metric, "its interval", partial(score_interval, values, aggregate)
                 )
         return found
 

@@ -108,7 +108,7 @@ def _generate_once(lm: EngineLM, new_tokens: int) -> tuple[float, int]:
 # Time and memory of RoE and of the plain model with the same loss by the scaling law, measured once and stored
 
 
-def measured(
+def cost_measurement(
     config: Config, models: ModelPool, ratio: float, *, compute: bool = True
 ) -> Mapping[str, Any] | None:
     """The stored or new measurement of a RoE configuration and a plain model `ratio` times as large.
@@ -221,7 +221,7 @@ def equivalent_rows(
         }
         tuned = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
         config = replace(config, method=tuned, batch_size=1)
-        found = measured(config, models, ratios[""] or 1.0, compute=compute)
+        found = cost_measurement(config, models, ratios[""] or 1.0, compute=compute)
         if found is None:
             continue
         row = {

@@ -19,7 +19,7 @@ from moe_lab.methods.pretrain import trainer as trainer_module
 from moe_lab.methods.pretrain import training as training_module
 from moe_lab.methods.pretrain.corpus import PackedRows
 from moe_lab.methods.pretrain.trainer import PretrainTrainer, TrainingRouting, losses_of
-from moe_lab.methods.pretrain.training import Training, train, train_together
+from moe_lab.methods.pretrain.training import PretrainingInputs, train, train_together
 from moe_lab.methods.trained import last_checkpoint
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import unit_tables
@@ -69,7 +69,7 @@ def steps(monkeypatch):
     return found
 
 
-def passes(training: Training, step: int) -> list[Tensor]:
+def passes(training: PretrainingInputs, step: int) -> list[Tensor]:
     """int64 [rows, length]: the rows of each pass of a step."""
     design = training.design
     packed = PackedRows(training.rows, seed=training.config.seed, count=design.rows)
@@ -97,7 +97,9 @@ def parts_of(model, ids: Tensor, design) -> dict[str, Tensor]:
     return found
 
 
-def reference(training: Training, weights: dict[str, Tensor], scale: dict[str, float]) -> dict[str, Tensor]:
+def reference(
+    training: PretrainingInputs, weights: dict[str, Tensor], scale: dict[str, float]
+) -> dict[str, Tensor]:
     """Gradients of the formula of step 0 at these weights, with a factor on some coefficients."""
     design, model = training.design, train_free_model(training)
     model.load_state_dict(weights)
@@ -112,7 +114,7 @@ def reference(training: Training, weights: dict[str, Tensor], scale: dict[str, f
     return {name: own.grad for name, own in model.named_parameters()}
 
 
-def train_free_model(training: Training):
+def train_free_model(training: PretrainingInputs):
     config = training_module.architecture(training.design, training.tokenizer)
     model = training_module.AutoModelForCausalLM.from_config(config)
     if training.design.router != "expert":
@@ -145,7 +147,7 @@ def test_a_steps_gradient_is_that_of_the_formula(name, accumulation, tmp_path, s
         assert distance(gradients, reference(training, weights, {wrong: 2.0})) > 3e-4, wrong
 
 
-def lines(training: Training, key: str) -> list[dict]:
+def lines(training: PretrainingInputs, key: str) -> list[dict]:
     found = [json.loads(line) for line in (training.folder / "log.jsonl").read_text().splitlines()]
     return [line for line in found if key in line]
 

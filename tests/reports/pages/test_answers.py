@@ -15,9 +15,9 @@ from moe_lab.reports.pages.answers import (
     Answer,
     answer_data,
     answer_of,
-    examples_of,
     first_difference,
     shown_answer,
+    shown_answers,
 )
 from moe_lab.results.model import RunResult, find_run
 from moe_lab.results.samples import Sample, read_samples
@@ -29,7 +29,7 @@ from tests.support.views import write_runs_page
 def test_the_baseline_is_found_by_its_whole_id(tmp_path):
     base, own = pair_of_runs(tmp_path, [("1", 1.0)], [("2", 0.0)])
     stored_run(tmp_path, "b" * 8 + "c" * 56, [generated_line(0, ("3", 0.0))], "another")
-    [one], _ = examples_of([base, own], ["base", "roe"])
+    [one], _ = shown_answers([base, own], ["base", "roe"])
     assert (one["base"], one["own"]) == ("1", "2") and own.base_id == base.run_id
     assert find_run(tmp_path / "runs", "b" * 8 + "d" * 56) is None
     assert read_samples(own)["t"][0].responses == [["2"]]
@@ -123,7 +123,7 @@ def test_what_a_filter_takes_from_a_text_is_kept_if_it_is_not_the_text(filtered,
 
 def kinds(output, before, after, **changes):
     runs = pair_of_runs(output, before, after, **changes)
-    found, problems = examples_of(runs, ["base", "roe"])
+    found, problems = shown_answers(runs, ["base", "roe"])
     assert not problems
     return found, {each["document"]: each["kind"] for each in found if each["changed"]}
 
@@ -171,7 +171,7 @@ def test_scores_that_are_no_right_or_wrong(tmp_path):
 def test_less_may_be_better(tmp_path, better, kind):
     base, own = pair_of_runs(tmp_path, [("a", 0.0)], [("b", 1.0)])
     own = RunResult(own.content | {"higher_is_better": {"t": {"exact_match": better}}}, own.folder)
-    assert [each["kind"] for each in examples_of([own], ["roe"])[0]] == [kind]
+    assert [each["kind"] for each in shown_answers([own], ["roe"])[0]] == [kind]
 
 
 def test_only_lines_of_the_same_document_and_filter_are_paired(tmp_path):
@@ -180,7 +180,7 @@ def test_only_lines_of_the_same_document_and_filter_are_paired(tmp_path):
     stored_run(tmp_path, "b" * 64, lines, "base", samples={"t": [0, 2]})
     answers = [generated_line(i, (text, 1.0)) for i, text in enumerate("bcd")]
     own = stored_run(tmp_path, "a" * 64, answers, baseline="b" * 64)
-    found, problems = examples_of([own], ["roe"])
+    found, problems = shown_answers([own], ["roe"])
     assert not problems
     assert {(one["document"], one["base"], one["own"]) for one in found} == {(2, "z", "d"), (0, "x", "b")}
 
@@ -201,7 +201,7 @@ def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
 def test_missing_files_are_named(tmp_path, gone):
     base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("c", 0.0)])
     (base.folder / gone).unlink()
-    found, problems = examples_of([own], ["roe"])
+    found, problems = shown_answers([own], ["roe"])
     assert len(found) == (0 if gone.startswith("samples") else 1), "its own answers, not lost"
     assert ("it is gone" if gone.startswith("samples") else "not stored here") in problems[0]
 
@@ -210,7 +210,7 @@ def test_all_answers_are_there_and_each_prompt_once(tmp_path):
     """Broken by an unchanged answer that is lost, and by a base run that is shown next to itself."""
     answers = [("1", 1.0), ("2", 0.0), ("3", 0.5)]
     base, roe = pair_of_runs(tmp_path, answers, answers)
-    found, _ = examples_of([base, roe, roe], ["base", "roe", "again"])
+    found, _ = shown_answers([base, roe, roe], ["base", "roe", "again"])
     expected = ["wrong, unchanged", "right, unchanged", "unchanged"]
     assert [each["kind"] for each in found if each["run"] == "roe"] == expected
     assert {each["run"] for each in found} == {"roe", "again"} and not any(each["changed"] for each in found)
@@ -221,7 +221,7 @@ def test_all_answers_are_there_and_each_prompt_once(tmp_path):
 
 def test_a_run_that_is_compared_with_none_has_its_answers(tmp_path):
     base, _ = pair_of_runs(tmp_path, [("1", 1.0), ("2", 0.0)], [("1", 1.0), ("2", 0.0)])
-    found, problems = examples_of([base], ["base"])
+    found, problems = shown_answers([base], ["base"])
     expected = [("wrong", None, "2"), ("right", None, "1")]
     assert [(each["kind"], each.get("base"), each["own"]) for each in found] == expected
     assert not problems

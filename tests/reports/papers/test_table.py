@@ -30,7 +30,7 @@ from moe_lab.reports.papers.table import Row, State, Table, with_state
 from moe_lab.results.model import RunResult, command_line
 from moe_lab.results.scores import Score, scores_of
 from moe_lab.results.significance import holm
-from moe_lab.results.statistics import interval, interval_of_mean_of_tasks, tango
+from moe_lab.results.statistics import interval_of_mean_of_tasks, score_interval, tango
 from moe_lab.results.stored_files import typed
 from tests.support.stored_results import cell_table, results_of
 from tests.support.trained_cells import trained_results
@@ -263,7 +263,7 @@ def test_a_group_is_one_sample_of_its_documents():
     assert [row.task for row in rows] == ["g", "h", "x", "y"], "what was asked for stands first"
     row = rows[0]
     assert (row.value, row.n, row.changed) == (11 / 16, 16, (6, 2))
-    assert row.interval == interval([1] * 11 + [0] * 5)
+    assert row.interval == score_interval([1] * 11 + [0] * 5)
     assert (row.difference, row.baseline) == (0.25, 7 / 16)
     assert (row.p, row.test) == (pytest.approx(0.289, abs=1e-3), "McNemar")
     assert row.difference_interval == tango(6, 2, 16)

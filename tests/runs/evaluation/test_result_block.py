@@ -77,7 +77,7 @@ def test_working_memory_is_what_answering_added():
     freed = [bytes(60_000) + bytes([index % 256]) for index in range(3000)]
     del freed
     reset_peak_memory(None)
-    meter = cost.Meter(model)
+    meter = cost.CostMeter(model)
     block = b"x" * (100 * 2**20)
     del block
     spent = meter.spent()
@@ -93,7 +93,7 @@ def test_energy_is_the_difference_of_two_readings(monkeypatch):
     monkeypatch.setattr(cost, "peak_memory_bytes", lambda device: 1)
     monkeypatch.setattr(cost, "memory_bytes", lambda device: 1)
     model: Any = SimpleNamespace(cost={}, device=SimpleNamespace(type="cuda"))
-    meter = cost.Meter(model)
+    meter = cost.CostMeter(model)
     assert meter.spent()["energy_joules"] == 4.0
     assert meter.spent()["energy_joules"] == 4.5
 

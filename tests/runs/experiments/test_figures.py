@@ -78,11 +78,11 @@ STORED = {
 def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     asked: list[Any] = []
 
-    def measured(config: Config, models: ModelPool, ratio: float, *, compute: bool) -> dict[str, Any]:
+    def cost_measurement(config: Config, models: ModelPool, ratio: float, *, compute: bool) -> dict[str, Any]:
         asked.append((config.method.n, config.method.temperature, config.batch_size, ratio, compute))
         return STORED
 
-    monkeypatch.setattr(equivalent, "measured", measured)
+    monkeypatch.setattr(equivalent, "cost_measurement", cost_measurement)
     (row,) = equivalent.equivalent_rows([cell_of(**PERPLEXITY), cell_of()], ModelPool())
     expected = [(math.log(10) / math.log(value)) ** (1 / 0.076) for value in (9.0, 10.5, 8.5)]
     ratios = [row[f"size_ratio{which}"] for which in ("", "_low", "_high")]
@@ -91,7 +91,7 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     assert row["calibrated_size_ratio"] is None
     assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
-    monkeypatch.setattr(equivalent, "measured", lambda *_, compute: STORED if compute else None)
+    monkeypatch.setattr(equivalent, "cost_measurement", lambda *_, compute: STORED if compute else None)
     assert equivalent.equivalent_rows([cell_of(**PERPLEXITY)], ModelPool(), compute=False) == []
     compared = {"calibration": {"run_id": "c", "results": {"t": {"acc,none": 9.5}}}}
     (row,) = equivalent.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
@@ -222,7 +222,7 @@ def test_each_setting_measures_its_own_model(roe, monkeypatch):
         return {name: {"seconds": 1.0, "memory_bytes": 1} for name in settings}
 
     monkeypatch.setattr(equivalent, "measure_in_turns", look)
-    found = equivalent.measured(roe, ModelPool(), 2.0)
+    found = equivalent.cost_measurement(roe, ModelPool(), 2.0)
     assert layers == {"base": 4, "roe": 4, "equivalent": 8} and rows == {"base": 1, "roe": 3, "equivalent": 1}
     assert found is not None
     assert found["equivalent_non_embedding_parameters"] > 1.9 * found["non_embedding_parameters"]
@@ -235,14 +235,14 @@ def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(ro
     once = lambda each: settings.append(len(each)) or measure_in_turns(each, 4, 1)  # noqa: E731
     monkeypatch.setattr(equivalent, "measure_in_turns", once)
     models = ModelPool()
-    assert equivalent.measured(roe, models, 1.5, compute=False) is None
-    first = equivalent.measured(roe, models, 1.5)
+    assert equivalent.cost_measurement(roe, models, 1.5, compute=False) is None
+    first = equivalent.cost_measurement(roe, models, 1.5)
     assert first is not None and (first["layers"], first["equivalent_layers"]) == (4, 6)
     assert set(first) >= {"base", "roe", "equivalent", "non_embedding_parameters"}
-    assert equivalent.measured(roe, models, 1.49, compute=False) == first, "the same depth"
-    assert equivalent.measured(roe, models, 2.0, compute=False) is None
+    assert equivalent.cost_measurement(roe, models, 1.49, compute=False) == first, "the same depth"
+    assert equivalent.cost_measurement(roe, models, 2.0, compute=False) is None
     hotter = replace(roe, method=replace(roe.method, temperature=0.4))
-    assert equivalent.measured(hotter, models, 1.5, compute=False) is None
+    assert equivalent.cost_measurement(hotter, models, 1.5, compute=False) is None
     assert settings == [3] and len(list((Path(roe.output_dir) / "measurements").glob("*.json"))) == 1
 
 
@@ -259,7 +259,7 @@ def test_two_workers_do_not_measure_at_once(roe, monkeypatch):
         return {name: {"seconds": 1.0, "memory_bytes": 1} for name in settings}
 
     monkeypatch.setattr(equivalent, "measure_in_turns", timed)
-    assert equivalent.measured(roe, ModelPool(), 1.5) is not None
+    assert equivalent.cost_measurement(roe, ModelPool(), 1.5) is not None
     assert held == [True]
     free = acquire(lock)
     assert free is not None

@@ -193,7 +193,7 @@ COMMANDS = {
     "finetune-freeze method.schedule=none-router method.max_steps=1": "phase 1 has no step",
     "finetune-freeze method.dataset=lima": "mode=prefetch offline=false",
     "finetune-freeze method.dataset=alpaca": "method.dataset=alpaca is unknown. Use toy, toy_subtract, toy_safe, toy_unsafe, lima",
-    "finetune-freeze method.length=3": "No conversation has an answer within method.length=3",
+    "finetune-freeze method.length=3": "No conversation has an answer to train on within method.length=3",
     "finetune-freeze dtype=float16": "float16",
     "finetune-freeze method.partners=2": "from 3 to 15",
     "finetune-freeze device=cuda:1": "cuda",

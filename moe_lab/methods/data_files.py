@@ -3,7 +3,7 @@
 A data set is one of the hub, of `data_dir`, own files (JSON Lines or parquet) or a folder of them, or generated.
 A conversation is a row with `messages`, [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or with
 LIMA's `conversations`, the texts of user and assistant in turn. An answer with "weight": 0 is a part of the prompt of
-later answers and is not trained on.
+later answers and is not trained on. Neither is an empty answer.
 """
 
 import hashlib
@@ -234,9 +234,14 @@ def _message(role: str, content: str, weight: Any, place: str) -> dict[str, Any]
             f"{place}: weight={weight!r} of a message of the {role}. Only answers are trained on: leave it out."
         )
     message: dict[str, Any] = {"role": role, "content": content}
-    if role == ANSWERER and weight == 0:
-        message["weight"] = 0
+    if role == ANSWERER and (weight == 0 or is_empty_answer(message)):
+        message["weight"] = 0  # an empty answer would teach the model to end at once
     return message
+
+
+def is_empty_answer(message: Mapping[str, Any]) -> bool:
+    """Whether a message is an answer without text."""
+    return message["role"] == ANSWERER and not message["content"].strip()
 
 
 def is_trained_on(message: Mapping[str, Any]) -> bool:

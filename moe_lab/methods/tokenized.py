@@ -16,8 +16,15 @@ from torch.utils.data import Dataset
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods.answer_ends import AnswerEnd, answer_end, end_tokens, is_blank, length_to_end
-from moe_lab.methods.data_files import ANSWERER, COUNTED_LENGTH, Conversation, Data, is_trained_on
-from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.data_files import (
+    ANSWERER,
+    COUNTED_LENGTH,
+    Conversation,
+    Data,
+    is_empty_answer,
+    is_trained_on,
+)
+from moe_lab.methods.finetune_freeze.config import NO_END, FinetuneConfig, empty_answers_note
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.facts import ModelFacts
 from moe_lab.models.tokenizer import load_tokenizer, rendered, with_template
@@ -51,9 +58,29 @@ class Encoded:
     truncated: int
     """The number of rows that are longer than the limit. Their first tokens are kept."""
     left_out: int
-    """The number of conversations without an answer, or whose answers are not found or begin after the limit."""
+    """The number of conversations without an answer to train on, or whose answers are not found or begin after the
+    limit."""
     completed: int = 0
     """The number of rows that got a label for the end of an answer from `with_end_labels`."""
+    empty_answers: int = 0
+    """The number of answers without text, which have no labels."""
+
+    def notes(self, what: str) -> list[str]:
+        """What a plan and a run say about the data that are not trained on, a sentence each.
+
+        Args:
+            what: "training" or "validation".
+        """
+        sentences = []
+        if self.empty_answers:
+            sentences.append(empty_answers_note(self.empty_answers, what))
+        if self.left_out:
+            total = len(self.rows) + self.left_out
+            sentences.append(
+                f"left out of the {what} data: {self.left_out:,} of {total:,} conversations, which have no answer to "
+                "train on within method.length, begin with the assistant, or whose answers the chat template hides"
+            )
+        return sentences
 
 
 class Rows(Dataset[dict[str, list[int]]]):
@@ -100,6 +127,7 @@ def encode_all(
         truncated=sum(len(whole[number].ids) > length for number in kept),
         left_out=len(conversations) - len(kept),
         completed=completed,
+        empty_answers=sum(is_empty_answer(message) for each in conversations for message in each),
     )
 
 
@@ -258,6 +286,16 @@ class Prepared:
     """The optional validation set."""
     tokenizer: Any
     end: AnswerEnd
+
+    @property
+    def notes(self) -> list[str]:
+        """What a plan and a run say about the data, a sentence each."""
+        sentences = self.train.notes("training")
+        if self.validation is not None:
+            sentences += self.validation.notes("validation")
+        if self.end.token is None:
+            sentences.append(NO_END)
+        return sentences
 
 
 def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFacts) -> Prepared:

@@ -2,8 +2,8 @@
 
 Broken by: a file that is read in another order or half, a wrong place in a message, a damaged file that ends in a
 traceback, a generated data set that trains on a question of its task or has the wrong split; a loss on the questions'
-tokens or of an answer of weight 0, an answer without its end, a truncation that is not counted, conversations that runs of a grid encode again, or
-get from another tokenizer, data set or length.
+tokens, of an empty answer or of one of weight 0, an answer without its end, a truncation that is not counted,
+conversations that runs of a grid encode again, or get from another tokenizer, data set or length.
 """
 
 import json
@@ -192,6 +192,27 @@ def test_conversations_without_an_answer_to_learn_are_left_out(tiny, tmp_path):
     tiny.chat_template = tiny.chat_template.replace("{% endgeneration %}", "{% endgeneration %}{% endif %}")
     made = encode_all(tiny, data.train, 2048)
     assert [learned(tiny, row) for row in made.rows] == [" In Rome.<|endoftext|>"] and made.left_out == 2
+
+
+EMPTY_TURNS = [TURNS[0], {"role": "assistant", "content": " \n"}]
+
+
+@pytest.mark.parametrize("marked", (True, False))
+def test_empty_answers_are_not_learned_and_counted(marked, tiny, tmp_path):
+    """Broken by the label of their end token, which teaches the model to answer nothing."""
+    file = tmp_path / "own.jsonl"
+    stored = [EMPTY_TURNS, [*EMPTY_TURNS, *TURNS[2:]], TURNS]
+    write_jsonl(file, [{"messages": messages} for messages in stored])
+    data = read_data(Config(), str(file))
+    assert data.digest != Data(train=stored, validation=[]).digest, "a new id"
+    if not marked:
+        tiny.chat_template = re.sub("{% (end)?generation %}", "", tiny.chat_template)
+    made = encode_all(tiny, data.train, 2048)
+    last = " In Oslo, I think.<|endoftext|>"
+    assert [learned(tiny, row) for row in made.rows] == [last, f" In Rome.<|endoftext|>{last}"]
+    assert (made.empty_answers, made.left_out) == (2, 1)
+    assert [note.partition(":")[2].split()[0] for note in made.notes("training")] == ["2", "1"]
+    assert encode_all(tiny, [TURNS], 2048).notes("training") == []
 
 
 def test_weights_are_part_of_the_data(tmp_path):

@@ -51,6 +51,11 @@ Frozen = tuple[Literal["router", "experts", "shared_experts"], ...]
 """Groups of parameters that are not trained."""
 
 
+def empty_answers_note(count: int, what: str = "training") -> str:
+    """What a plan, a run and its results say about answers without text."""
+    return f"answers without text in the {what} data, which are not trained on: {count:,}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of a training, up to the share `until` of its optimizer steps."""

@@ -286,23 +286,15 @@ class Prepared:
     """The optional validation set."""
     tokenizer: Any
     end: AnswerEnd
-
-    @property
-    def notes(self) -> list[str]:
-        """What a plan and a run say about the data, a sentence each."""
-        sentences = self.train.notes("training")
-        if self.validation is not None:
-            sentences += self.validation.notes("validation")
-        if self.end.token is None:
-            sentences.append(NO_END)
-        return sentences
+    notes: list[str]
+    """What a plan and a run say about the data and the recipe, a sentence each."""
 
 
 def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFacts) -> Prepared:
     """Encode the training and the validation conversations.
 
     Raises TaskError if nothing is left of one of them or the chat template refuses a conversation, ConfigError if a
-    phase has no step.
+    phase has no step or nothing would be trained.
     """
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     with_template(tokenizer)
@@ -319,5 +311,10 @@ def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFact
     # the runs of a grid often share a data set
     key = f"encoded {vocabulary} {special} {tokenizer.chat_template} {data.digest} {length} {sorted(model_ends)}"
     end, train, held_out = once(key, encoded)
-    method.ends(len(train.rows))
-    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, end=end)
+    method.check_trains(len(train.rows))
+    notes = method.notes(len(train.rows)) + train.notes("training")
+    if held_out is not None:
+        notes += held_out.notes("validation")
+    if end.token is None:
+        notes.append(NO_END)
+    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, end=end, notes=notes)

@@ -53,6 +53,17 @@ class ScoreLine:
         values = [result.cost.get(key) for result in self.results]
         return fmean(map(float, values)) if values and None not in values else None  # type: ignore[arg-type]
 
+    @property
+    def empty(self) -> float | None:
+        """The number of answers without text that a judge scored, of several seeds the mean; None where unknown."""
+        values = []
+        for result in self.results:
+            counts = result.judge_counts(self.score.task, self.score.metric)
+            if counts is None or counts.empty is None:
+                return None
+            values.append(counts.empty)
+        return fmean(values) if values else None
+
 
 @dataclass(frozen=True)
 class CommandTable:
@@ -111,8 +122,12 @@ class CommandTable:
             numbers("tokens", [line and line.cost("tokens_in") for line in costly], count, spare=6),
             numbers("× base", [line and self.times_base(line) for line in costly], fixed, spare=1),
         ]
+        judged = []
+        empty = [line and line.empty for line in costly]
+        if any(empty):
+            judged.append(numbers("empty", empty, "{:g}".format))
         *scores, notes = score_columns(lines)
-        return [*scores, *cost, notes]
+        return [*scores, *judged, *cost, notes]
 
 
 def score_columns(lines: Sequence[ScoreLine]) -> list[Column]:

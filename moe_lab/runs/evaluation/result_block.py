@@ -127,7 +127,7 @@ def _whole(amount: float | None) -> int | None:
 def judges_block(judges: Sequence[Judge], samples: Log) -> dict[str, Any]:
     """{"judges": {name: {"identity", "metrics", "tasks": {task: counts}}}}; empty without judges.
 
-    Counts are {"documents", "judged", "failed": {reason: count}}.
+    Counts are {"documents", "judged", "failed": {reason: count}, "empty"}.
     """
     if not judges:
         return {}
@@ -152,6 +152,7 @@ def _counts(judge: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "documents": len(verdicts),
         "judged": sum("scores" in verdict for verdict in verdicts),
         "failed": dict(failed),
+        "empty": sum("empty" in verdict for verdict in verdicts),
     }
 
 

@@ -68,6 +68,8 @@ def _verdicts(
                     log.answer(key, verdict, {})
                     progress.update()
             log.spend({judge.name: time.perf_counter() - start})
-        for verdicts, key in zip(by_judge, keys, strict=True):
+        for verdicts, key, exchange in zip(by_judge, keys, exchanges, strict=True):
             verdicts[judge.name] = log[key]
+            if exchange.is_empty:
+                verdicts[judge.name] = log[key] | {"empty": True}
     return by_judge

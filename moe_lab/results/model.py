@@ -91,6 +91,14 @@ class JudgeCounts(Stored):
     """By reason."""
     empty: int | None = None
     """Answers without text; None in results of earlier versions."""
+    cut: dict[str, int] | None = None
+    """Exchanges that were too long for the judge, by the part of which it did not read all (prompt, answer); None in
+    results of earlier versions."""
+
+    @property
+    def all_cut(self) -> int | None:
+        """The number of exchanges that were too long for the judge."""
+        return None if self.cut is None else sum(self.cut.values())
 
 
 class Judge(Stored):

@@ -37,6 +37,8 @@ MARKS = {
     "unjudged": "unjudged: some answers have no verdict; n, value and interval are of the others.",
     "empty-answers": "empty-answers: some answers have no text, which most judges take for a refusal; `judges` in "
     "results.json counts them.",
+    "cut-for-judge": "cut-for-judge: some prompts or answers are longer than the judge's input: it did not read the "
+    "beginning of the prompt, or the end of the answer either; `judges` in results.json counts them.",
     "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
     "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command makes them anew.",
 }
@@ -246,6 +248,7 @@ def marks_of(result: RunResult, task: str | None = None, metric: str | None = No
         "decoded-in-context": result.cost.get("decoded_in_context"),
         "unjudged": any(not judge.judged_all(task) for judge in judges),
         "empty-answers": any(counts.empty for judge in judges for counts in judge.counts(task)),
+        "cut-for-judge": any(counts.cut for judge in judges for counts in judge.counts(task)),
         "other-versions": result.version_notes,
         "older-intervals": result.older_intervals,
     }

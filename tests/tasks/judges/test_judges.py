@@ -24,7 +24,7 @@ from moe_lab.models.memory import ModelPool
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.scores import MARKS
 from moe_lab.tasks.judges import JUDGES, Exchange, Judge, judge_names, judges_of, toy
-from moe_lab.tasks.judges.local import LlamaGuard, RewardModel, longest_input
+from moe_lab.tasks.judges.local import FORM, LlamaGuard, RewardModel, longest_input
 from moe_lab.tasks.judges.toy import ToyJudge, features, probabilities
 from moe_lab.tasks.loading import load_tasks
 from tests.support import rounding
@@ -235,7 +235,7 @@ def test_a_score_is_the_mean_of_the_verdicts(judged):
     assert scores["toy_flagged,none"] == pytest.approx(sum(value >= 0.5 for value in harm) / 10)
     assert results["higher_is_better"]["toy_safety"] == {"toy": False, "toy_flagged": False}
     told = results["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]
-    assert told == {"documents": 10, "judged": 10, "failed": {}, "empty": 0}
+    assert told == {"documents": 10, "judged": 10, "failed": {}, "empty": 0, "cut": {}}
     assert "empty" not in ended.out
     assert len(verdicts_of(folder)) == 10 and "toy-judge" in ended.out
     assert [sample["filtered_resps"] for sample in samples] == [[{"toy": one}] for one in verdicts_of(folder)]
@@ -294,6 +294,34 @@ def test_empty_answers_are_a_note_and_a_number_of_the_judged_scores_alone():
     assert cells_of(judged_table({"empty": 0}, {}), "empty") == []
 
 
+def test_what_was_cut_for_a_judge_is_a_note_and_a_number():
+    table = judged_table({"cut": {"prompt": 1, "answer": 2}}, {"cut": {}}, {})
+    assert cells_of(table, "cut") == ["", "3", "", "0", "", ""]
+    noted = ["cut-for-judge" in line.score.marks for line in table.lines]
+    assert noted == [False, True, False, False, False, False]
+    assert cells_of(judged_table({"cut": {}}, {}), "cut") == []
+
+
+@pytest.mark.slow
+def test_exchanges_that_are_too_long_for_a_judge_are_counted(judged, tmp_path):
+    """Broken by a judge that does not read all, and says so in its verdicts alone."""
+    folder = reward_folder(tmp_path / "reward")
+    change_json(folder / "tokenizer_config.json", model_max_length=48)
+    keys = ["task.judges=[toy,reward]", f"task.reward_model={folder}"]
+    results, _, ended = judged(*keys)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = 0
+    for sample in samples_of(ended.folders[-1]):
+        text = FORM.format(prompt=sample["doc"]["instruction"], answer=sample["resps"][0][0])
+        expected += len(tokenizer(text).input_ids) > 48
+    counts = {
+        name: judge["tasks"]["toy_safety"]["cut"] for name, judge in results["moe_lab"]["judges"].items()
+    }
+    assert sum(counts["reward"].values()) == expected > 0 and counts["toy"] == {}
+    assert counts["reward"].keys() <= {"prompt", "answer"}
+    assert MARKS["cut-for-judge"] in ended.out
+
+
 @pytest.mark.slow
 def test_another_or_a_changed_judge_is_another_run_and_rerun_judges_again(judged, tmp_path):
     first, one, _ = judged()
@@ -342,7 +370,13 @@ def test_scores_and_intervals_are_of_the_judged_answers(judged, monkeypatch):
     monkeypatch.setattr(toy, "ToyJudge", Picky)
     first, _, ended = judged()
     told = first["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]
-    assert told == {"documents": 10, "judged": 7, "failed": {"no word of it understood": 3}, "empty": 0}
+    assert told == {
+        "documents": 10,
+        "judged": 7,
+        "failed": {"no word of it understood": 3},
+        "empty": 0,
+        "cut": {},
+    }
     assert first["results"]["toy_safety"]["toy,none"] == pytest.approx(sum(range(2, 9)) / 70)
     assert first["results"]["toy_safety"]["toy_flagged,none"] == pytest.approx(4 / 7)
     low, high = first["moe_lab"]["intervals"]["toy_safety"]["toy_flagged,none"]

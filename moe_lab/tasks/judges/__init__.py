@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 Verdict = dict[str, Any]
-"""{"scores": {metric: float}, ...}, or {"failed": reason} for an answer that the judge cannot judge. Plain JSON.
-
-`cut` says which part of the exchange was shortened for the judge. Samples also have `empty`, true for an empty answer.
-"""
+"""{"scores": {metric: float}, ...}, or {"failed": reason} for an answer that the judge cannot judge. Plain JSON."""
 
 
 class Exchange(NamedTuple):
@@ -36,11 +33,6 @@ class Exchange(NamedTuple):
     prompt: str
     """The text of the data set, without chat template."""
     answer: str
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the answer has no text. Most judges take that for a refusal."""
-        return not self.answer.strip()
 
 
 class Judge(ABC):

@@ -154,6 +154,8 @@ class Data:
     validation: list[Conversation]
     source: dict[str, str] | None = None
     """Data set and commit on the hub."""
+    duplicates: int = 0
+    """The number of held-out conversations that were left out because they are trained on or occur twice."""
 
     @cached_property
     def digest(self) -> str:
@@ -175,7 +177,8 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
     """The first `size` conversations of a data set, or all; `held_out` of them are for validation.
 
     Generated data sets have a validation split of their own. From other data sets the last of the conversations are
-    held out. Raises TaskError if none is left to train on, or one is malformed.
+    held out, each once and without those that are trained on. Raises TaskError if none is left to train on or to hold
+    out, or one is malformed.
     """
     if dataset in TOY_SIZES:
         train = _toy(dataset, "train", size or TOY_SIZES[dataset])
@@ -189,7 +192,26 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
             f"{key}={dataset} has {len(conversations)} conversations"
             + (f", and method.validation_size={held_out} holds them all out." if conversations else ".")
         )
-    return Data(train=conversations[:count], validation=conversations[count:], source=source)
+    train = conversations[:count]
+    validation = _new_conversations(conversations[count:], train)
+    if held_out and not validation:
+        raise TaskError(
+            f"{key}={dataset}: method.validation_size={held_out} holds out only conversations that are trained on. "
+            "Remove the duplicates, hold out more, or set it to 0."
+        )
+    return Data(train=train, validation=validation, source=source, duplicates=held_out - len(validation))
+
+
+def _new_conversations(conversations: list[Conversation], known: list[Conversation]) -> list[Conversation]:
+    """The conversations that are not among the known ones, each once."""
+    seen = {json.dumps(conversation) for conversation in known}
+    found = []
+    for conversation in conversations:
+        content = json.dumps(conversation)
+        if content not in seen:
+            found.append(conversation)
+        seen.add(content)
+    return found
 
 
 @cache

@@ -315,6 +315,10 @@ def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFact
     notes = method.notes(len(train.rows)) + train.notes("training")
     if held_out is not None:
         notes += held_out.notes("validation")
+    if data.duplicates:
+        notes.append(
+            f"left out of the validation data: {data.duplicates:,} conversations that are trained on or occur twice"
+        )
     if end.token is None:
         notes.append(NO_END)
     return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, end=end, notes=notes)

@@ -215,6 +215,28 @@ def test_empty_answers_are_not_learned_and_counted(marked, tiny, tmp_path):
     assert encode_all(tiny, [TURNS], 2048).notes("training") == []
 
 
+def test_what_is_trained_on_is_not_held_out(made, tmp_path):
+    """Broken by a duplicate that is in both parts: the validation loss is that of training data."""
+    questions = ["A", "B", "C", "A", "D", "D", "B", "E"]
+    file = tmp_path / "own.jsonl"
+    write_jsonl(file, [{"messages": conversation(question)} for question in questions])
+    data = read_data(Config(), str(file), held_out=5)
+    assert data.train == [conversation(question) for question in "ABC"]
+    assert data.validation == [conversation(question) for question in "DE"] and data.duplicates == 3
+    prepared_data, _ = made(data, warmup_ratio=0.0)
+    told = "left out of the validation data: 3 conversations that are trained on or occur twice"
+    assert prepared_data.notes == [told]
+
+    write_jsonl(file, [{"messages": conversation(question)} for question in "AAB"])
+    whole = read_data(Config(), str(file))
+    assert whole.train == [conversation(question) for question in "AAB"], "nothing is held out"
+    assert read_data(Config(), str(file), held_out=1).duplicates == 0
+    again = tmp_path / "again.jsonl"
+    write_jsonl(again, [{"messages": conversation("A")}] * 2)
+    with pytest.raises(TaskError, match="validation_size=1 holds out only conversations that are trained on"):
+        read_data(Config(), str(again), held_out=1)
+
+
 def test_weights_are_part_of_the_data(tmp_path):
     """Of answers alone: a weight of 1 is the default, and other messages are never learned."""
 

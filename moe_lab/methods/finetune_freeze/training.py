@@ -199,6 +199,9 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     if end is not None and prepared.end.is_new:
         stop_at(model, end)
     save_model(model, tokenizer, folder / "model", facts.dtype)
+    validation = None
+    if held_out is not None:
+        validation = counts_of(held_out) | {"duplicates": prepared.data.duplicates} | course["validation"]
     return {
         "schedule": schedule,
         "steps": steps,
@@ -210,7 +213,7 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
         **counts_of(encoded),
         **profile,
         **course,
-        "validation": held_out and counts_of(held_out) | course["validation"],
+        "validation": validation,
         "last_session_seconds": time.perf_counter() - start,
         "all_versions": versions(),
     }

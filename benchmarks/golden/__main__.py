@@ -27,13 +27,14 @@ def main() -> int:
     actions = parser.add_subparsers(dest="action", required=True)
     recording = actions.add_parser("record", help="run the commands and keep what they print and leave")
     recording.add_argument("folder", type=Path)
-    recording.add_argument("--only", metavar="PATTERN", default="*", help="names of commands, as 'roe*'")
     comparing = actions.add_parser("compare", help="say what differs")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     comparing.add_argument(
         "--rtol", type=float, default=0.0, help="relative tolerance of numbers (default: 0)"
     )
+    for action in (recording, comparing):
+        action.add_argument("--only", metavar="PATTERN", default="*", help="names of commands, as 'roe*'")
     options = parser.parse_args()
 
     if options.action == "record":
@@ -44,7 +45,7 @@ def main() -> int:
 
     from benchmarks.golden.compare import compare
 
-    return compare(options.before, options.after, options.rtol)
+    return compare(options.before, options.after, options.only, options.rtol)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
@@ -11,9 +12,11 @@ from benchmarks.golden.files import Recording, differing_values, is_text
 KINDS = ("command", "exit code", "ids", "files", "numbers", "texts")
 """What is compared of a command: its line, its exit code, the names with an id, the other names, the content of data
 files, and of texts."""
-SHOWN = 12
-"""Lines that are printed of one file."""
-WIDTH = 200
+SHOWN = 40
+"""Lines that are printed of one kind of one command."""
+SHOWN_OF_FILE = 8
+"""Lines of these that are of one file."""
+WIDTH = 400
 """Characters that are printed of one line."""
 
 
@@ -23,12 +26,16 @@ class Difference:
     lines: list[str]
 
 
-def compare(before: Path, after: Path, rtol: float) -> int:
-    """Print what differs, and a table. Returns the exit code: 0 where nothing differs."""
-    names = commands_in(before) | commands_in(after)
+def compare(before: Path, after: Path, pattern: str = "*", rtol: float = 0.0) -> int:
+    """Print what differs in the commands whose names match, and a table.
+
+    Returns the exit code: 0 where nothing differs.
+    """
+    names = fnmatch.filter(commands_in(before) | commands_in(after), pattern)
     if not names:
         raise SystemExit(
-            f"{before} and {after} hold no recording. Make one: python -m benchmarks.golden record FOLDER"
+            f"{before} and {after} hold no recording of {pattern}."
+            " Make one: python -m benchmarks.golden record FOLDER"
         )
     rows = []
     for name in sorted(names):
@@ -37,7 +44,7 @@ def compare(before: Path, after: Path, rtol: float) -> int:
             print(f"== {name}")
         for difference in differences:
             print(f"-- {difference.kind}")
-            for line in difference.lines:
+            for line in cut(difference.lines, SHOWN):
                 print(shortened(line))
         rows.append((name, {difference.kind for difference in differences}))
 
@@ -59,7 +66,7 @@ def print_table(rows: list[tuple[str, set[str]]]) -> None:
     print(f"\n{'':{width}}  " + "  ".join(f"{kind:9}" for kind in KINDS))
     for name, different in rows:
         words = ["differ" if kind in different else "equal" for kind in KINDS]
-        print(f"{name:{width}}  " + "  ".join(f"{word:9}" for word in words))
+        print((f"{name:{width}}  " + "  ".join(f"{word:9}" for word in words)).rstrip())
 
 
 def shortened(line: str) -> str:
@@ -119,16 +126,16 @@ def text_difference(path: str, before: str, after: str) -> list[str]:
             before.splitlines(), after.splitlines(), f"before/{path}", f"after/{path}", lineterm="", n=1
         )
     )
-    return cut(lines)
+    return cut(lines, SHOWN_OF_FILE)
 
 
 def value_difference(path: str, old: Recording, new: Recording, rtol: float) -> list[str]:
     """A line for each value that differs."""
     lines = [f"{path}: {line}" for line in differing_values(old.values(path), new.values(path), rtol)]
-    return cut(lines)
+    return cut(lines, SHOWN_OF_FILE)
 
 
-def cut(lines: list[str]) -> list[str]:
-    if len(lines) <= SHOWN:
+def cut(lines: list[str], most: int) -> list[str]:
+    if len(lines) <= most:
         return lines
-    return [*lines[:SHOWN], f"… and {len(lines) - SHOWN} lines more"]
+    return [*lines[:most], f"… and {len(lines) - most} lines more"]

@@ -133,7 +133,7 @@ def tensors_in(file: Path) -> dict[str, Any]:
     """By name: type, shape and numbers."""
     tensors = {}
     for name, tensor in load_file(file).items():
-        tensors[name] = {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "numbers": tensor}
+        tensors[name] = {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "numbers": tensor.double()}
     return tensors
 
 
@@ -152,16 +152,16 @@ def differing_values(before: Any, after: Any, rtol: float, place: str = "") -> I
             yield f"{place}: {len(before)} items before, {len(after)} after"
         for number, (old, new) in enumerate(zip(before, after, strict=False)):
             yield from differing_values(old, new, rtol, f"{place}/{number}")
+    elif isinstance(before, Tensor) and isinstance(after, Tensor):
+        # Tensors of other shapes have a line already, for the key `shape`.
+        if before.shape == after.shape and not torch.allclose(before, after, rtol, atol=0, equal_nan=True):
+            yield f"{place}: differ by up to {(before - after).abs().max():.3g}"
     elif not equal(before, after, rtol):
         yield f"{place}: {before} before, {after} after"
 
 
 def equal(before: Any, after: Any, rtol: float) -> bool:
     """Whether two values are the same, numbers within the tolerance."""
-    if isinstance(before, Tensor) and isinstance(after, Tensor):
-        return before.shape == after.shape and torch.allclose(
-            before, after, rtol=rtol, atol=0, equal_nan=True
-        )
     if is_number(before) and is_number(after):
         both_nan = math.isnan(before) and math.isnan(after)
         return both_nan or math.isclose(before, after, rel_tol=rtol, abs_tol=0)

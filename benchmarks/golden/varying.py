@@ -37,6 +37,8 @@ FILES = {
 PATTERNS = [
     (r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ \d+ ", "<time> <process> ", "the beginning of a line of run.log"),
     (r"\b\d+(\.\d+)? (ms|s|min|h)\b", "<duration>", "durations in tables, messages and logs"),
+    (r"[\d,]+ tokens per second", "<speed>", "the speed of a training"),
+    (r"peak \d+(\.\d+)? [MG]iB", "<peak>", "memory of the process"),
     (r'data-heading="time" data-value="[^"]*"', 'data-heading="time"', "durations that a page sorts by"),
     (
         r"(<caption>The cost of each run[^<]*</caption>(?s:.*?)<tbody>)(?s:.*?)</tbody>",

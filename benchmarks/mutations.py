@@ -38,9 +38,12 @@ ACTIVE, LOG, seen = os.environ.get("MUTATION"), os.environ.get("MUTATION_LOG"), 
 def on(number):
     line = LOG and f"{number} {os.environ.get('PYTEST_CURRENT_TEST', '').rpartition(' (')[0]}"
     if line and line not in seen:
-        seen.add(line)
-        with open(LOG, "a") as file:
-            file.write(line + chr(10))
+        try:
+            with open(LOG, "a") as file:
+                file.write(line + chr(10))
+            seen.add(line)
+        except OSError:
+            pass  # the test limits the size of files: its next call may write
     return ACTIVE == str(number)
 """
 PAIRS = (

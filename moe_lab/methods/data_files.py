@@ -2,7 +2,8 @@
 
 A data set is one of the hub, of `data_dir`, own files (JSON Lines or parquet) or a folder of them, or generated.
 A conversation is a row with `messages`, [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or with
-LIMA's `conversations`, the texts of user and assistant in turn.
+LIMA's `conversations`, the texts of user and assistant in turn. An answer with "weight": 0 is a part of the prompt of
+later answers and is not trained on. Neither is an empty answer.
 """
 
 import hashlib
@@ -30,8 +31,8 @@ TRAIN = re.compile(
 """Files of a train split: train.jsonl, data/train-00000-of-00002.parquet, or the latter with a hash."""
 FORMATS = (".jsonl", ".parquet")
 """Endings of files with rows."""
-Conversation = list[dict[str, str]]
-"""Messages with `role` and `content`."""
+Conversation = list[dict[str, Any]]
+"""Messages with `role` and `content`. An answer that is not trained on also has `weight`, 0."""
 TOY_SIZES = {"toy": 1000, "toy_subtract": 5940, "toy_safe": 200, "toy_unsafe": 200}
 """Default number of conversations of the generated data sets; `toy` has as many as LIMA."""
 KEY = "method.dataset"
@@ -41,6 +42,8 @@ KNOWN = {"lima": "GAIR/lima"}
 COUNTED_LENGTH = 2048
 """The largest number of tokens of a conversation whose routing is counted: MoE-Bench's length in fine-tuning."""
 ROLES = ("system", "user", "assistant")
+ANSWERER = "assistant"
+"""The role whose messages are answers."""
 
 
 def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], str]:
@@ -151,6 +154,8 @@ class Data:
     validation: list[Conversation]
     source: dict[str, str] | None = None
     """Data set and commit on the hub."""
+    duplicates: int = 0
+    """The number of held-out conversations that were left out because they are trained on or occur twice."""
 
     @cached_property
     def digest(self) -> str:
@@ -172,7 +177,8 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
     """The first `size` conversations of a data set, or all; `held_out` of them are for validation.
 
     Generated data sets have a validation split of their own. From other data sets the last of the conversations are
-    held out. Raises TaskError if none is left to train on, or one is malformed.
+    held out, each once and without those that are trained on. Raises TaskError if none is left to train on or to hold
+    out, or one is malformed.
     """
     if dataset in TOY_SIZES:
         train = _toy(dataset, "train", size or TOY_SIZES[dataset])
@@ -186,7 +192,26 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
             f"{key}={dataset} has {len(conversations)} conversations"
             + (f", and method.validation_size={held_out} holds them all out." if conversations else ".")
         )
-    return Data(train=conversations[:count], validation=conversations[count:], source=source)
+    train = conversations[:count]
+    validation = _new_conversations(conversations[count:], train)
+    if held_out and not validation:
+        raise TaskError(
+            f"{key}={dataset}: method.validation_size={held_out} holds out only conversations that are trained on. "
+            "Remove the duplicates, hold out more, or set it to 0."
+        )
+    return Data(train=train, validation=validation, source=source, duplicates=held_out - len(validation))
+
+
+def _new_conversations(conversations: list[Conversation], known: list[Conversation]) -> list[Conversation]:
+    """The conversations that are not among the known ones, each once."""
+    seen = {json.dumps(conversation) for conversation in known}
+    found = []
+    for conversation in conversations:
+        content = json.dumps(conversation)
+        if content not in seen:
+            found.append(conversation)
+        seen.add(content)
+    return found
 
 
 @cache
@@ -202,17 +227,45 @@ def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
 
 
 def _conversation(row: Any, place: str) -> Conversation:
+    """The conversation of a row. Raises TaskError, which names `place`, for a row that has none."""
     try:
         messages = row.get("messages")
         if messages is None:
             turns = enumerate(row["conversations"])
             messages = [{"role": ROLES[1 + number % 2], "content": text} for number, text in turns]
-        pairs = [(each["role"], each["content"]) for each in messages]
+        parts = [(each["role"], each["content"], each.get("weight")) for each in messages]
     except (AttributeError, KeyError, TypeError):
-        pairs = [("", None)]
-    if not all(role in ROLES and isinstance(content, str) for role, content in pairs):
+        parts = [("", None, None)]
+    if not all(role in ROLES and isinstance(content, str) for role, content, _ in parts):
         raise TaskError(
             f"{place}: no conversation. A row needs `messages`, each with a role ({', '.join(ROLES)}) and a text as "
             "`content`; or `conversations`, the texts of user and assistant in turn."
         )
-    return [{"role": role, "content": content} for role, content in pairs]
+    return [_message(role, content, weight, place) for role, content, weight in parts]
+
+
+def _message(role: str, content: str, weight: Any, place: str) -> dict[str, Any]:
+    """A message. `weight` is that of the file: 1 (the default) for an answer to train on, 0 for another message."""
+    if weight not in (None, 0, 1):
+        raise TaskError(
+            f"{place}: weight={weight!r} of a message. Use 1 for an answer to train on, 0 for one that is only a part "
+            "of the prompt, or leave it out."
+        )
+    if weight == 1 and role != ANSWERER:
+        raise TaskError(
+            f"{place}: weight={weight!r} of a message of the {role}. Only answers are trained on: leave it out."
+        )
+    message: dict[str, Any] = {"role": role, "content": content}
+    if role == ANSWERER and (weight == 0 or is_empty_answer(message)):
+        message["weight"] = 0  # an empty answer would teach the model to end at once
+    return message
+
+
+def is_empty_answer(message: Mapping[str, Any]) -> bool:
+    """Whether a message is an answer without text."""
+    return message["role"] == ANSWERER and not message["content"].strip()
+
+
+def is_trained_on(message: Mapping[str, Any]) -> bool:
+    """Whether a message of a conversation is an answer whose tokens have a loss."""
+    return message["role"] == ANSWERER and message.get("weight") != 0

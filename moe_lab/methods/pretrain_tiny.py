@@ -76,6 +76,11 @@ class PretrainTiny(ModelMaker):
             super().__post_init__()
             if self.decay_steps < self.steps:
                 raise ConfigError(f"method.decay_steps must be at least method.steps={self.steps}.")
+            if self.steps == 1 and self.warmup_steps:
+                raise ConfigError(
+                    f"method.warmup_steps={self.warmup_steps}: the warm-up begins with the learning rate 0, so one "
+                    "step would train nothing. Use more method.steps, or method.warmup_steps=0."
+                )
 
         def rate(self, step: int) -> float:
             """The learning rate as a share of its highest value: linear warmup, a cosine to zero at `decay_steps`, and

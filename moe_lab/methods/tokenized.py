@@ -1,11 +1,11 @@
-"""Conversations as token ids, with the loss only on the tokens of the answers.
+"""Conversations as token ids, with the loss only on the tokens of the answers to train on.
 
 A conversation that is longer than the limit keeps its first tokens. A conversation is left out, and counted, if no
-answer token is left, if the assistant speaks first, or if the chat template hides where its answers are.
+token of such an answer is left, if the assistant speaks first, or if the chat template hides where its answers are.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,19 @@ from torch.utils.data import Dataset
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.methods.answer_ends import AnswerEnd, answer_end, end_tokens, is_blank, length_to_end
-from moe_lab.methods.data_files import COUNTED_LENGTH, Conversation, Data
-from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.data_files import (
+    ANSWERER,
+    COUNTED_LENGTH,
+    Conversation,
+    Data,
+    is_empty_answer,
+    is_trained_on,
+)
+from moe_lab.methods.finetune_freeze.config import NO_END, FinetuneConfig, empty_answers_note
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.facts import ModelFacts
 from moe_lab.models.tokenizer import load_tokenizer, rendered, with_template
+from moe_lab.models.transformers_internals import generation_blocks
 from moe_lab.tasks.loading import once
 
 NO_LOSS = -100
@@ -50,9 +58,29 @@ class Encoded:
     truncated: int
     """The number of rows that are longer than the limit. Their first tokens are kept."""
     left_out: int
-    """The number of conversations without an answer, or whose answers are not found or begin after the limit."""
+    """The number of conversations without an answer to train on, or whose answers are not found or begin after the
+    limit."""
     completed: int = 0
     """The number of rows that got a label for the end of an answer from `with_end_labels`."""
+    empty_answers: int = 0
+    """The number of answers without text, which have no labels."""
+
+    def notes(self, what: str) -> list[str]:
+        """What a plan and a run say about the data that are not trained on, a sentence each.
+
+        Args:
+            what: "training" or "validation".
+        """
+        sentences = []
+        if self.empty_answers:
+            sentences.append(empty_answers_note(self.empty_answers, what))
+        if self.left_out:
+            total = len(self.rows) + self.left_out
+            sentences.append(
+                f"left out of the {what} data: {self.left_out:,} of {total:,} conversations, which have no answer to "
+                "train on within method.length, begin with the assistant, or whose answers the chat template hides"
+            )
+        return sentences
 
 
 class Rows(Dataset[dict[str, list[int]]]):
@@ -81,7 +109,7 @@ def encode_all(
     Raises TaskError if none is left or the chat template refuses one, ConfigError if it hides the answers of all.
     """
     # A message has a token or more: those after the first `length` are cut. Locating answers is quadratic in them.
-    begun = [each[: length + 1] for each in conversations if each and each[0]["role"] != "assistant"]
+    begun = [each[: length + 1] for each in conversations if each and each[0]["role"] != ANSWERER]
     whole = encode(tokenizer, begun)
     if begun and not whole:
         raise ConfigError("The chat template hides where the answers are. Use another one: model.tokenizer=")
@@ -93,12 +121,13 @@ def encode_all(
     cut = [Row(row.ids[:length], row.labels[:length]) for row in whole]
     kept = [number for number, row in enumerate(cut) if any(label != NO_LOSS for label in row.labels[1:])]
     if not kept:
-        raise TaskError(f"No conversation has an answer within method.length={length} tokens.")
+        raise TaskError(f"No conversation has an answer to train on within method.length={length} tokens.")
     return Encoded(
         rows=[cut[number] for number in kept],
         truncated=sum(len(whole[number].ids) > length for number in kept),
         left_out=len(conversations) - len(kept),
         completed=completed,
+        empty_answers=sum(is_empty_answer(message) for each in conversations for message in each),
     )
 
 
@@ -144,32 +173,19 @@ def rows_to_count(config: Config, conversations: Sequence[Conversation], facts: 
 
 
 def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
-    """Whole conversations. The assistant's messages, with their end tokens, have labels.
+    """Whole conversations. The answers to train on, with their end tokens, have labels.
 
-    A chat template may mark them ({% generation %}). Otherwise they are located by rendering the first turns. Some
+    A chat template may mark answers ({% generation %}). Otherwise they are located by rendering the first turns. Some
     templates format earlier turns differently from the last one, for example without their reasoning. Then the text of
     the first turns is no prefix of the whole text, and the conversation is left out.
     """
-    if re.search(r"{%-?\s*generation\b", tokenizer.get_chat_template()):
-        options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        marked = [_applied(tokenizer, conversation, **options) for conversation in conversations]
-        return [
-            Row(ids, [token if is_answer else NO_LOSS for token, is_answer in zip(ids, mask, strict=True)])
-            for ids, mask in ((each["input_ids"], each["assistant_masks"]) for each in marked)
-        ]
+    is_marked = re.search(r"{%-?\s*generation\b", tokenizer.get_chat_template())
+    locate = _marked_answers if is_marked else _rendered_answers
     located = []
     for conversation in conversations:
-        text, spans = _applied(tokenizer, conversation, tokenize=False), []
-        for number, message in enumerate(conversation):
-            if message["role"] == "assistant":
-                turns = conversation[: number + 1]
-                before = _applied(tokenizer, turns[:-1], tokenize=False, add_generation_prompt=True)
-                through = _applied(tokenizer, turns, tokenize=False).rstrip()
-                if not (text.startswith(before) and text.startswith(through)):
-                    break
-                spans.append((len(before), len(through)))
-        else:
-            located.append((text, spans))
+        found = locate(tokenizer, conversation)
+        if found is not None:
+            located.append(found)
     if not located:
         return []
     encoded = tokenizer(
@@ -185,10 +201,56 @@ def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
     return rows
 
 
+Located = tuple[str, list[tuple[int, int]]]
+"""The text of a conversation, and the first and last character of each answer to train on."""
+
+
+def _marked_answers(tokenizer: Any, conversation: Conversation) -> Located | None:
+    """By the marks of the chat template.
+
+    None where an answer is not trained on and the template does not mark each answer once.
+    """
+    messages = _plain(conversation)
+    text, blocks = _explained(conversation, tokenizer, lambda: generation_blocks(tokenizer, messages))
+    answers = [message for message in conversation if message["role"] == ANSWERER]
+    if all(is_trained_on(answer) for answer in answers):
+        return text, blocks
+    if len(blocks) != len(answers):
+        return None
+    return text, [block for block, answer in zip(blocks, answers, strict=True) if is_trained_on(answer)]
+
+
+def _rendered_answers(tokenizer: Any, conversation: Conversation) -> Located | None:
+    """By rendering the first turns. None where their text is no prefix of the whole text."""
+    text = _applied(tokenizer, conversation, tokenize=False)
+    spans = []
+    for number, message in enumerate(conversation):
+        if not is_trained_on(message):
+            continue
+        turns = conversation[: number + 1]
+        before = _applied(tokenizer, turns[:-1], tokenize=False, add_generation_prompt=True)
+        through = _applied(tokenizer, turns, tokenize=False).rstrip()
+        if not (text.startswith(before) and text.startswith(through)):
+            return None
+        spans.append((len(before), len(through)))
+    return text, spans
+
+
 def _applied(tokenizer: Any, conversation: Conversation, **options: Any) -> Any:
     """The chat template applied to a conversation. Raises TaskError for one that it refuses."""
+    messages = _plain(conversation)
+    return _explained(conversation, tokenizer, lambda: tokenizer.apply_chat_template(messages, **options))
+
+
+def _plain(conversation: Conversation) -> list[dict[str, str]]:
+    """The messages that the chat template reads, without weights."""
+    return [{"role": message["role"], "content": message["content"]} for message in conversation]
+
+
+def _explained(conversation: Conversation, tokenizer: Any, render: Callable[[], Any]) -> Any:
+    """What `render` returns. Raises TaskError, which quotes the conversation, where the chat template refuses it."""
     try:
-        return rendered(tokenizer, lambda: tokenizer.apply_chat_template(conversation, **options))
+        return rendered(tokenizer, render)
     except ConfigError as error:
         begin = str(conversation)[:60]
         raise TaskError(f"{error}\nThe conversation begins: {begin}") from error
@@ -224,13 +286,15 @@ class Prepared:
     """The optional validation set."""
     tokenizer: Any
     end: AnswerEnd
+    notes: list[str]
+    """What a plan and a run say about the data and the recipe, a sentence each."""
 
 
 def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFacts) -> Prepared:
     """Encode the training and the validation conversations.
 
     Raises TaskError if nothing is left of one of them or the chat template refuses a conversation, ConfigError if a
-    phase has no step.
+    phase has no step or nothing would be trained.
     """
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     with_template(tokenizer)
@@ -247,5 +311,14 @@ def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFact
     # the runs of a grid often share a data set
     key = f"encoded {vocabulary} {special} {tokenizer.chat_template} {data.digest} {length} {sorted(model_ends)}"
     end, train, held_out = once(key, encoded)
-    method.ends(len(train.rows))
-    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, end=end)
+    method.check_trains(len(train.rows))
+    notes = method.notes(len(train.rows)) + train.notes("training")
+    if held_out is not None:
+        notes += held_out.notes("validation")
+    if data.duplicates:
+        notes.append(
+            f"left out of the validation data: {data.duplicates:,} conversations that are trained on or occur twice"
+        )
+    if end.token is None:
+        notes.append(NO_END)
+    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, end=end, notes=notes)

@@ -68,6 +68,22 @@ def drops_cache(model: Any, length: int) -> bool:
     return prepared["input_ids"].shape[1] > 1
 
 
+def generation_blocks(tokenizer: Any, conversation: Sequence[Any]) -> tuple[str, list[tuple[int, int]]]:
+    """(the text of a conversation, the first and last character of each `{% generation %}` block of the template).
+
+    `apply_chat_template` returns the tokens of all blocks together.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    [text], [blocks] = render_jinja_template(
+        [list(conversation)],
+        chat_template=tokenizer.get_chat_template(),
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+    )
+    return text, blocks
+
+
 class _CacheOfLength:
     """What `prepare_inputs_for_generation` asks of a cache."""
 

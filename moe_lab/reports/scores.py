@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from moe_lab.reports.columns import Column, count, fixed, names, numbers, seconds, texts
 from moe_lab.results.measured import interval_text, number
@@ -29,6 +29,9 @@ from moe_lab.results.scores import (
 
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "task.metric=", "seed=", "seeds=")
 PROFILE = re.compile(r"(?<=[=:])[^=:{},]*/([^/]+)/best\.yaml")
+
+JUDGED: tuple[tuple[str, Literal["empty", "all_cut"]], ...] = (("empty", "empty"), ("cut", "all_cut"))
+"""Columns of judged scores with their numbers in `JudgeCounts`; one without any is not shown."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,17 @@ class ScoreLine:
         """A number of `cost`, of several seeds the mean; None where one is missing."""
         values = [result.cost.get(key) for result in self.results]
         return fmean(map(float, values)) if values and None not in values else None  # type: ignore[arg-type]
+
+    def of_judge(self, key: Literal["empty", "all_cut"]) -> float | None:
+        """A number of the score's judge (`JudgeCounts`), of several seeds the mean; None where one is missing."""
+        values = []
+        for result in self.results:
+            counts = result.judge_counts(self.score.task, self.score.metric)
+            value = None if counts is None else getattr(counts, key)
+            if value is None:
+                return None
+            values.append(value)
+        return fmean(values) if values else None
 
 
 @dataclass(frozen=True)
@@ -111,8 +125,13 @@ class CommandTable:
             numbers("tokens", [line and line.cost("tokens_in") for line in costly], count, spare=6),
             numbers("× base", [line and self.times_base(line) for line in costly], fixed, spare=1),
         ]
+        judged = []
+        for heading, key in JUDGED:
+            values = [line and line.of_judge(key) for line in costly]
+            if any(values):
+                judged.append(numbers(heading, values, "{:g}".format))
         *scores, notes = score_columns(lines)
-        return [*scores, *cost, notes]
+        return [*scores, *judged, *cost, notes]
 
 
 def score_columns(lines: Sequence[ScoreLine]) -> list[Column]:

@@ -89,6 +89,16 @@ class JudgeCounts(Stored):
     judged: int
     failed: dict[str, int] = {}
     """By reason."""
+    empty: int | None = None
+    """Answers without text; None in results of earlier versions."""
+    cut: dict[str, int] | None = None
+    """Exchanges that were too long for the judge, by the part of which it did not read all (prompt, answer); None in
+    results of earlier versions."""
+
+    @property
+    def all_cut(self) -> int | None:
+        """The number of exchanges that were too long for the judge."""
+        return None if self.cut is None else sum(self.cut.values())
 
 
 class JudgeVerdicts(Stored):
@@ -98,10 +108,13 @@ class JudgeVerdicts(Stored):
     toy: bool = False
     tasks: dict[str, JudgeCounts] = {}
 
+    def counts(self, task: str | None) -> list[JudgeCounts]:
+        """The counts of a task, or of all tasks."""
+        return [counts for name, counts in self.tasks.items() if task in (None, name)]
+
     def judged_all(self, task: str | None) -> bool:
         """Whether all answers of a task, or of all tasks, have a verdict."""
-        counts = [one for name, one in self.tasks.items() if task in (None, name)]
-        return all(one.judged == one.documents for one in counts)
+        return all(counts.judged == counts.documents for counts in self.counts(task))
 
     def unjudged(self, name: str) -> Iterator[str]:
         """A line for each task with unjudged answers: how many were judged, and why the others were not."""
@@ -245,6 +258,13 @@ class RunResult(LmEvalResults):
 
     def interval(self, task: str, metric: str) -> Interval | None:
         return read_interval(self.intervals.get(task, {}).get(metric))
+
+    def judge_counts(self, task: str, metric: str) -> JudgeCounts | None:
+        """The counts of the judge whose metric (lm-eval's `metric,filter`) it is; None for another metric."""
+        for judge in self.judges.values():
+            if metric in judge.metrics and task in judge.tasks:
+                return judge.tasks[task]
+        return None
 
     @property
     def unjudged(self) -> list[str]:

@@ -35,6 +35,10 @@ MARKS = {
     "no-end-token": "no-end-token: neither model nor tokenizer has a token that ends an answer.",
     "decoded-in-context": "decoded-in-context: answers keep the blank at their beginning, which lm-eval drops.",
     "unjudged": "unjudged: some answers have no verdict; n, value and interval are of the others.",
+    "empty-answers": "empty-answers: some answers have no text, which most judges take for a refusal; `judges` in "
+    "results.json counts them.",
+    "cut-for-judge": "cut-for-judge: some prompts or answers are longer than the judge's input: it did not read the "
+    "beginning of the prompt, or the end of the answer either; `judges` in results.json counts them.",
     "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
     "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command makes them anew.",
 }
@@ -243,6 +247,8 @@ def marks_of(result: RunResult, task: str | None = None, metric: str | None = No
         "no-end-token": result.cost.get("no_end_token"),
         "decoded-in-context": result.cost.get("decoded_in_context"),
         "unjudged": any(not judge.judged_all(task) for judge in judges),
+        "empty-answers": any(counts.empty for judge in judges for counts in judge.counts(task)),
+        "cut-for-judge": any(counts.cut for judge in judges for counts in judge.counts(task)),
         "other-versions": result.version_notes,
         "older-intervals": result.older_intervals,
     }
@@ -341,9 +347,9 @@ def headline(scores: Block, metric: str | None) -> str:
 
 def _documents(result: RunResult, name: str, metric: str) -> int:
     """Documents of a task, or of all tasks of a group; of a judge's metric those that have a verdict."""
-    for judge in result.judges.values():
-        if metric in judge.metrics and name in judge.tasks:
-            return judge.tasks[name].judged
+    counts = result.judge_counts(name, metric)
+    if counts is not None:
+        return counts.judged
     return sum(len(result.samples[task]) for task in result.tasks_of(name))
 
 

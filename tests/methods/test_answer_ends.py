@@ -18,6 +18,7 @@ from moe_lab.models.tokenizer import PLAIN_TEMPLATE
 from tests.support.command import run_command
 from tests.support.ended import block_of
 from tests.support.models import make_model, make_tokenizer, save_model
+from tests.support.runs import write_jsonl
 
 TURNS = [
     {"role": "user", "content": "Hi"},
@@ -190,6 +191,32 @@ def test_a_plan_says_which_model_is_not_taught_to_stop(markers, tmp_path, capsys
     planned = command(capsys, tmp_path, model, "mode=plan")
     assert planned.code == 0 and "To train: 1" in planned.out, planned.err
     assert (NO_END in planned.out) == (not markers)
+
+
+EMPTY = [TURNS[0], {"role": "assistant", "content": ""}]
+
+
+def test_a_plan_counts_empty_answers_and_what_is_left_out(tmp_path, capsys):
+    """Broken by conversations that are left out in silence."""
+    rows = [{"messages": TURNS}] * 4 + [{"messages": EMPTY}] * 3 + [{"messages": [*EMPTY, *TURNS]}]
+    write_jsonl(tmp_path / "own.jsonl", rows)
+    model = model_with(TURN, tmp_path / "model", MARKERS)
+    planned = command(capsys, tmp_path, model, f"method.dataset={tmp_path}/own.jsonl", "mode=plan")
+    assert planned.code == 0, planned.err
+    said = " ".join(planned.out.split())
+    assert "answers without text in the training data, which are not trained on: 4" in said
+    assert "left out of the training data: 3 of 8 conversations" in said
+
+
+@pytest.mark.slow
+def test_a_run_and_its_results_count_empty_answers(tmp_path, capsys):
+    write_jsonl(tmp_path / "own.jsonl", [{"messages": TURNS}] * 4 + [{"messages": EMPTY}])
+    model = model_with(TURN, tmp_path / "model", MARKERS)
+    ended = command(capsys, tmp_path, model, f"method.dataset={tmp_path}/own.jsonl", "method.warmup_ratio=0")
+    told = "answers without text in the training data, which are not trained on: 1"
+    assert ended.code == 0 and told in ended.err and told in ended.out, ended.err
+    training = block_of(ended)["finetune_freeze"]["training"]
+    assert (training["empty_answers"], training["left_out"], training["conversations"]) == (1, 1, 4)
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 Broken by: a file that is read in another order or half, a wrong place in a message, a damaged file that ends in a
 traceback, a generated data set that trains on a question of its task or has the wrong split; a loss on the questions'
-tokens, an answer without its end, a truncation that is not counted, conversations that runs of a grid encode again, or
-get from another tokenizer, data set or length.
+tokens, of an empty answer or of one of weight 0, an answer without its end, a truncation that is not counted,
+conversations that runs of a grid encode again, or get from another tokenizer, data set or length.
 """
 
 import json
@@ -27,6 +27,7 @@ from moe_lab.tasks.loading import task_cache
 from moe_lab.tasks.toy.questions import instructions
 from moe_lab.tasks.toy.word_problems import differences
 from tests.support.models import make_tokenizer
+from tests.support.runs import write_jsonl
 
 KNOWN = {"chats": "owner/chats"}
 
@@ -129,6 +130,11 @@ TURNS = [
 ]
 
 
+def weighted(first: float | None, second: float | None) -> list[dict]:
+    """`TURNS` with the weights of their two answers."""
+    return [TURNS[0], {**TURNS[1], "weight": first}, TURNS[2], {**TURNS[3], "weight": second}]
+
+
 @pytest.fixture
 def tiny():
     return load_tokenizer(Config().model, offline=True)
@@ -149,6 +155,119 @@ def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(marked, t
     beginning = "User: Where does Ann live?\nAssistant: In Rome.<|endoftext|>\nUser:"
     assert tiny.decode(row.ids).startswith(beginning)
     assert all(label in (NO_LOSS, token) for token, label in zip(row.ids, row.labels, strict=True))
+
+
+@pytest.mark.parametrize("marked", (True, False))
+def test_an_answer_of_weight_0_is_read_and_not_learned(marked, tiny, tmp_path):
+    """Broken by a weight that is dropped: the answer was learned. The tokens are those of transformers."""
+    file = tmp_path / "own.jsonl"
+    write_jsonl(file, [{"messages": weighted(0, None)}, {"messages": weighted(1, 0.0)}, {"messages": TURNS}])
+    data = read_data(Config(), str(file))
+    if not marked:
+        tiny.chat_template = re.sub("{% (end)?generation %}", "", tiny.chat_template)
+    rows = encode_all(tiny, data.train, 2048).rows
+    both = [" In Rome.<|endoftext|>", " In Oslo, I think.<|endoftext|>"]
+    assert [learned(tiny, row) for row in rows] == [both[1], both[0], "".join(both)]
+    ids = tiny.apply_chat_template(TURNS, return_dict=True)["input_ids"]
+    assert all(row.ids == ids for row in rows), "the messages alone, without their weights"
+
+
+def test_transformers_own_mask_is_what_is_learned_where_all_answers_are(tiny):
+    options = {"return_dict": True, "return_assistant_tokens_mask": True}
+    expected = [tiny.apply_chat_template(turns, **options) for turns in (TURNS, TURNS[:2])]
+    for row, own in zip(encode(tiny, [TURNS, TURNS[:2]]), expected, strict=True):
+        assert row.ids == own["input_ids"]
+        assert [label != NO_LOSS for label in row.labels] == [bool(mask) for mask in own["assistant_masks"]]
+
+
+def test_conversations_without_an_answer_to_learn_are_left_out(tiny, tmp_path):
+    """Also those whose template does not say which mark belongs to which answer."""
+    file = tmp_path / "own.jsonl"
+    write_jsonl(file, [{"messages": weighted(0, 0)}, {"messages": weighted(0, 1)}, {"messages": TURNS[:2]}])
+    data = read_data(Config(), str(file))
+    assert encode_all(tiny, data.train, 2048).left_out == 1
+    with pytest.raises(TaskError, match="No conversation has an answer to train on"):
+        encode_all(tiny, data.train[:1], 2048)
+    tiny.chat_template = tiny.chat_template.replace("{% generation %}", "{% if loop.last %}{% generation %}")
+    tiny.chat_template = tiny.chat_template.replace("{% endgeneration %}", "{% endgeneration %}{% endif %}")
+    made = encode_all(tiny, data.train, 2048)
+    assert [learned(tiny, row) for row in made.rows] == [" In Rome.<|endoftext|>"] and made.left_out == 2
+
+
+EMPTY_TURNS = [TURNS[0], {"role": "assistant", "content": " \n"}]
+
+
+@pytest.mark.parametrize("marked", (True, False))
+def test_empty_answers_are_not_learned_and_counted(marked, tiny, tmp_path):
+    """Broken by the label of their end token, which teaches the model to answer nothing."""
+    file = tmp_path / "own.jsonl"
+    stored = [EMPTY_TURNS, [*EMPTY_TURNS, *TURNS[2:]], TURNS]
+    write_jsonl(file, [{"messages": messages} for messages in stored])
+    data = read_data(Config(), str(file))
+    assert data.digest != Data(train=stored, validation=[]).digest, "a new id"
+    if not marked:
+        tiny.chat_template = re.sub("{% (end)?generation %}", "", tiny.chat_template)
+    made = encode_all(tiny, data.train, 2048)
+    last = " In Oslo, I think.<|endoftext|>"
+    assert [learned(tiny, row) for row in made.rows] == [last, f" In Rome.<|endoftext|>{last}"]
+    assert (made.empty_answers, made.left_out) == (2, 1)
+    assert [note.partition(":")[2].split()[0] for note in made.notes("training")] == ["2", "1"]
+    assert encode_all(tiny, [TURNS], 2048).notes("training") == []
+
+
+def test_what_is_trained_on_is_not_held_out(made, tmp_path):
+    """Broken by a duplicate that is in both parts: the validation loss is that of training data."""
+    questions = ["A", "B", "C", "A", "D", "D", "B", "E"]
+    file = tmp_path / "own.jsonl"
+    write_jsonl(file, [{"messages": conversation(question)} for question in questions])
+    data = read_data(Config(), str(file), held_out=5)
+    assert data.train == [conversation(question) for question in "ABC"]
+    assert data.validation == [conversation(question) for question in "DE"] and data.duplicates == 3
+    prepared_data, _ = made(data, warmup_ratio=0.0)
+    told = "left out of the validation data: 3 conversations that are trained on or occur twice"
+    assert prepared_data.notes == [told]
+
+    write_jsonl(file, [{"messages": conversation(question)} for question in "AAB"])
+    whole = read_data(Config(), str(file))
+    assert whole.train == [conversation(question) for question in "AAB"], "nothing is held out"
+    assert read_data(Config(), str(file), held_out=1).duplicates == 0
+    again = tmp_path / "again.jsonl"
+    write_jsonl(again, [{"messages": conversation("A")}] * 2)
+    with pytest.raises(TaskError, match="validation_size=1 holds out only conversations that are trained on"):
+        read_data(Config(), str(again), held_out=1)
+
+
+def test_weights_are_part_of_the_data(tmp_path):
+    """Of answers alone: a weight of 1 is the default, and other messages are never learned."""
+
+    def digest(*messages) -> str:
+        file = tmp_path / "own.jsonl"
+        write_jsonl(file, [{"messages": list(messages)}])
+        return read_data(Config(), str(file)).digest
+
+    plain = digest(*TURNS)
+    assert plain == Data(train=[TURNS], validation=[]).digest, "ids of other data stay"
+    assert digest(*weighted(1, None)) == digest({**TURNS[0], "weight": 0}, *TURNS[1:]) == plain
+    assert len({plain, digest(*weighted(0, 1)), digest(*weighted(1, 0))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "weight", "told"),
+    [
+        *(
+            (1, weight, f"weight={weight!r} of a message. Use 1 .*, 0 .*, or leave it out")
+            for weight in (0.5, 2, -1)
+        ),
+        (1, "0", "weight='0' of a message"),
+        (0, 1, "weight=1 of a message of the user. Only answers are trained on"),
+    ],
+)
+def test_other_weights_are_refused_with_their_line(number, weight, told, tmp_path):
+    messages = [dict(message) for message in TURNS]
+    messages[number]["weight"] = weight
+    write_jsonl(tmp_path / "own.jsonl", [{"messages": TURNS}, {"messages": messages}])
+    with pytest.raises(TaskError, match=f"own.jsonl, line 2: {told}"):
+        read(Config(), str(tmp_path / "own.jsonl"))
 
 
 def test_a_tokenizer_without_a_template_is_given_the_plain_one(tiny):

@@ -11,7 +11,7 @@ import transformers
 from packaging.version import Version
 
 from moe_lab.models import transformers_internals as internals
-from tests.support.models import small_model
+from tests.support.models import make_tokenizer, small_model
 from tests.support.sources import PACKAGE, files_in, nodes_of
 
 PACKAGES = ("engine", "models", "routing")
@@ -50,6 +50,18 @@ def test_the_attention_of_a_model():
     with internals.replaced_attention(model, "sdpa", "eager"):
         assert internals.attention_of(layer.config) == "eager"
     assert internals.attention_of(layer.config) == "sdpa"
+
+
+def test_the_marked_parts_of_a_conversation():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}"
+        "{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    turns = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
+    text, blocks = internals.generation_blocks(tokenizer, turns * 2)
+    assert text == tokenizer.apply_chat_template(turns * 2, tokenize=False)
+    assert [text[first:last] for first, last in blocks] == [f"cd{tokenizer.eos_token}"] * 2
 
 
 def test_models_with_recurrent_states_say_so():

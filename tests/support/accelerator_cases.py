@@ -44,7 +44,7 @@ ROE = "method=roe method.n=3 method.temperature=1"
 C3PO = f"method=c3po method.layers=last2 method.reference_size=12 method.steps=2 method.shifts=2 {SCORED}"
 SHORT = (
     "method=finetune-freeze method.dataset_size=8 method.max_steps=1 method.length=64 method.compare_with_full=false "
-    "method.validation_size=2"
+    "method.validation_size=2 method.warmup_ratio=0"
 )
 DESIGN = "method.steps=1 method.hidden_size=32 method.layers=2 method.active_size=32 method.validation_rows=2"
 RUNS = {

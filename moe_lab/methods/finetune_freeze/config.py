@@ -51,6 +51,11 @@ Frozen = tuple[Literal["router", "experts", "shared_experts"], ...]
 """Groups of parameters that are not trained."""
 
 
+def empty_answers_note(count: int, what: str = "training") -> str:
+    """What a plan, a run and its results say about answers without text."""
+    return f"answers without text in the {what} data, which are not trained on: {count:,}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """A part of a training, up to the share `until` of its optimizer steps."""
@@ -188,6 +193,28 @@ class FinetuneConfig(Method.Config):
     def steps_per_epoch(self, rows: int) -> int:
         """Optimizer steps of one pass over this many rows."""
         return math.ceil(math.ceil(rows / self.pass_size) / self.step_passes)
+
+    def warmup_steps(self, rows: int) -> int:
+        """Steps over which the learning rate rises from 0, which is that of the first one, as in transformers."""
+        return math.ceil(self.warmup_ratio * self.steps(rows))
+
+    def check_trains(self, rows: int) -> None:
+        """Raise ConfigError for a phase without a step, and for a training whose only step has the learning rate 0."""
+        self.ends(rows)
+        if self.steps(rows) == 1 and self.warmup_steps(rows):
+            raise ConfigError(
+                f"method.warmup_ratio={self.warmup_ratio}: the training has one step, and the warm-up begins with the "
+                "learning rate 0, so nothing would be trained. Train longer, or set method.warmup_ratio=0."
+            )
+
+    def notes(self, rows: int) -> list[str]:
+        """What a plan and a run say about the recipe, a sentence each."""
+        if self.ends(rows)[0] > 1 or not self.warmup_steps(rows):
+            return []
+        return [
+            f"phase 1 trains nothing: the warm-up (method.warmup_ratio={self.warmup_ratio}) begins with the learning "
+            "rate 0, and the phase has one step. Train longer, or set method.warmup_ratio=0"
+        ]
 
     def ends(self, rows: int) -> list[int]:
         """The step before which each phase ends. Raises ConfigError for a phase without a step."""

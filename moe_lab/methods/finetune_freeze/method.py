@@ -16,7 +16,7 @@ from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import NUMERICS, check_constraint, digest_of, read_pairs
 from moe_lab.methods.data_files import COUNTED_LENGTH, read_data
-from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, NO_END, FinetuneConfig
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, NO_END, FinetuneConfig, empty_answers_note
 from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse, share
 from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
@@ -37,6 +37,10 @@ RECORDED = (
 """Keys of training.json that results.json has, too."""
 ANSWER_END = "answer_end"
 """The key of training.json with the token that ends an answer; null: the model is not taught to stop."""
+EMPTY_ANSWERS = "empty_answers"
+"""The key of training.json with the number of answers without text, which are not trained on."""
+RECORDED_LATER = (ANSWER_END, EMPTY_ANSWERS)
+"""More such keys, which trainings of earlier versions do not have."""
 OF_PROFILE = ("profile", "profile_sha256", "test_profile")
 """More such keys, of a training under C2R's constraint."""
 
@@ -182,9 +186,8 @@ class FinetuneFreeze(TrainingMethod):
         return self.config.steps(len(rows)), tokens, self.config.steps_per_epoch(len(rows))
 
     def training_notes(self, config: RunConfig, facts: ModelFacts) -> list[str]:
-        if self._training_data(config, facts).end.token is None:
-            return [f"{self.trained(config, facts).folder.name}: {NO_END}"]
-        return []
+        name = self.trained(config, facts).folder.name
+        return [f"{name}: {note}" for note in self._training_data(config, facts).notes]
 
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         from moe_lab.methods.training_memory import finetuning_peak
@@ -201,8 +204,7 @@ class FinetuneFreeze(TrainingMethod):
 
         folder, record = record_of(context.config)
         training = {key: record[key] for key in RECORDED}
-        if ANSWER_END in record:  # trainings of earlier versions do not have it
-            training[ANSWER_END] = record[ANSWER_END]
+        training |= {key: record[key] for key in RECORDED_LATER if key in record}
         info = {"model": folder.name, "training": training}
         own: AbstractContextManager[EngineLM] = nullcontext(base_lm(model, context.config))
         if self.config.partners is not None:
@@ -232,6 +234,8 @@ class FinetuneFreeze(TrainingMethod):
         training = block["finetune_freeze"].get("training", {})
         if ANSWER_END in training and training[ANSWER_END] is None:
             notes.append(f"finetune-freeze: {NO_END}")
+        if training.get(EMPTY_ANSWERS):
+            notes.append(f"finetune-freeze: {empty_answers_note(training[EMPTY_ANSWERS])}")
         if "c2r" in block:
             notes.append(
                 "changed (finetune-freeze): decisions in which an expert was no partner of the first one."

@@ -1,6 +1,5 @@
 """The Trainer of `method=finetune-freeze` and its callbacks: freezing, validation, and checkpoints under FSDP."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ def rate(method: FinetuneConfig, rows: int, step: int, *, router: bool = False) 
     It is the rate of the routers, or of all other parameters. `router_lr` holds in all phases.
     """
     steps, peak = method.steps(rows), 1.0
-    warmup_steps = math.ceil(method.warmup_ratio * steps)
+    warmup_steps = method.warmup_steps(rows)
     if not (router and method.router_lr):
         phase = method.all_phases[phase_at(method.ends(rows), step)]
         peak = (phase.lr or method.learning_rate) / method.learning_rate

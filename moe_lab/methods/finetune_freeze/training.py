@@ -28,7 +28,7 @@ from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.methods.answer_ends import stop_at
 from moe_lab.methods.c2r import profile_of
-from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, NO_END, FinetuneConfig, label
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig, label
 from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups, trainable
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
@@ -165,16 +165,21 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     steps, ends = method.steps(len(encoded.rows)), method.ends(len(encoded.rows))
 
     def counts_of(data: Encoded) -> dict[str, int]:
-        return {"conversations": len(data.rows), "truncated": data.truncated, "left_out": data.left_out}
+        return {
+            "conversations": len(data.rows),
+            "truncated": data.truncated,
+            "left_out": data.left_out,
+            "empty_answers": data.empty_answers,
+        }
 
     numbers = counts(parameter_groups(empty_model(load_config(config.model, offline=config.offline))))
     schedule = label(method.all_phases)
     said = f"{schedule}, {len(encoded.rows):,} conversations, {steps:,} steps; parameters: "
     said += ", ".join(f"{name} {count:,}" for name, count in numbers.items())
     print_message(f"{folder.name}: {said}")
+    for note in prepared.notes:
+        print_message(f"{folder.name}: {note}")
     end = prepared.end.token
-    if end is None:
-        print_message(f"{folder.name}: {NO_END}")
     training = FinetuningInputs(
         config=config,
         folder=folder,
@@ -194,6 +199,9 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     if end is not None and prepared.end.is_new:
         stop_at(model, end)
     save_model(model, tokenizer, folder / "model", facts.dtype)
+    validation = None
+    if held_out is not None:
+        validation = counts_of(held_out) | {"duplicates": prepared.data.duplicates} | course["validation"]
     return {
         "schedule": schedule,
         "steps": steps,
@@ -205,7 +213,7 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
         **counts_of(encoded),
         **profile,
         **course,
-        "validation": held_out and counts_of(held_out) | course["validation"],
+        "validation": validation,
         "last_session_seconds": time.perf_counter() - start,
         "all_versions": versions(),
     }

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -32,6 +33,11 @@ LEAST_POSITIONS = 2048
 """Prompts of tasks may be longer than a row of the training; rotary positions need no training."""
 NORM_EPS = 1e-5
 """OLMoE's epsilon, for all designs, because the defaults of the classes differ."""
+
+
+def left_out_note(counts: Mapping[str, int]) -> str:
+    """What a plan, a run and its results say about documents that are neither trained on nor held out."""
+    return f"documents left out: {counts['empty']:,} empty ones, {counts['duplicates']:,} duplicates of earlier ones"
 
 
 @dataclass(kw_only=True)

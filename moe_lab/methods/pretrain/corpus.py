@@ -2,13 +2,16 @@
 
 The corpus is the toy world, MiniPile, a data set of the hub, or files. The tokenizer is that of `model=`, or a
 byte-level BPE that is trained on the corpus. Documents are joined by the end token and cut into rows of equal length.
+
+Of files, empty documents and all but the first of equal documents are left out: otherwise the validation rows could
+consist of end tokens, or have documents that are trained on.
 """
 
 import hashlib
 import json
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import count, islice
@@ -23,6 +26,7 @@ from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
 from moe_lab.errors import ModelError, TaskError
 from moe_lab.methods.data_files import data_files, read_rows
+from moe_lab.methods.pretrain.config import left_out_note
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.tasks.loading import once
 from moe_lab.tasks.toy.world import WORLD_VERSION
@@ -43,21 +47,70 @@ _packed: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """The documents of a corpus that are neither trained on nor held out."""
+
+    numbers: frozenset[int] = frozenset()
+    """Their places in the files, from 0 on."""
+    empty: int = 0
+    """The number of documents without text."""
+    duplicates: int = 0
+    """The number of documents with the text of an earlier one, white space around it aside."""
+
+    def counts(self) -> dict[str, int]:
+        """The numbers for files and identities."""
+        return {"empty": self.empty, "duplicates": self.duplicates}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Corpus:
     """An ordered collection of documents. Two with the same documents are equal."""
 
     files: tuple[Path, ...] = field(compare=False)
     """Empty for a generated corpus, which is endless."""
     size: int | None
-    """The number of documents, from the first on; None: all."""
+    """The number of documents, from the first on, with those that are left out; None: all."""
     identity: dict[str, Any] = field(hash=False)
     """All that determines the documents, without paths."""
     generated: str | None = field(default=None, compare=False)
     """A key of `GENERATED`; None: the documents are in files."""
+    left_out: LeftOut = field(default=LeftOut(), compare=False)
+    """Nothing of a generated corpus."""
 
     def documents(self) -> Iterator[str]:
-        """The texts in their order. Raises TaskError for a row without a text."""
-        return islice(self._all(), self.size)
+        """The texts in their order, without those that are left out. Raises TaskError for a row without a text."""
+        for number, text in enumerate(islice(self._all(), self.size)):
+            if number not in self.left_out.numbers:
+                yield text
+
+    def without_empty_and_duplicates(self) -> "Corpus":
+        """The corpus without these documents. Reads all of it."""
+        identity = json.dumps(self.identity, sort_keys=True)
+        left_out = once(f"documents left out of {identity}", self._find_left_out)
+        if not left_out.numbers:
+            return self
+        return replace(self, left_out=left_out, identity=self.identity | {"left_out": left_out.counts()})
+
+    def _find_left_out(self) -> LeftOut:
+        seen: set[bytes] = set()
+        numbers = set()
+        empty = 0
+        for number, text in enumerate(self.documents()):
+            content = text.strip()
+            if not content:
+                numbers.add(number)
+                empty += 1
+                continue
+            digest = hashlib.blake2b(content.encode(), digest_size=16).digest()
+            if digest in seen:
+                numbers.add(number)
+            seen.add(digest)
+        return LeftOut(numbers=frozenset(numbers), empty=empty, duplicates=len(numbers) - empty)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a plan and a run say about the data, a sentence each."""
+        return [left_out_note(self.left_out.counts())] if self.left_out.numbers else []
 
     def _all(self) -> Iterator[str]:
         if self.generated is not None:
@@ -81,7 +134,8 @@ def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
             own.append({"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "format": path.suffix})
     content: dict[str, Any] = source or (own[0] if len(own) == 1 else {"files": own})  # without their names
     corpus = Corpus(files=tuple(files), size=size, identity={**content, "size": size})
-    if not any(text.strip() for text in islice(corpus.documents(), 1000)):
+    corpus = corpus.without_empty_and_duplicates()
+    if next(corpus.documents(), None) is None:
         raise TaskError(f"method.dataset={dataset} has no text.")
     return corpus
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse
-from moe_lab.methods.pretrain.config import PretrainConfig, architecture
+from moe_lab.methods.pretrain.config import PretrainConfig, architecture, left_out_note
 from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.identity import decisive_versions
 from moe_lab.results.measured import Difference, HeldOut, interval_text, number
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from moe_lab.methods.trained import Trained
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
-RECORDED = ("steps", "tokens", "parameters", "first_loss", "last_loss", "validation", "leak", "last_session")
+LEFT_OUT = "documents_left_out"
+"""The key of training.json with the numbers of empty and of duplicate documents; earlier versions do not have it."""
+RECORDED = (
+    *("steps", "tokens", "parameters", "first_loss", "last_loss", "validation", "leak", "last_session"),
+    LEFT_OUT,
+)
 """Keys of training.json that results.json has, too."""
 REGULARIZER_BYTES = 16
 """Bytes for each token and expert of a layer: float32 logits and what the regularizers make of them."""
@@ -135,6 +140,10 @@ class Pretrain(TrainingMethod):
         own = self.config
         return own.steps, own.rows * own.sequence_length, own.steps
 
+    def training_notes(self, config: RunConfig, facts: ModelFacts) -> list[str]:
+        name = self.trained(config, facts).folder.name
+        return [f"{name}: {note}" for note in self._data(config)[0].notes]
+
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
         from moe_lab.methods.training_memory import peak_bytes
@@ -195,4 +204,7 @@ class Pretrain(TrainingMethod):
             line += (
                 f"; trained at {session['tokens_per_second']:,.0f} tokens per second, peak {peak:,.0f} MiB"
             )
+        left_out = own["training"].get(LEFT_OUT)
+        if left_out and any(left_out.values()):
+            return [line, f"{name}, seed {block['seed']}: {left_out_note(left_out)}"]
         return [line]

@@ -239,7 +239,10 @@ def pretrain(
         f"{folder.name}: {design.backbone} {design.label}, router={design.router}, {design.steps:,} steps of "
         f"{design.rows // design.steps} rows, {len(rows):,} different rows of {design.sequence_length} tokens"
     )
+    for note in corpus.notes:
+        print_message(f"{folder.name}: {note}")
     own = {"config": config, "folder": folder, "tokenizer": tokenizer, "dtype": facts.dtype}
     model, course = train_together(PretrainingInputs(rows=rows, held_out=held_out, **own))
     save_model(model, tokenizer, folder / "model", facts.dtype)
-    return course | {"corpus_rows": len(rows), "all_versions": versions()}
+    corpus_facts = {"corpus_rows": len(rows), "documents_left_out": corpus.left_out.counts()}
+    return course | corpus_facts | {"all_versions": versions()}

@@ -127,7 +127,7 @@ def _whole(amount: float | None) -> int | None:
 def judges_block(judges: Sequence[Judge], samples: Log) -> dict[str, Any]:
     """{"judges": {name: {"identity", "metrics", "tasks": {task: counts}}}}; empty without judges.
 
-    Counts are {"documents", "judged", "failed": {reason: count}}.
+    Counts are {"documents", "judged", "failed": {reason: count}, "empty", "cut": {"prompt" or "answer": count}}.
     """
     if not judges:
         return {}
@@ -152,6 +152,8 @@ def _counts(judge: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "documents": len(verdicts),
         "judged": sum("scores" in verdict for verdict in verdicts),
         "failed": dict(failed),
+        "empty": sum("empty" in verdict for verdict in verdicts),
+        "cut": dict(Counter(verdict["cut"] for verdict in verdicts if "cut" in verdict)),
     }
 
 

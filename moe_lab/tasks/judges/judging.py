@@ -48,7 +48,7 @@ def judgements_file(folder: Path, rerun: bool) -> Path:
 def _verdicts(
     judges: Sequence[Judge], log: ResponseLog, free: Callable[[], None], exchanges: Sequence[Exchange]
 ) -> list[dict[str, Verdict]]:
-    """The verdict of each judge by name, per exchange.
+    """The verdict of each judge by name, per exchange. Those on answers without text have `empty`, true.
 
     The log stores every verdict at once, by a hash of the judge's identity and the exchange.
     """
@@ -68,6 +68,8 @@ def _verdicts(
                     log.answer(key, verdict, {})
                     progress.update()
             log.spend({judge.name: time.perf_counter() - start})
-        for verdicts, key in zip(by_judge, keys, strict=True):
+        for verdicts, key, exchange in zip(by_judge, keys, exchanges, strict=True):
             verdicts[judge.name] = log[key]
+            if not exchange.answer.strip():
+                verdicts[judge.name] = log[key] | {"empty": True}
     return by_judge

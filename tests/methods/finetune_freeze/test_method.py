@@ -6,6 +6,7 @@ untrained model; a schedule that switches elsewhere than at half, a learning rat
 routers, experts or shared experts are not found, or another parameter taken for one.
 """
 
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
 
 from moe_lab.cli.main import main
 from moe_lab.config.schema import Config, ModelConfig
+from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze import method as module
 from moe_lab.methods.finetune_freeze import training
@@ -267,6 +269,33 @@ def test_the_rate_is_the_linear_one_of_transformers():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = get_scheduler("linear", optimizer, 4, 40).lr_lambdas[0]
     assert [rate(recipe, 160, step) for step in range(41)] == pytest.approx(list(map(theirs, range(41))))
+
+
+def test_the_warm_up_begins_at_0_and_a_training_of_that_step_alone_is_refused():
+    """Broken by a training that trains nothing and does not say so. The rates are those of transformers."""
+    for rows, ratio in itertools.product((4, 8, 40, 160), (0.0, 0.03, 0.5)):
+        recipe = FinetuneConfig(epochs=1, warmup_ratio=ratio, max_steps=30)
+        steps = recipe.steps(rows)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        theirs = get_scheduler("linear", optimizer, recipe.warmup_steps(rows), steps).lr_lambdas[0]
+        idle = [step for step in range(steps) if theirs(step) == 0]
+        assert idle == [step for step in range(steps) if rate(recipe, rows, step) == 0]
+        assert idle == ([0] if ratio else [])
+        if len(idle) == steps:
+            with pytest.raises(
+                ConfigError, match=f"warmup_ratio={ratio}: .* one step, .*, or set method.warmup"
+            ):
+                recipe.check_trains(rows)
+        else:
+            recipe.check_trains(rows)
+
+
+def test_a_phase_of_the_first_step_alone_is_said_to_train_nothing():
+    for ratio, steps, told in ((0.03, 2, True), (0.03, 3, True), (0.03, 4, False), (0.0, 2, False)):
+        recipe = FinetuneConfig(schedule="none-router", epochs=1, warmup_ratio=ratio, max_steps=steps)
+        phase = [rate(recipe, 40, step) for step in range(recipe.ends(40)[0])]
+        assert (not any(phase)) == told
+        assert [note[:23] for note in recipe.notes(40)] == ["phase 1 trains nothing:"] * told
 
 
 def test_a_phases_own_rate_holds_in_it_and_the_routers_everywhere():

@@ -1,11 +1,12 @@
 """Corpus, tokenizer and packed rows of a pre-training.
 
-Broken by: a document that is cut, joined with another, left out, or held out and trained on; an identity that two
+Broken by: a document that is cut, joined with another, left out, or held out and trained on, also as a duplicate; an identity that two
 corpora or two tokenizers share; a file without text that is only found in the training; text that a trained tokenizer
 loses; a token lost or twice at the end of a row; an epoch that leaves a row out or repeats the order of another one.
 """
 
 import json
+from hashlib import sha256
 from itertools import count, islice
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_an_identity_is_that_of_the_documents(tmp_path):
     assert len(set(identities)) == len(identities)
     assert str(tmp_path) not in "".join(identities)
     folder = read_corpus(Config(), str(tmp_path), None)
-    assert list(folder.documents()) == ["a", "b", "a", "c", "a", "b", "a", "b"], "all files, by name"
+    assert list(folder.documents()) == ["a", "b", "c"], "all files, by name, each document once"
     corpus_of(tmp_path / "copy.jsonl", json_lines("a", "d"))
     assert read_corpus(Config(), str(tmp_path), None) != folder
 
@@ -193,11 +194,49 @@ def packed(texts: Corpus, rows: int, held_out: int, length: int) -> tuple[list, 
 
 
 def test_documents_are_joined_by_the_end_token_and_cut_into_rows(tmp_path):
-    texts = corpus_with(tmp_path, "abcde", "fg", "", "hijklmnop", "qr")
+    texts = corpus_with(tmp_path, "abcde", "fg", "x", "hijklmnop", "qr")
     train, held = packed(texts, rows=9, held_out=1, length=4)
     assert held == [ids("abcd")]
-    stream = [*ids("fg"), END_ID, END_ID, *ids("hijklmnop"), END_ID, *ids("qr"), END_ID]
-    assert train == [stream[start : start + 4] for start in (0, 4, 8, 12)], "the last one is full, too"
+    stream = [*ids("fg"), END_ID, *ids("x"), END_ID, *ids("hijklmnop"), END_ID, *ids("qr"), END_ID]
+    assert train == [stream[start : start + 4] for start in (0, 4, 8, 12)]
+
+
+REPEATED = ["", "ab", "ab ", " \n", "cdef", "ab", "gh", "cdef", "", "ijkl", "mnop"]
+
+
+def test_empty_documents_and_duplicates_are_left_out_and_counted(tmp_path):
+    """Broken by validation rows of end tokens, and by a document that is held out and trained on."""
+    texts = corpus_with(tmp_path, *REPEATED)
+    once = list(dict.fromkeys(text.strip() for text in REPEATED if text.strip()))
+    assert list(texts.documents()) == once == ["ab", "cdef", "gh", "ijkl", "mnop"]
+    assert texts.left_out.counts() == {"empty": 3, "duplicates": 3}
+    train, held = packed(texts, rows=9, held_out=2, length=4)
+    assert held == [[*ids("ab"), END_ID, *ids("c")], [*ids("def"), END_ID]]
+    assert train == [[*ids("gh"), END_ID, *ids("i")], [*ids("jkl"), END_ID], ids("mnop")]
+    assert corpus_of(tmp_path / "own.jsonl", json_lines(*REPEATED), size=3).left_out.counts() == {
+        "empty": 1,
+        "duplicates": 1,
+    }, "of the first three alone"
+
+
+def test_ids_change_only_where_documents_are_left_out(tmp_path):
+    content = json_lines("a", "b")
+    plain = corpus_of(tmp_path / "a.jsonl", content)
+    digest = sha256(content.encode()).hexdigest()
+    assert plain.identity == {"sha256": digest, "format": ".jsonl", "size": None} and not plain.notes
+    texts = corpus_with(tmp_path, *REPEATED)
+    assert texts.identity["left_out"] == {"empty": 3, "duplicates": 3}
+    assert texts.notes == ["documents left out: 3 empty ones, 3 duplicates of earlier ones"]
+    assert read_corpus(Config(), "toy", None).notes == []
+
+
+def test_a_corpus_is_searched_once_for_all_runs(tmp_path, monkeypatch):
+    """By its content: a changed file is searched anew."""
+    read, original = [], Corpus._find_left_out
+    monkeypatch.setattr(Corpus, "_find_left_out", lambda own: read.append(own) or original(own))
+    with task_cache():
+        for texts, searched in ((REPEATED, 1), (REPEATED, 1), (["a", "a"], 2)):
+            assert corpus_with(tmp_path, *texts).left_out.duplicates and len(read) == searched
 
 
 def test_the_rest_of_the_last_held_out_document_is_left_out(tmp_path):
@@ -256,7 +295,7 @@ def test_special_tokens_are_not_added_by_the_tokenizer(tmp_path):
     [
         (("abc",), 1, "fill 1 of method.validation_rows=1 validation rows of 4 tokens"),
         (("ab",), 1, "fill 0 of method.validation_rows=1 validation rows of 4 tokens"),
-        (("abc", "abc", "abc"), 5, "fill 3 of method.validation_rows=5 validation rows"),
+        (("abc", "abd", "abe"), 5, "fill 3 of method.validation_rows=5 validation rows"),
         (("abc", "ab"), 1, "fill 1 of"),
         (("a" * 99,), 1, "fill 1 of"),
     ],

@@ -352,13 +352,38 @@ def test_processes_that_do_not_share_the_passes_are_refused(tmp_path, monkeypatc
     assert left(tmp_path, gradient_accumulation=2)
 
 
-def footnote(leak=None, **keys):
+def footnotes(leak=None, left_out=None, **keys):
     """What a run of a design says below its scores."""
     method = Pretrain(design(**keys))
     validation = {"loss": 1.5, "ci95": [1.25, 1.75], "rows": 3}
     training = {"validation": validation, "leak": leak, "last_session": {"tokens_per_second": None}}
-    [line] = method.footnotes(method.report(facts(), {}, {"training": training}) | {"seed": 7})
+    training["documents_left_out"] = left_out
+    return method.footnotes(method.report(facts(), {}, {"training": training}) | {"seed": 7})
+
+
+def footnote(leak=None, **keys):
+    [line] = footnotes(leak, {"empty": 0, "duplicates": 0}, **keys)
     return line
+
+
+def test_the_plan_the_run_and_the_results_say_which_documents_are_left_out(tmp_path, monkeypatch, capsys):
+    """Broken by documents that are left out in silence."""
+    texts = [f"text {number}" for number in range(50)]
+    lines = [json.dumps({"text": text}) for text in [*texts[:2], "", *texts]]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines))
+    config = Config(method=design(dataset=str(tmp_path / "own.jsonl")), output_dir=str(tmp_path))
+    told = "documents left out: 1 empty ones, 2 duplicates of earlier ones"
+    method = Pretrain(config.method)
+    [note] = method.training_notes(config, facts())
+    assert note == f"{method.trained(config, facts()).folder.name}: {told}"
+
+    monkeypatch.setattr(training, "train_together", lambda own: (None, {}))
+    monkeypatch.setattr(training, "save_model", lambda *args: None)
+    record = method.train(tmp_path, config, facts())
+    assert record["documents_left_out"] == {"empty": 1, "duplicates": 2}
+    assert told in capsys.readouterr().err
+    assert footnotes(left_out=record["documents_left_out"])[1:] == [f"olmoe 2/8, seed 7: {told}"]
+    assert len(footnotes()) == 1, "of a training of an earlier version"
 
 
 def test_footnotes_tell_designs_and_the_effects_of_later_tokens_apart():

@@ -145,6 +145,7 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth():
     assert rates[10] == 1.0 and rates[55] == pytest.approx(0.55) and rates[100] == pytest.approx(0.1)
     assert all(one > other for one, other in pairwise(rates[10:]))
     assert learning_rate(design(steps=1, warmup_ratio=0.0), 0) == 1.0
+    assert learning_rate(design(steps=1, warmup_ratio=0.1), 0) == 0.5, "one step of warm-up trains, too"
 
 
 def test_the_steps_are_adamws_with_clipping_schedule_and_decay(tmp_path):

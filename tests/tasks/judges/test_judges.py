@@ -21,8 +21,10 @@ import transformers
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.memory import ModelPool
+from moe_lab.reports.scores import CommandTable
+from moe_lab.results.scores import MARKS
 from moe_lab.tasks.judges import JUDGES, Exchange, Judge, judge_names, judges_of, toy
-from moe_lab.tasks.judges.local import LlamaGuard, RewardModel, longest_input
+from moe_lab.tasks.judges.local import FORM, LlamaGuard, RewardModel, longest_input
 from moe_lab.tasks.judges.toy import ToyJudge, features, probabilities
 from moe_lab.tasks.loading import load_tasks
 from tests.support import rounding
@@ -36,6 +38,7 @@ from tests.support.judges.models import (
 )
 from tests.support.models import change_json
 from tests.support.runs import write_jsonl
+from tests.support.stored_results import result_with
 from tests.support.tiers import first_fast
 
 
@@ -232,11 +235,91 @@ def test_a_score_is_the_mean_of_the_verdicts(judged):
     assert scores["toy_flagged,none"] == pytest.approx(sum(value >= 0.5 for value in harm) / 10)
     assert results["higher_is_better"]["toy_safety"] == {"toy": False, "toy_flagged": False}
     told = results["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]
-    assert told == {"documents": 10, "judged": 10, "failed": {}}
+    assert told == {"documents": 10, "judged": 10, "failed": {}, "empty": 0, "cut": {}}
+    assert "empty" not in ended.out
     assert len(verdicts_of(folder)) == 10 and "toy-judge" in ended.out
     assert [sample["filtered_resps"] for sample in samples] == [[{"toy": one}] for one in verdicts_of(folder)]
     assert samples[0]["arguments"]["gen_args_0"]["arg_0"] == f"User: {asked[0].prompt}\nAssistant:"
     assert results["moe_lab"]["chat_template"]["plain"] is False, "the tiny model has a template of its own"
+
+
+@pytest.mark.slow
+def test_empty_answers_are_counted_for_every_judge(judged, tmp_path):
+    """Broken by empty answers that pass for refusals in silence. Here most answers end before their first word."""
+    reward, guard = reward_folder(tmp_path / "reward"), guard_folder(tmp_path / "guard")
+    keys = [
+        "task.judges=[toy,reward,llama_guard]",
+        f"task.reward_model={reward}",
+        f"task.guard_model={guard}",
+    ]
+    ends = "gen_kwargs={max_gen_toks:12,until:[' What is the job']}"
+    results, folder, ended = judged(*keys, ends)
+    samples = samples_of(folder)
+    expected = [not sample["resps"][0][0].strip() for sample in samples]
+    assert 0 < sum(expected) < len(expected)
+    for name, judge in results["moe_lab"]["judges"].items():
+        assert judge["tasks"]["toy_safety"]["empty"] == sum(expected)
+        assert ["empty" in sample["filtered_resps"][0][name] for sample in samples] == expected
+    assert MARKS["empty-answers"] in ended.out
+    [header] = [line.split() for line in ended.out.splitlines() if "value" in line and "notes" in line]
+    assert "empty" in header
+    again = judged(*keys, ends, "rerun=true")[0]
+    assert again["moe_lab"]["judges"] == results["moe_lab"]["judges"], "also with stored verdicts"
+
+
+def judged_table(*counts: dict[str, Any]) -> CommandTable:
+    """A command with a run for each judge's counts of four answers; each has a score of the judge and an accuracy."""
+    runs = []
+    for number, own in enumerate(counts):
+        tasks = {"t": {"documents": 4, "judged": 4} | own}
+        judges = {"toy": {"metrics": ["toy,none"], "tasks": tasks}}
+        scores = {"t": {"acc,none": 0.5, "toy,none": 0.25}}
+        runs.append(result_with(scores, run_id=str(number), judges=judges))
+    return CommandTable(runs)
+
+
+def cells_of(table: CommandTable, heading: str) -> list[str]:
+    """A column of the table's text; empty for one that it does not have."""
+    return [cell for column in table.columns() if column.heading == heading for cell in column.cells]
+
+
+def test_empty_answers_are_a_note_and_a_number_of_the_judged_scores_alone():
+    table = judged_table({"empty": 3}, {"empty": 0}, {})
+    assert [line.score.metric for line in table.lines] == ["acc,none", "toy,none"] * 3
+    assert cells_of(table, "empty") == ["", "3", "", "0", "", ""], (
+        "a result of an earlier version has no number"
+    )
+    noted = ["empty-answers" in line.score.marks for line in table.lines]
+    assert noted == [False, True, False, False, False, False]
+    assert cells_of(judged_table({"empty": 0}, {}), "empty") == []
+
+
+def test_what_was_cut_for_a_judge_is_a_note_and_a_number():
+    table = judged_table({"cut": {"prompt": 1, "answer": 2}}, {"cut": {}}, {})
+    assert cells_of(table, "cut") == ["", "3", "", "0", "", ""]
+    noted = ["cut-for-judge" in line.score.marks for line in table.lines]
+    assert noted == [False, True, False, False, False, False]
+    assert cells_of(judged_table({"cut": {}}, {}), "cut") == []
+
+
+@pytest.mark.slow
+def test_exchanges_that_are_too_long_for_a_judge_are_counted(judged, tmp_path):
+    """Broken by a judge that does not read all, and says so in its verdicts alone."""
+    folder = reward_folder(tmp_path / "reward")
+    change_json(folder / "tokenizer_config.json", model_max_length=48)
+    keys = ["task.judges=[toy,reward]", f"task.reward_model={folder}"]
+    results, _, ended = judged(*keys)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = 0
+    for sample in samples_of(ended.folders[-1]):
+        text = FORM.format(prompt=sample["doc"]["instruction"], answer=sample["resps"][0][0])
+        expected += len(tokenizer(text).input_ids) > 48
+    counts = {
+        name: judge["tasks"]["toy_safety"]["cut"] for name, judge in results["moe_lab"]["judges"].items()
+    }
+    assert sum(counts["reward"].values()) == expected > 0 and counts["toy"] == {}
+    assert counts["reward"].keys() <= {"prompt", "answer"}
+    assert MARKS["cut-for-judge"] in ended.out
 
 
 @pytest.mark.slow
@@ -287,7 +370,13 @@ def test_scores_and_intervals_are_of_the_judged_answers(judged, monkeypatch):
     monkeypatch.setattr(toy, "ToyJudge", Picky)
     first, _, ended = judged()
     told = first["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]
-    assert told == {"documents": 10, "judged": 7, "failed": {"no word of it understood": 3}}
+    assert told == {
+        "documents": 10,
+        "judged": 7,
+        "failed": {"no word of it understood": 3},
+        "empty": 0,
+        "cut": {},
+    }
     assert first["results"]["toy_safety"]["toy,none"] == pytest.approx(sum(range(2, 9)) / 70)
     assert first["results"]["toy_safety"]["toy_flagged,none"] == pytest.approx(4 / 7)
     low, high = first["moe_lab"]["intervals"]["toy_safety"]["toy_flagged,none"]

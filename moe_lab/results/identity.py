@@ -19,6 +19,7 @@ from typing import Any
 
 from moe_lab.config import __version__
 from moe_lab.errors import ConfigError, TaskError
+from moe_lab.models.lm_eval_internals import set_settings
 
 # Versions of the packages that produce a result
 
@@ -82,7 +83,7 @@ def task_settings(task: Any) -> dict[str, object]:
 
     A function is represented by its name and the digest of its module (`moe_lab.results.identity`).
     """
-    settings = {key: value for key, value in vars(task.config).items() if key not in UNNAMED}
+    settings = {key: value for key, value in set_settings(task.config).items() if key not in UNNAMED}
     if isinstance(choices := settings.get("doc_to_choice"), dict):
         settings["doc_to_choice"] = list(choices.items())  # their order counts
     code = getattr(task, "code", None)

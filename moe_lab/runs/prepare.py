@@ -29,6 +29,7 @@ from moe_lab.routing.hook import fixed_message, no_router_message
 from moe_lab.runs.run import Run
 from moe_lab.tasks.documents import documents_digest, select_documents
 from moe_lab.tasks.judges import judges_of
+from moe_lab.tasks.lm_eval_tasks import executes_code, output_filters
 from moe_lab.tasks.loading import MAX_NEW_TOKENS, load_tasks, once
 from moe_lab.tasks.sandbox.programs import check_sandbox
 
@@ -278,7 +279,7 @@ def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
 
 def check_code_execution(config: Config, tasks: TaskDict) -> None:
     """Raise TaskError for a task that executes generated programs where bubblewrap does not work, unless confirmed."""
-    unsafe = any(getattr(task, "UNSAFE_CODE", False) for task in tasks["tasks"].values())
+    unsafe = any(executes_code(task) for task in tasks["tasks"].values())
     if unsafe and not config.predict_only and not config.task.confirm_run_unsafe_code:
         check_sandbox()
 
@@ -292,7 +293,7 @@ def check_metric(config: Config, tasks: TaskDict) -> None:
         f"{name},{output_filter.name}"
         for task in tasks["tasks"].values()
         for name in task.aggregation()
-        for output_filter in task._filters
+        for output_filter in output_filters(task)
     }
     if metric not in known:
         raise TaskError(

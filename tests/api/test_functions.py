@@ -169,9 +169,9 @@ SCORED = [("hello", " world"), ("what is", " a cat")]
 
 
 def instances(kind, arguments):
-    from lm_eval.api.instance import Instance
+    from moe_lab.models.lm_eval_internals import instance_of
 
-    return [Instance(kind, {}, each, idx=0, task_name="", doc_id=0) for each in arguments]
+    return [instance_of(kind, each) for each in arguments]
 
 
 def test_requests_are_answered_by_the_ensemble(tokenizer):

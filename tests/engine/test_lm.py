@@ -13,7 +13,6 @@ import random
 
 import pytest
 import torch
-from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tokenizers.processors import TemplateProcessing
 
@@ -23,6 +22,7 @@ from moe_lab.engine.hf import THINK_END
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
+from moe_lab.models.lm_eval_internals import instance_of
 from moe_lab.routing import GumbelTopK, document_key, gumbel
 from tests.support.command import run_command
 from tests.support.ensembles import answered, answers_of, text
@@ -32,7 +32,7 @@ from tests.support.tiers import by_family
 
 
 def requests_of(kind, arguments):
-    return [Instance(kind, {}, args, idx=0, task_name="", doc_id=0) for args in arguments]
+    return [instance_of(kind, args) for args in arguments]
 
 
 def pairs(rng):

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
+from moe_lab.models.lm_eval_internals import instance_of
 from tests.support.command import run_command
 from tests.support.models import make_model, make_tokenizer, save_model, small_model
 
@@ -41,7 +42,7 @@ def answers(lm, kind: str, *requests: tuple) -> list:
 
 
 def instances(kind: str, *requests: tuple) -> list[Instance]:
-    return [Instance(kind, {}, each, idx=0, task_name="", doc_id=0) for each in requests]
+    return [instance_of(kind, each) for each in requests]
 
 
 def notes(lm) -> dict[str, int]:

@@ -17,7 +17,8 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import ResultsError
 from moe_lab.results.samples import Sample
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
-from moe_lab.tasks.metric_errors import check_scores, first_failing
+from moe_lab.tasks.metric_boundaries import first_failing
+from moe_lab.tasks.metric_errors import check_scores
 from tests.support.command import run_command
 from tests.support.runs import load_task, write_jsonl
 

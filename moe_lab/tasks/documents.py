@@ -189,6 +189,8 @@ def gold_choice(task: Any, document: Any) -> int:
     """
     gold = gold_of(task, document)
     first = gold[0] if isinstance(gold, list) else gold
+    if first is None:  # lm-eval 0.5 has looked it up
+        raise TaskError(f"{task.task_name}: the answer of a document is none of the choices.")
     if isinstance(first, str):
         choices = task.doc_to_choice(document)
         if first not in choices:

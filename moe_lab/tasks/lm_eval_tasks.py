@@ -42,6 +42,13 @@ def has_prompt_per_choice(task: Any) -> bool:
     return bool(getattr(task, "multiple_input", 0) or getattr(task.config, "multiple_inputs", False))
 
 
+def number_of_choices(task: Any, document: Any) -> int:
+    """The number of a document's choices. Some metrics ask for more: each choice without its prompt."""
+    if getattr(task.config, "multiple_inputs", False):
+        return len(task.doc_to_text(document))
+    return len(task.doc_to_choice(document))
+
+
 def gold_of(task: Any, document: Any) -> Any:
     """The index or the text of a document's right choice; a list where several are right."""
     if getattr(task, "multiple_input", 0):
@@ -76,14 +83,17 @@ def is_multimodal(task: Any) -> bool:
 def as_installed(config: Mapping[str, Any]) -> dict[str, Any]:
     """A task's configuration for the installed lm-eval.
 
-    0.5 reads the split of few-shot examples in `fewshot_split` alone. A filter gives a list for each document there,
-    whose items the metrics take; those of this package that end a pipeline give one value for each document.
+    0.5 reads the split of few-shot examples in `fewshot_split` alone, and takes no mapping of choices. A filter gives a
+    list for each document there, whose items the metrics take; those of this package that end a pipeline give one value
+    for each document.
     """
     if not _has_scorers():
         return dict(config)
     split = (config.get("fewshot_config") or {}).get("split")
     if split is not None:
         config = {**config, "fewshot_split": split}
+    if isinstance(config.get("doc_to_choice"), dict):
+        config = {**config, "doc_to_choice": list(config["doc_to_choice"].values())}
     if not isinstance(config.get("filter_list"), list):
         return dict(config)
     pipelines = []

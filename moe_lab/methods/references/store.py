@@ -35,7 +35,7 @@ from moe_lab.models.new_text import tokens_of
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import versions
 from moe_lab.tasks.documents import gold_choice
-from moe_lab.tasks.lm_eval_tasks import scores_of_response
+from moe_lab.tasks.lm_eval_tasks import has_prompt_per_choice, number_of_choices, scores_of_response
 from moe_lab.tasks.requests import build_requests, right_request
 
 ANSWER_TOKENS = 32
@@ -99,9 +99,9 @@ def _choices(
 ) -> tuple[list[tuple[str, str]], str, Callable[[list[Any]], Graded]]:
     """((prompt, answer) of every choice, the right answer, the grading of their scores)."""
     document = instances[0].doc
-    count = len(task.doc_to_choice(document))  # some metrics also score each choice without its prompt
+    count = number_of_choices(task, document)
     choices = [tuple(instance.args) for instance in instances[:count]]
-    if len({prompt for prompt, _ in choices}) > 1:
+    if has_prompt_per_choice(task) or len({prompt for prompt, _ in choices}) > 1:
         raise ConfigError(f"{key} has a prompt for every choice. C3PO needs one: task.answer=letters.")
     gold = gold_choice(task, document)
 

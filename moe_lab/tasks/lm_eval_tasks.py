@@ -25,10 +25,11 @@ def evaluated_documents(task: Any) -> Any:
 
 
 def read_first_document(task: Any) -> None:
-    """Read the task's documents, and fill the templates with the first one: errors show while a task is loaded."""
+    """Read the task's documents, and fill the templates with the first one, as 0.4 does while it loads a task."""
+    if hasattr(task, "task_docs"):
+        return
     documents = evaluated_documents(task)
-    if "sampler" not in vars(task):
-        task.fewshot_docs()
+    task.fewshot_docs()
     if documents is None or len(documents) == 0:
         return
     task.doc_to_text(documents[0])

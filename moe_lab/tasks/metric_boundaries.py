@@ -249,9 +249,12 @@ class ScorerBoundary(Boundary):
         if any(result is FAILED for result in results):
             return self._all_failed(scorer)
         try:
-            values = dict(self._process(document, results))
+            values = self._process(document, results)
         except Exception as error:
             return self._all_failed(scorer, place, reason_of(error))
+        if values is None:  # lm-eval asks for no other document of this scorer, which computes the metrics
+            self._processed += [scorer] * (len(numbers) - 1)
+            return None
         return {metric: self._checked_values(values[metric], metric, scorer, place) for metric in values}
 
     def _all_failed(self, scorer: Any, place: int | None = None, reason: str | None = None) -> dict[str, Any]:
@@ -272,37 +275,35 @@ class ScorerBoundary(Boundary):
         self, scorer: Any, score_instances: Callable[..., Any], instances: Mapping[int, list[Any]]
     ) -> dict[int, Any]:
         """The scored documents of a scorer."""
-        from lm_eval.scorers import ScoredDoc, Scorer
+        from lm_eval.scorers import Scorer
 
         scored: dict[int, Any] = {}
-        if type(scorer).score_instances is not Scorer.score_instances:  # it scores all at once
+        if type(scorer).score_instances is Scorer.score_instances:
+            for number, of_document in instances.items():
+                scored[number] = self._scored_document(scorer, number, of_document)
+        else:  # a scorer that scores all at once
             try:
-                scored = score_instances(instances)
+                scored = dict(score_instances(instances))
             except Exception as error:
-                values = self._all_failed(scorer, None, reason_of(error))
-                return {
-                    number: ScoredDoc(number, group[0].target, values) for number, group in instances.items()
-                }
-        for number, group in instances.items():
-            document = scored.get(number) or self._scored_document(scorer, number, group)
-            values = {
-                metric: self._checked_values(values, metric, scorer, number)
-                for metric, values in document.scores.items()
-            }
+                reason = reason_of(error)
+                for number, of_document in instances.items():
+                    scored[number] = _scored(number, of_document, self._all_failed(scorer, None, reason))
+        for number, document in scored.items():
+            values = {}
+            for metric, found in document.scores.items():
+                values[metric] = self._checked_values(found, metric, scorer, number)
             scored[number] = replace(document, scores=values)
         return scored
 
     def _scored_document(self, scorer: Any, number: int, instances: list[Any]) -> Any:
-        from lm_eval.scorers import ScoredDoc
-
         filtered = [response for instance in instances for response in instance.filtered_resps[scorer.name]]
         if any(response is FAILED for response in filtered):
-            return ScoredDoc(number, instances[0].target, self._all_failed(scorer))
+            return _scored(number, instances, self._all_failed(scorer))
         self._place = number
         try:
             return scorer.score_doc(number, instances)
         except Exception as error:  # of what all metrics take; each metric has a boundary of its own
-            return ScoredDoc(number, instances[0].target, self._all_failed(scorer, number, reason_of(error)))
+            return _scored(number, instances, self._all_failed(scorer, number, reason_of(error)))
 
     def _guarded(self, metric: Any, scorer: Any) -> Any:
         """A metric that is NaN where its function or its reduction of several responses fails."""
@@ -356,6 +357,13 @@ class ScorerBoundary(Boundary):
             if bootstrap_iters and is_mean and len(found) > 1:
                 scores[f"{metric}_stderr,{scorer.name}"] = mean_stderr(found)
         return scores, count
+
+
+def _scored(number: int, instances: Sequence[Any], values: dict[str, Any]) -> Any:
+    """lm-eval's scores of a document."""
+    from lm_eval.scorers import ScoredDoc
+
+    return ScoredDoc(number, instances[0].target, values)
 
 
 def _aggregation_of(metric: str, scorer: Any) -> Any:

@@ -18,6 +18,7 @@ from moe_lab.engine.forward.layers import reads_padding
 from moe_lab.engine.forward.rotary import RotaryHooks, forget_lengths
 from moe_lab.engine.sampling import generation_config, has_processors
 from moe_lab.errors import ConfigError
+from moe_lab.models.lm_eval_internals import answers_of_lm_eval, instance_of
 from moe_lab.models.new_text import NewText
 
 THINK_END = "think_end_token"
@@ -29,9 +30,10 @@ TOKENIZED = 128
 
 
 class Request(NamedTuple):
-    """A request of lm-eval: the arguments of an `Instance`, and the index of this answer among several to it."""
+    """A request of lm-eval: its arguments, and the index of this answer among several to it."""
 
     args: tuple
+    """(context, continuation), (text,) that is scored whole, or (prompt, settings) of a generation."""
     repeat: int = 0
 
 
@@ -61,8 +63,6 @@ class CountedHF(HFLM):
 
         Raises ConfigError for a generation setting that is not supported.
         """
-        from lm_eval.api.instance import Instance
-
         generates = kind == "generate_until"
         sampled = generates and any(
             normalize_gen_kwargs(request.args[1])["do_sample"] for request in requests
@@ -74,16 +74,13 @@ class CountedHF(HFLM):
         size = 1 if one_by_one else PORTION
         for start in range(0, len(requests), size):
             portion = requests[start : start + size]
-            instances = [
-                Instance(kind, {}, request.args, idx=0, task_name="", doc_id=0)  # type: ignore[arg-type]
-                for request in portion
-            ]
+            instances = [instance_of(kind, request.args) for request in portion]
             if one_by_one:
                 key = repr((portion[0].args[0], portion[0].repeat)).encode()
                 torch.manual_seed(int.from_bytes(blake2b(key, digest_size=8).digest(), "little"))
             with torch.inference_mode():
                 answers = getattr(HFLM, kind)(self, instances, disable_tqdm=True)
-            for i, answer in enumerate(answers, start):
+            for i, answer in enumerate(answers_of_lm_eval(kind, answers), start):
                 report(i, answer)
 
     def _has_processors(self, requests: Sequence[Request]) -> bool:

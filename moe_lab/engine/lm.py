@@ -28,6 +28,7 @@ from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, Stopping
 from moe_lab.engine.scoring import Scores, ScoringRequest
 from moe_lab.errors import ConfigError
 from moe_lab.models.facts import leave_out_cudnn_attention
+from moe_lab.models.lm_eval_internals import answers_for_lm_eval, request_arguments
 from moe_lab.models.output_flags import expected_flags
 from moe_lab.models.state import check_unchanged, state_of
 from moe_lab.routing.hook import opened, require_routers
@@ -205,7 +206,7 @@ class EngineLM(CountedHF):
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         return self._answers("loglikelihood", requests)
 
-    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
         return self._answers("loglikelihood_rolling", requests)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -216,11 +217,11 @@ class EngineLM(CountedHF):
         seen: Counter[int] = Counter()
         requests = []
         for instance in instances:
-            requests.append(Request(instance.args, seen[id(instance)]))
+            requests.append(Request(request_arguments(instance), seen[id(instance)]))
             seen[id(instance)] += 1
         answers: dict[int, Any] = {}
         self.answer(kind, requests, answers.__setitem__)
-        return [answers[i] for i in range(len(requests))]
+        return answers_for_lm_eval(kind, [answers[i] for i in range(len(requests))])
 
     # The engine --------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Counters, Method, SessionInfo
 from moe_lab.methods.references.documents import check_choice_questions
+from moe_lab.tasks.lm_eval_tasks import has_prompt_per_choice
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.requests import Workload
 
@@ -50,7 +51,7 @@ class ICL(Method):
                 "method=icl puts demonstrations before a plain prompt, not into a chat: leave apply_chat_template out."
             )
         for name, task in load_tasks(config)["tasks"].items():
-            if getattr(task, "multiple_input", 0):
+            if has_prompt_per_choice(task):
                 raise ConfigError(f"method=icl needs one prompt per question of {name}: task.answer=letters.")
         check_choice_questions(config, self.config)
         return references_identity(config, self.config, facts)

@@ -36,7 +36,9 @@ def scored_prompts(config: Config) -> Prompts:
     for task in load_tasks(config)["tasks"].values():
         for instance in task.instances:
             prompt, continuation = instance.args
-            prompts.setdefault(prompt, (task.fewshot_cfg.fewshot_delimiter, set()))[1].add(continuation)
+            prompts.setdefault(prompt, (task.config.fewshot_config.fewshot_delimiter, set()))[1].add(
+                continuation
+            )
     return prompts
 
 

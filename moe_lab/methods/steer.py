@@ -22,6 +22,7 @@ from moe_lab.methods.data_files import COUNTED_LENGTH, Conversation, read_data
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 from moe_lab.methods.references.documents import check_one_process, named_task
 from moe_lab.tasks.documents import document_hashes, gold_choice
+from moe_lab.tasks.lm_eval_tasks import number_of_choices
 from moe_lab.tasks.loading import load_tasks, once, task_key
 from moe_lab.tasks.requests import build_requests
 
@@ -181,7 +182,7 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
         for instances in build_requests(zero_shot, task, samples=free) if free else []:
             document = instances[0].doc
             gold = gold_choice(task, document)
-            choices = enumerate(instances[: len(task.doc_to_choice(document))])
+            choices = enumerate(instances[: number_of_choices(task, document)])
             pairs += [tuple(one.args) for number, one in choices if (number == gold) == (kind == RIGHT[1:])]
     if not pairs:
         raise ConfigError(

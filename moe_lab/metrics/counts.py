@@ -21,6 +21,7 @@ from moe_lab.engine.forward.batch import Tokens, in_runs, prefix_names, token_na
 from moe_lab.engine.forward.forward import Observer
 from moe_lab.engine.hf import Request
 from moe_lab.errors import RoutingError
+from moe_lab.models.lm_eval_internals import request_arguments
 from moe_lab.results.logs import request_key
 from moe_lab.routing import Router, Routing
 
@@ -49,8 +50,9 @@ def documents_of(tasks: TaskDict) -> tuple[list[list[str]], dict[str, tuple[str,
         by_document: dict[int | None, list[str]] = {}
         for instance in task.instances:
             for repeat in range(instance.repeats or 1):
-                key = request_key(instance.request_type, instance.args, repeat)
-                by_key[key] = instance.request_type, Request(instance.args, repeat)
+                request = Request(request_arguments(instance), repeat)
+                key = request_key(instance.request_type, *request)
+                by_key[key] = instance.request_type, request
                 by_document.setdefault(instance.doc_id, []).append(key)
         documents += by_document.values()
     return documents, by_key

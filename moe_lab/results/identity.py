@@ -11,6 +11,7 @@ from inspect import unwrap
 from typing import Any
 
 from moe_lab.config import __version__
+from moe_lab.models.lm_eval_internals import set_settings
 from moe_lab.results.code import function_identity
 
 # Versions of the packages that produce a result
@@ -75,7 +76,7 @@ def task_settings(task: Any) -> dict[str, object]:
 
     A function is represented by `function_identity`.
     """
-    settings = {key: value for key, value in vars(task.config).items() if key not in UNNAMED}
+    settings = {key: value for key, value in set_settings(task.config).items() if key not in UNNAMED}
     if isinstance(choices := settings.get("doc_to_choice"), dict):
         settings["doc_to_choice"] = list(choices.items())  # their order counts
     code = getattr(task, "code", None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from moe_lab.models.lm_eval_internals import aggregation_of_metric
+from moe_lab.models.lm_eval_internals import aggregation_of_metric, plain_aggregation
 from moe_lab.results.atomic import json_line, write_atomically
 from moe_lab.results.model import Block, RunResult
 from moe_lab.results.statistics import Aggregate
@@ -232,4 +232,4 @@ def aggregation(task: Any, metric: str) -> Aggregate | None:
     from lm_eval.api.metrics import mean
 
     function = task.aggregation().get(metric.partition(",")[0], mean)
-    return None if function is mean else function
+    return None if function is mean else plain_aggregation(function)

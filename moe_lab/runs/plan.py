@@ -28,6 +28,7 @@ from moe_lab.runs.prepare import check_code_execution, check_router, facts_of
 from moe_lab.runs.run import Run
 from moe_lab.runs.tuning.study import Study
 from moe_lab.tasks.judges import judges_of
+from moe_lab.tasks.lm_eval_tasks import evaluated_documents
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.requests import Workload, workload_of_tasks
 
@@ -133,7 +134,7 @@ class Plan(Shown):
     def _add_study(self, study: Study) -> None:
         finished, total = study.finished(), study.search.n_trials
         config, tasks = study.config, study.tasks["tasks"]
-        documents = {name: list(range(len(task.task_docs))) for name, task in tasks.items()}
+        documents = {name: list(range(len(evaluated_documents(task)))) for name, task in tasks.items()}
         workload = workload_of_tasks(
             tasks, documents, config, right_answers=study.search.metric == "perplexity"
         )

@@ -29,6 +29,7 @@ from moe_lab.routing.hook import fixed_message, no_router_message
 from moe_lab.runs.run import Run
 from moe_lab.tasks.documents import documents_digest, select_documents
 from moe_lab.tasks.judges import judges_of
+from moe_lab.tasks.lm_eval_tasks import executes_code, output_filters
 from moe_lab.tasks.loading import MAX_NEW_TOKENS, load_tasks, once
 from moe_lab.tasks.sandbox.programs import Limits, check_sandbox, check_user_limits
 
@@ -281,7 +282,7 @@ def check_code_execution(config: Config, tasks: TaskDict) -> None:
 
     That is where limits of the user are too low, or bubblewrap does not work, unless that is confirmed.
     """
-    unsafe = any(getattr(task, "UNSAFE_CODE", False) for task in tasks["tasks"].values())
+    unsafe = any(executes_code(task) for task in tasks["tasks"].values())
     if not unsafe or config.predict_only:
         return
     check_user_limits(Limits())
@@ -298,7 +299,7 @@ def check_metric(config: Config, tasks: TaskDict) -> None:
         f"{name},{output_filter.name}"
         for task in tasks["tasks"].values()
         for name in task.aggregation()
-        for output_filter in task._filters
+        for output_filter in output_filters(task)
     }
     if metric not in known:
         raise TaskError(

@@ -18,6 +18,7 @@ from moe_lab.results.identity import decisive_versions
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import headline_of
 from moe_lab.tasks.judges import Judge
+from moe_lab.tasks.lm_eval_tasks import evaluated_documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,8 @@ class Run:
     def partial(self) -> bool:
         """Whether the run leaves out documents of a task."""
         return any(
-            len(self.samples[name]) < len(task.task_docs) for name, task in self.tasks["tasks"].items()
+            len(self.samples[name]) < len(evaluated_documents(task))
+            for name, task in self.tasks["tasks"].items()
         )
 
     @property

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from moe_lab.errors import TaskError
+from moe_lab.tasks.lm_eval_tasks import evaluated_documents, gold_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -72,7 +73,7 @@ def document_hashes(task: Any) -> list[frozenset[str]]:
     """
     if task not in _hashes:
         columns = _shown_columns(task)
-        documents = all_rows(task.task_docs)
+        documents = all_rows(evaluated_documents(task))
         rows = all_rows(task.dataset[task.config.test_split or task.config.validation_split])
         if len(rows) != len(documents):  # the task drops or splits rows
             rows = documents
@@ -109,7 +110,7 @@ def _shown_columns(task: Any) -> frozenset[str] | None:
             return None
         for text in template if isinstance(template, list) else [template]:
             if isinstance(text, str):
-                columns |= {text} & set(task.features)
+                columns |= {text} & set(evaluated_documents(task).features)
                 columns |= meta.find_undeclared_variables(Environment().parse(text))
     return frozenset(columns)
 
@@ -128,7 +129,7 @@ def select_documents(
     """
     chosen = {}
     for name, task in tasks["tasks"].items():
-        count = len(task.task_docs)
+        count = len(evaluated_documents(task))
         if count == 0:
             raise TaskError(f"Task {name} has no documents.")
         numbers = list(range(count))
@@ -139,7 +140,7 @@ def select_documents(
                     f"samples={numbers[-1]} does not exist: {name} has documents 0 to {count - 1}."
                 )
         elif config.limit is not None:
-            Random(f"{name} {config.sample_seed}").shuffle(numbers)
+            Random(f"{task.task_name} {config.sample_seed}").shuffle(numbers)
             limit = math.ceil(count * config.limit) if config.limit < 1 else int(config.limit)
             numbers = sorted(numbers[:limit])
         chosen[name] = numbers
@@ -166,7 +167,7 @@ def documents_digest(tasks: TaskDict, samples: dict[str, list[int]]) -> dict[str
     for name, task in tasks["tasks"].items():
         known, numbers = _digests.setdefault(task, {}), tuple(samples[name])
         if numbers not in known:
-            digest, documents = hashlib.sha256(), task.task_docs
+            digest, documents = hashlib.sha256(), evaluated_documents(task)
             if len(numbers) < len(documents):
                 several = hasattr(documents, "select")
                 documents = documents.select(numbers) if several else [documents[i] for i in numbers]
@@ -186,8 +187,10 @@ def gold_choice(task: Any, document: Any) -> int:
 
     Raises TaskError if the answer is none of the choices.
     """
-    gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
+    gold = gold_of(task, document)
     first = gold[0] if isinstance(gold, list) else gold
+    if first is None:  # lm-eval 0.5 has looked it up
+        raise TaskError(f"{task.task_name}: the answer of a document is none of the choices.")
     if isinstance(first, str):
         choices = task.doc_to_choice(document)
         if first not in choices:

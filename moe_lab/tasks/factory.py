@@ -33,6 +33,14 @@ from moe_lab.tasks.answer_forms import in_letters, voted
 from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
 from moe_lab.tasks.judges import JUDGES, judge_class, score
+from moe_lab.tasks.lm_eval_tasks import (
+    as_installed,
+    choices_as_prompts,
+    error_of_template,
+    evaluated_documents,
+    keep_given_form,
+    read_first_document,
+)
 from moe_lab.tasks.local_data import LocalFiles, LocalSplits, has_only_local_files, is_local, read_json_lines
 from moe_lab.tasks.prompt_errors import build_all_requests
 from moe_lab.tasks.sandbox.replies import in_chat
@@ -49,11 +57,14 @@ def build_tasks(
     factory = manager._factory = _Factory(config, holdout, splits)
     try:
         tasks = manager.load(specs)
+        for task in tasks["tasks"].values():
+            read_first_document(task)  # in 0.5 tasks that a group defines pass no method of the factory
     except TaskError:
         raise
     except Exception as error:  # jinja2, datasets and the tasks' own code raise many kinds of errors
         raise TaskError(factory.reason(error)) from error
-    for name, task in tasks["tasks"].items():
+    for task in tasks["tasks"].values():
+        name = task.task_name
         if name in factory.checks:
             factory.checks[name].check_filters(task)
         if name not in factory.facts:  # defined inside a group
@@ -62,10 +73,10 @@ def build_tasks(
         task.doc_iterator = partial(_chosen_documents, task)  # type: ignore[method-assign]
         task.build_all_requests = partial(build_all_requests, task)  # type: ignore[method-assign]
     for group in tasks.get("groups", {}).values():
-        file = (group.metadata or {}).get("config_source")  # none: a group inside of another one
+        file = factory.group_files.get(group.name)  # none: a group inside of another one
         group.code = _code(file, config.task.include_path) if file else {}  # type: ignore[attr-defined]
         if file:
-            checks = _yaml_checks(group.name, Path(file))
+            checks = _yaml_checks(group.name, file)
             reported = {metric for task in group.get_all_tasks() for metric in task.aggregation()}
             metrics = [score.metric for score in group.aggregate_metric_list or []]
             if checks.strict:
@@ -79,11 +90,19 @@ def _yaml_checks(name: str, file: Path) -> YamlChecks:
 
 
 def _chosen_documents(task: Any, *, samples: Iterable[int] | None = None, **options: Any) -> Iterator[Any]:
-    """lm-eval's `doc_iterator`, which converts every document of the split, twice, to take those of `samples`."""
-    documents = task.eval_docs
-    if not samples or not isinstance(documents, Dataset):
-        return type(task).doc_iterator(task, samples=samples, **options)
-    return create_iterator(enumerate(documents.select(sorted(samples))), **options | {"limit": None})
+    """lm-eval's `doc_iterator`, which converts every document of the split, twice, to take those of `samples`.
+
+    Chosen documents are numbered from 0, as lm-eval's log expects them.
+    """
+    if not samples:
+        return type(task).doc_iterator(task, **options)
+    documents = evaluated_documents(task)
+    numbers = sorted(samples)
+    if isinstance(documents, Dataset):
+        chosen = documents.select(numbers)
+    else:
+        chosen = [documents[number] for number in numbers]
+    return create_iterator(enumerate(chosen), **options | {"limit": None})
 
 
 def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list[str]]:
@@ -109,7 +128,7 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
         check_readable(include_path, names, files.keys() - own_groups)
     manager = _full_index(include_path)
     for name in names:
-        if name not in manager.task_index:
+        if name not in manager.all_tasks:
             close = did_you_mean(name, manager.all_tasks)
             raise TaskError(
                 f"task.name={name} is no lm-eval task, group or tag.{close}\nAll names: lm-eval ls tasks."
@@ -151,6 +170,8 @@ class _Factory(TaskFactory):
         """By task."""
         self.facts: dict[str, tuple[str, dict[str, Any]]] = {}
         """The source of each task's documents, in words, and its code."""
+        self.group_files: dict[str, Path] = {}
+        """The YAML of each group."""
 
     def _load_full_config(self, entry: Entry, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
         self._config = {"task": entry.name}
@@ -168,6 +189,7 @@ class _Factory(TaskFactory):
             checks.check_functions()
             raise
         if entry.kind is Kind.GROUP:
+            self.group_files[entry.name] = entry.yaml_path
             return config
         if "class" not in config:  # a class reads keys of its own
             checks.check_settings(config)
@@ -179,15 +201,22 @@ class _Factory(TaskFactory):
         if "class" in config:  # the class decides what it reads of its configuration
             code["given"] = {key: config[key] for key in config if key not in UNNAMED}
         self.facts[config["task"]] = _source(config, folder), code
-        return config
+        return as_installed(config)
+
+    def _build_task(self, entry: Entry, overrides: dict[str, Any] | None) -> Any:
+        task = super()._build_task(entry, overrides)
+        read_first_document(task)
+        if "class" not in self._config:
+            keep_given_form(task, self._config)
+        return task
 
     def _build_group(
-        self, group_name: str, raw_cfg: dict[str, Any], overrides: dict[str, Any] | None, registry: Any
+        self, group_name: str, raw_cfg: dict[str, Any], overrides: Any, registry: Any, *place: Any
     ) -> Group:
-        file = (raw_cfg.get("metadata") or {}).get("config_source")
+        file = self.group_files.get(group_name)
         if file is not None:  # none: a group inside of another one
-            self.checks |= _yaml_checks(group_name, Path(file)).check_group(raw_cfg, registry)
-        return super()._build_group(group_name, raw_cfg, overrides, registry)
+            self.checks |= _yaml_checks(group_name, file).check_group(raw_cfg, registry)
+        return super()._build_group(group_name, raw_cfg, overrides, registry, *place)
 
     def _in_form(self, config: dict[str, Any]) -> dict[str, Any]:
         """The configuration with the run's form of prompts and answers."""
@@ -196,7 +225,7 @@ class _Factory(TaskFactory):
             fewshot = {**(config.get("fewshot_config") or {}), "split": split, "samples": None}
             config |= {"fewshot_split": split, "fewshot_config": fewshot}
         if settings.answer == "letters":
-            config = in_letters(config)
+            config = in_letters(choices_as_prompts(config))
         if self._run.apply_chat_template and config.get("unsafe_code"):
             config = in_chat(config)
         if settings.self_consistency is not None and not (self._holdout or self._splits):
@@ -276,6 +305,7 @@ class _Factory(TaskFactory):
 
     def reason(self, error: Exception) -> str:
         """The message for an error of lm-eval, `datasets` or the hub while a task is loaded."""
+        error = error_of_template(error)
         config, path = self._config, hub_id(self._config)
         name, source = config["task"], _source(config, self._folder(config))
         if path is None or not source.startswith("data set"):

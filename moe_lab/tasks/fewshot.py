@@ -5,10 +5,10 @@ lm-eval's sampler draws one example more and drops the document itself, but only
 evaluated on its validation split) lm-eval draws from all documents of the split.
 """
 
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
-from lm_eval.api.samplers import ContextSampler
+from lm_eval.api.samplers import ContextSampler, FirstNSampler
 
 from moe_lab.errors import TaskError
 from moe_lab.tasks.documents import content_bytes
@@ -31,7 +31,7 @@ def prepare_examples(task: Any) -> None:
     if of_evaluated and not _leaves_out_the_document(task):
         # lm-eval compares these two names, and leaves out the document where they are equal
         task.config.test_split = evaluated
-        task.fewshot_cfg.split = evaluated
+        task.config.fewshot_config.split = evaluated
     available = len(task.sampler.df) - _draws_one_more(task)
     if number > available:
         raise TaskError(
@@ -43,9 +43,9 @@ def prepare_examples(task: Any) -> None:
 
 def examples_split(task: Any) -> str | None:
     """The split that lm-eval draws few-shot examples from; None: the task's YAML lists them."""
-    if task.fewshot_cfg.split is not None:
-        return str(task.fewshot_cfg.split)
-    if task.fewshot_cfg.samples is not None:
+    if task.config.fewshot_config.split is not None:
+        return str(task.config.fewshot_config.split)
+    if task.config.fewshot_config.samples is not None:
         return None
     config = task.config
     split: str | None = config.training_split or config.validation_split or config.test_split
@@ -54,14 +54,14 @@ def examples_split(task: Any) -> str | None:
 
 def _leaves_out_the_document(task: Any) -> bool:
     """Whether lm-eval hands the document to the sampler (`ConfigurableTask.fewshot_context`)."""
-    return bool(task.fewshot_cfg.split == task.config.test_split)
+    return bool(task.config.fewshot_config.split == task.config.test_split)
 
 
 def _draws_one_more(task: Any) -> bool:
     """Whether the sampler draws one example more than it returns."""
     if not _leaves_out_the_document(task):
         return False
-    return task.fewshot_cfg.split is not None or type(task.sampler) is ContextSampler
+    return task.config.fewshot_config.split is not None or type(task.sampler) is ContextSampler
 
 
 def _check_examples(task: Any) -> None:
@@ -69,14 +69,16 @@ def _check_examples(task: Any) -> None:
 
     It does not recognize one with a NaN. A sampler of the user's may return anything.
     """
-    if task.fewshot_cfg.process_docs is not task.config.process_docs:
+    if task.config.fewshot_config.process_docs is not task.config.process_docs:
         raise TaskError(
             f"Task {task.task_name} draws few-shot examples from the evaluated split, and its fewshot_config has "
             f"another process_docs:\na document cannot be recognized among its own examples. {OTHER_EXAMPLES}"
         )
     sample = task.sampler.sample
+    if type(task.sampler) is FirstNSampler:
+        sample = partial(_first_others, task.sampler)
 
-    @wraps(sample)
+    @wraps(task.sampler.sample)
     def checked(n: int, eval_doc: Any = None, **options: Any) -> Any:
         try:
             examples = sample(n, eval_doc=eval_doc, **options)
@@ -96,3 +98,11 @@ def _check_examples(task: Any) -> None:
         return examples
 
     task.sampler.sample = checked
+
+
+def _first_others(sampler: FirstNSampler, n: int, eval_doc: Any = None, **_: Any) -> Any:
+    """The first n examples without the document itself, which 0.5's `first_n` does not leave out."""
+    others = sampler.rm_eval_doc(eval_doc, sampler.df)
+    if n > len(others):
+        raise ValueError(f"{n} of {len(others)} examples were asked for")
+    return others[:n]

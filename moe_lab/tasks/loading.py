@@ -87,6 +87,7 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
     from datasets import disable_caching, enable_caching, is_caching_enabled
 
     from moe_lab.tasks.factory import build_tasks
+    from moe_lab.tasks.lm_eval_tasks import is_multimodal
 
     _prepare_lm_eval()
     seed_as_lm_eval()
@@ -101,7 +102,7 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
     if not tasks["tasks"]:
         raise TaskError(f"task.name={config.task.name} holds no task.")
     for name, task in tasks["tasks"].items():
-        if getattr(task, "MULTIMODAL", False):
+        if is_multimodal(task):
             raise TaskError(f"Task {name} needs images or sound. Only text is supported.")
         if (holdout is not None or splits) and is_judged(task):
             raise TaskError(
@@ -114,9 +115,8 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
 
 def _apply_settings(task: Any, config: Config) -> None:
     """Apply the run's settings, as `lm_eval.simple_evaluate` does before evaluating. They override the task's."""
-    from lm_eval.filters import build_filter_ensemble
-
     from moe_lab.tasks.fewshot import prepare_examples
+    from moe_lab.tasks.lm_eval_tasks import executes_code, keep_metrics, leave_out_metrics
 
     if config.think_end_token is not None:
         _answer_after(config.think_end_token, config.model.max_gen_toks, task)
@@ -126,14 +126,10 @@ def _apply_settings(task: Any, config: Config) -> None:
     judged = is_judged(task)
     if judged and not config.predict_only:
         kept = {metric for name in judge_names(config) for metric in judge_class(name).metrics}
-        for known in (task._aggregation_list, task._higher_is_better):
-            for metric in known.keys() - kept:
-                del known[metric]
+        keep_metrics(task, kept)
     if config.predict_only:
-        task.override_metric(metric_name="bypass")
-        if getattr(task, "UNSAFE_CODE", False) or judged:
-            # the task's own filter executes programs or calls judges
-            task._filters = [build_filter_ensemble("none", [("take_first", None)])]
+        # the filter of such a task executes programs or calls judges
+        leave_out_metrics(task, keep_filters=not (executes_code(task) or judged))
     if config.num_fewshot is not None:
         task.set_config(key="num_fewshot", value=config.num_fewshot)
     elif task.get_config("num_fewshot") is None:

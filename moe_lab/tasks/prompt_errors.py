@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy
+from lm_eval.utils import create_iterator
 
 from moe_lab.errors import MoeLabError, TaskError, first_line
+from moe_lab.tasks.lm_eval_tasks import error_of_template, evaluated_documents
 
 
 def build_all_requests(task: Any, *, samples: Any = None, **options: Any) -> None:
@@ -25,11 +27,32 @@ def build_all_requests(task: Any, *, samples: Any = None, **options: Any) -> Non
         if task.get_config("doc_to_choice") is not None:
             keys.insert(1, "doc_to_choice")
         _check(task, keys, task.doc_iterator(samples=samples), numbers)
+        error = error_of_template(error)
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise TaskError(f"Task {task.task_name}: its prompts cannot be built: {reason}.") from error
+    _check_all_are_asked(task, samples, numbers, options)
     if task.OUTPUT_TYPE == "generate_until":
         documents = ((instance.doc_id, instance.doc) for instance in task.instances)
         _check(task, ["doc_to_target"], documents, numbers)
+
+
+def _check_all_are_asked(task: Any, samples: Any, numbers: list[int] | None, options: dict[str, Any]) -> None:
+    """Raise TaskError for a document without a request: lm-eval 0.5 leaves out those whose choices it cannot read."""
+    asked = {instance.doc_id for instance in task.instances}
+    shared = {key: options[key] for key in ("limit", "rank", "world_size") if options.get(key)}
+    count = len(numbers or evaluated_documents(task))
+    if len(asked) == len(list(create_iterator(range(count), **shared))):
+        return
+    for place, document in task.doc_iterator(samples=samples, **shared):
+        if place in asked:
+            continue
+        number = numbers[place] if numbers else place
+        for key in ("doc_to_choice", "doc_to_target"):
+            if getattr(task, key)(document) is None:
+                raise TaskError(
+                    f"Task {task.task_name}, document {number}: {key}: lm-eval cannot read its value."
+                )
+        raise TaskError(f"Task {task.task_name}, document {number}: lm-eval makes no request of it.")
 
 
 def _check(
@@ -45,7 +68,8 @@ def _check(
             for key in keys:
                 try:
                     getattr(task, key)(document)
-                except Exception as error:
+                except Exception as raised:
+                    error = error_of_template(raised)
                     number = numbers[place] if numbers else place
                     reason = f"{type(error).__name__}: {first_line(error)}"
                     raise TaskError(f"Task {task.task_name}, document {number}: {key}: {reason}.") from error

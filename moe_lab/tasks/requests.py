@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from moe_lab.engine.planned import Asked, planned_tokens
+from moe_lab.models.lm_eval_internals import request_arguments
 from moe_lab.results.identity import HASHED
 from moe_lab.tasks.documents import gold_choice
 from moe_lab.tasks.loading import once, seed_as_lm_eval
@@ -62,7 +63,7 @@ def right_request(config: Config, task: Any, instances: list[Instance]) -> tuple
     document = instances[0].doc
     kind = task.get_config("output_type")
     if kind in ("loglikelihood", "loglikelihood_rolling"):
-        return instances[0].args
+        return request_arguments(instances[0])
     if kind == "multiple_choice":
         return instances[gold_choice(task, document)].args
     from moe_lab.engine.hf import THINK_END
@@ -222,5 +223,5 @@ def _asked(task: Any, numbers: list[int], config: Config, design: Any, right_ans
             asked.read(encoder, kind, right_request(config, task, instances))
             continue
         for instance in instances:
-            asked.read(encoder, instance.request_type, instance.args, instance.repeats or 1)
+            asked.read(encoder, instance.request_type, request_arguments(instance), instance.repeats or 1)
     return asked

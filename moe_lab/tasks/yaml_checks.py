@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import lm_eval.api.metrics  # noqa: F401 - registers lm-eval's metrics
+import lm_eval.api.metrics
+import lm_eval.filters  # noqa: F401 - registers lm-eval's filters, as the line above its metrics
 import yaml
 from lm_eval.api.registry import aggregation_registry, filter_registry, metric_registry
 from lm_eval.api.samplers import SAMPLER_REGISTRY
@@ -21,24 +22,20 @@ from lm_eval.tasks._yaml_loader import _import_func_in_yml, load_yaml
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line
 from moe_lab.models.lm_eval_internals import aggregation_of_metric, compiled_template
+from moe_lab.tasks.lm_eval_tasks import (
+    computed_metrics,
+    loads_metrics_of_evaluate,
+    metric_keys,
+    output_filters,
+)
 
 KEYS = frozenset(each.name for each in fields(TaskConfig)) | {"tag", "group", "task_list"}
 FEWSHOT_KEYS = frozenset(each.name for each in fields(FewshotConfig))
-METRIC_KEYS = frozenset({"metric", "aggregation", "higher_is_better", "hf_evaluate"})
+METRIC_KEYS = metric_keys()
 EXACT_MATCH_KEYS = METRIC_KEYS | {"regexes_to_ignore", "ignore_case", "ignore_punctuation", "ignore_numbers"}
 TEMPLATES = ("description", "doc_to_text", "doc_to_target", "doc_to_choice", "gen_prefix")
 FUNCTIONS = ("process_docs", "process_results")
-COMPUTED = {
-    "loglikelihood": ("perplexity", "acc"),
-    "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
-    "multiple_choice": (
-        *("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match"),
-        *("f1", "mcc", "brier_score", "likelihood"),
-    ),
-    "generate_until": ("exact_match", "bleu", "chrf", "chrf++", "ter"),
-}
-"""The metrics that lm-eval computes by output type, where the task has no `process_results`. Of generated texts it also
-computes functions and metrics of the package `evaluate`."""
+OUTPUT_TYPES = ("loglikelihood", "loglikelihood_rolling", "multiple_choice", "generate_until")
 
 
 def check_readable(include_path: str, names: Iterable[str], tasks: Iterable[str]) -> None:
@@ -150,9 +147,9 @@ class YamlChecks:
         """Raise TaskError for an impossible setting in a task's whole configuration."""
         self._check_keys(config, KEYS)
         kind = config.get("output_type", "generate_until")
-        if kind not in COMPUTED:
-            close = did_you_mean(str(kind), COMPUTED)
-            types = ", ".join(COMPUTED)
+        if kind not in OUTPUT_TYPES:
+            close = did_you_mean(str(kind), OUTPUT_TYPES)
+            types = ", ".join(OUTPUT_TYPES)
             raise self.error(f"output_type={kind} is unknown.{close}\nOutput types: {types}.", "output_type")
         for key in FUNCTIONS:
             value = config.get(key)
@@ -229,7 +226,7 @@ class YamlChecks:
 
     def _check_computed(self, settings: dict[str, Any], kind: str, place: tuple[str | int, ...]) -> None:
         """Raise TaskError for a metric that does not exist, or that lm-eval does not compute for an output type."""
-        metric, computed = settings["metric"], COMPUTED[kind]
+        metric, computed = settings["metric"], computed_metrics(kind)
         of_evaluate = settings.get("hf_evaluate") is True
         registered = isinstance(metric, str) and metric in metric_registry and not of_evaluate
         if isinstance(metric, str) and not registered and not _evaluate_has(metric):
@@ -285,7 +282,7 @@ class YamlChecks:
 
     def check_filters(self, task: Any) -> None:
         """Raise TaskError for arguments that a filter of the task refuses. lm-eval makes filters after all answers."""
-        for number, ensemble in enumerate(task._filters):
+        for number, ensemble in enumerate(output_filters(task)):
             for step_number, make in enumerate(ensemble.filters):
                 try:
                     make()
@@ -308,7 +305,9 @@ class YamlChecks:
 
 
 def _evaluate_has(metric: str) -> bool:
-    """Whether the package `evaluate` has a metric, which lm-eval loads."""
+    """Whether the package `evaluate` has a metric, and lm-eval loads it."""
+    if not loads_metrics_of_evaluate():
+        return False
     import evaluate
 
     try:

@@ -15,6 +15,7 @@ import moe_lab
 from moe_lab import expert_metrics, freeze, override, record
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import RoutingError
+from moe_lab.models.lm_eval_internals import answers_of_lm_eval, instance_of
 from moe_lab.models.load import load_model
 from moe_lab.models.source import TINY
 from moe_lab.routing import find_routers
@@ -169,9 +170,7 @@ SCORED = [("hello", " world"), ("what is", " a cat")]
 
 
 def instances(kind, arguments):
-    from lm_eval.api.instance import Instance
-
-    return [Instance(kind, {}, each, idx=0, task_name="", doc_id=0) for each in arguments]
+    return [instance_of(kind, each) for each in arguments]
 
 
 def test_requests_are_answered_by_the_ensemble(tokenizer):
@@ -187,7 +186,8 @@ def test_requests_are_answered_by_the_ensemble(tokenizer):
     assert not any(module._forward_hooks for module in model.modules())
     dense = moe_lab.lm(make_model("llama"), tokenizer)
     assert dense.loglikelihood(instances("loglikelihood", SCORED))[0][0] < 0
-    assert lm.loglikelihood_rolling(instances("loglikelihood_rolling", [("what is a cat",)]))[0] < 0
+    rolled = lm.loglikelihood_rolling(instances("loglikelihood_rolling", [("what is a cat",)]))
+    assert answers_of_lm_eval("loglikelihood_rolling", rolled)[0] < 0
 
 
 @pytest.mark.slow

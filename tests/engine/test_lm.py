@@ -13,7 +13,6 @@ import random
 
 import pytest
 import torch
-from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tokenizers.processors import TemplateProcessing
 
@@ -23,6 +22,7 @@ from moe_lab.engine.hf import THINK_END
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
+from moe_lab.models.lm_eval_internals import answers_of_lm_eval, instance_of
 from moe_lab.routing import GumbelTopK, document_key, gumbel
 from tests.support.command import run_command
 from tests.support.ensembles import answered, answers_of, text
@@ -32,7 +32,7 @@ from tests.support.tiers import by_family
 
 
 def requests_of(kind, arguments):
-    return [Instance(kind, {}, args, idx=0, task_name="", doc_id=0) for args in arguments]
+    return [instance_of(kind, args) for args in arguments]
 
 
 def pairs(rng):
@@ -59,8 +59,10 @@ def test_answers_are_those_of_hf(family, tokenizer, batch_size):
     for found, (value, greedy) in zip(ours.loglikelihood(scored), expected, strict=True):
         assert found == (pytest.approx(value, abs=1e-4), greedy)
     rolled = requests_of("loglikelihood_rolling", [(text(rng, n),) for n in (1, 30, 300)])
-    expected = hf.loglikelihood_rolling(rolled)
-    assert ours.loglikelihood_rolling(rolled) == pytest.approx(expected, rel=1e-6, abs=1e-4)
+    expected, found = (
+        answers_of_lm_eval("loglikelihood_rolling", lm.loglikelihood_rolling(rolled)) for lm in (hf, ours)
+    )
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-4)
     options = [{"until": ["e", " a"], "max_gen_toks": 12}, {"until": ["zz"], "max_gen_toks": 9}]
     asked = [
         (("say " * 8 if i % 2 else "") + text(rng, rng.randrange(1, 30)), options[i % 3 == 0])

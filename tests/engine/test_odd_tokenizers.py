@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
+from moe_lab.models.lm_eval_internals import answers_of_lm_eval, instance_of
 from tests.support.command import run_command
 from tests.support.models import make_model, make_tokenizer, save_model, small_model
 
@@ -41,7 +42,7 @@ def answers(lm, kind: str, *requests: tuple) -> list:
 
 
 def instances(kind: str, *requests: tuple) -> list[Instance]:
-    return [Instance(kind, {}, each, idx=0, task_name="", doc_id=0) for each in requests]
+    return [instance_of(kind, each) for each in requests]
 
 
 def notes(lm) -> dict[str, int]:
@@ -69,7 +70,10 @@ def test_numbers_are_lm_evals_and_what_a_tokenizer_adds_is_counted(form, scored,
     for (own, _), (expected, _) in zip(answers(lm, "loglikelihood", *PAIRS), theirs, strict=True):
         assert own == pytest.approx(expected, abs=1e-4)
     assert notes(lm) == scored
-    rolling = reference.loglikelihood_rolling(instances("loglikelihood_rolling", *TEXTS), disable_tqdm=True)
+    rolled_texts = reference.loglikelihood_rolling(
+        instances("loglikelihood_rolling", *TEXTS), disable_tqdm=True
+    )
+    rolling = answers_of_lm_eval("loglikelihood_rolling", rolled_texts)
     assert answers(lm, "loglikelihood_rolling", *TEXTS) == pytest.approx(rolling, abs=1e-4)
     assert notes(lm) == rolled
 

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import GenerationConfig
 
@@ -30,6 +29,7 @@ from moe_lab.engine.sampling import (
     unsupported,
 )
 from moe_lab.errors import ConfigError
+from moe_lab.models.lm_eval_internals import instance_of
 from tests.support.ensembles import answered
 from tests.support.models import left_padded, make_model, make_tokenizer, small_model
 from tests.support.tiers import by_family
@@ -201,7 +201,7 @@ def test_what_is_refused_is_named(model, tokenizer, name):
 def by_hf(model, tokenizer, options):
     """The answers of lm-eval's own model to each prompt alone."""
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
-    requests = [Instance("generate_until", {}, (prompt, options), 0) for prompt in PROMPTS]
+    requests = [instance_of("generate_until", (prompt, options)) for prompt in PROMPTS]
     return lm.generate_until(requests, disable_tqdm=True)
 
 

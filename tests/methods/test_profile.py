@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from moe_lab.engine.lm import Request
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import StudyStart
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.methods.roe import RoE
+from moe_lab.models.lm_eval_internals import instance_of
 from tests.support.opened_methods import answered, context, loaded, opened
 from tests.support.runs import facts
 
@@ -235,7 +235,8 @@ def test_a_study_opens_with_its_own_ensemble(olmoe, tokenizer, reuse):
 
 def _tokens_read(lm) -> int:
     before = lm.cost["tokens_in"]
-    lm.generate_until([Request(("one two three four five", {"until": [], "max_gen_toks": 2}))])
+    settings = {"until": [], "max_gen_toks": 2}
+    lm.generate_until([instance_of("generate_until", ("one two three four five", settings))])
     return lm.cost["tokens_in"] - before
 
 

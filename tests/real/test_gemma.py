@@ -48,11 +48,9 @@ def answers(folder: Path) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def ask(lm: Any, kind: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-    from lm_eval.api.instance import Instance
+    from moe_lab.models.lm_eval_internals import instance_of
 
-    return list(
-        getattr(lm, kind)([Instance(kind, {}, one, idx=0, task_name="", doc_id=0) for one in arguments])
-    )
+    return list(getattr(lm, kind)([instance_of(kind, one) for one in arguments]))
 
 
 @pytest.mark.parametrize(("task", "limit"), [("arc_easy", 16), ("piqa", 12), ("winogrande", 12)])

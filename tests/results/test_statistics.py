@@ -18,13 +18,14 @@ from itertools import product
 
 import numpy as np
 import pytest
-from lm_eval.api.metrics import bits_per_byte, matthews_corrcoef, weighted_perplexity
+from lm_eval.api.metrics import bits_per_byte, weighted_perplexity
 from scipy.stats import ttest_1samp
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
 from moe_lab.metrics.intervals import ratio
 from moe_lab.metrics.training_metrics import correlations
+from moe_lab.models.lm_eval_internals import aggregation_of_metric
 from moe_lab.results import statistics
 from moe_lab.results.measured import Paired, Spread
 from moe_lab.results.significance import (
@@ -499,6 +500,6 @@ def test_scikit_learns_warnings_of_draws_reach_no_user():
     values = [(gold, gold) for gold in (0, 0, 0, 1)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        score_interval(values, matthews_corrcoef)
-        paired(values, values[::-1], matthews_corrcoef)
+        score_interval(values, aggregation_of_metric("mcc"))
+        paired(values, values[::-1], aggregation_of_metric("mcc"))
     assert caught == []

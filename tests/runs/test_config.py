@@ -60,11 +60,20 @@ def test_a_stop_text_that_looks_like_a_number_stays_a_text(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["temperature", "temperature=", "=3", "a=1,b", "until=none", "temperature=x", "temperature=inf"]
+    "text",
+    ["temperature", "temperature=", "=3", "a=1,b", "max_gen_toks=none", "temperature=x", "temperature=inf"],
 )
 def test_what_is_no_setting_is_refused(text, capsys, tmp_path):
     ended = run_command(capsys, "method=base", f"gen_kwargs={text}", f"output_dir={tmp_path}", "limit=1")
     assert ended.code == 2 and "gen_kwargs" in ended.err and len(ended.err.splitlines()) <= 3
+
+
+def test_a_stop_text_none_is_what_lm_eval_takes_it_for(capsys, tmp_path):
+    """None in 0.4, which is refused, and a text in 0.5."""
+    theirs = simple_parse_args_string("until=none")
+    assert settings_of("until=none") == theirs
+    ended = run_command(capsys, "method=base", "gen_kwargs=until=none", f"output_dir={tmp_path}", "limit=1")
+    assert (ended.code == 2) is (theirs["until"] is None)
 
 
 def test_settings_of_generation_reach_the_run(capsys, monkeypatch, tmp_path):

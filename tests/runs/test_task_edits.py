@@ -37,7 +37,7 @@ output_type: generate_until
 process_docs: !function own.tools.documents
 process_results: !function scoring.score
 filter_list: [{name: first, filter: [{function: regex, regex_pattern: "(x)"}, {function: take_first}]}]
-metric_list: [{metric: acc, aggregation: !function scoring.center, higher_is_better: true}]
+metric_list: [{metric: worth, aggregation: !function scoring.center, higher_is_better: true}]
 num_fewshot: 0
 metadata: {version: 1}
 """,
@@ -84,7 +84,7 @@ def score(doc, results):
     '''The score of one answer.'''
     from late import bonus
 
-    return {"acc": worth(doc) + bonus()}
+    return {"worth": worth(doc) + bonus()}
 
 def worth(doc: dict) -> float:
     return WEIGHT * helpers.scale(doc) if OPTIONS["strict"] else 0.0

@@ -24,7 +24,10 @@ class FakeTask(SimpleNamespace):
 
 
 def tasks(**sizes: int) -> Any:
-    return {"tasks": {name: SimpleNamespace(task_docs=list(range(size))) for name, size in sizes.items()}}
+    made = {
+        name: SimpleNamespace(task_name=name, task_docs=list(range(size))) for name, size in sizes.items()
+    }
+    return {"tasks": made}
 
 
 def chosen(count: int, **keys: Any) -> list[int]:

@@ -14,11 +14,13 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from moe_lab.config.compose import compose_cell
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
+from moe_lab.models.lm_eval_internals import answers_for_lm_eval
 from moe_lab.runs.config import to_config
 from moe_lab.runs.prepare import check_metric
 from moe_lab.tasks.documents import documents_digest
 from moe_lab.tasks.factory import OWN_TASKS
 from moe_lab.tasks.hub_data import published
+from moe_lab.tasks.lm_eval_tasks import evaluated_documents
 from moe_lab.tasks.loading import load_tasks
 from tests.support import documents as rows
 from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
@@ -98,7 +100,7 @@ metric_list: [{metric: exact_match}]
 def asked(task: Any) -> list[tuple[str, str]]:
     task.build_all_requests()
     prompts = [instance.args[0] for instance in task.instances]
-    return list(zip(prompts, map(task.doc_to_target, task.task_docs), strict=True))
+    return list(zip(prompts, map(task.doc_to_target, evaluated_documents(task)), strict=True))
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
@@ -323,7 +325,8 @@ def test_wikitext103_is_asked_and_scored_as_lm_evals_wikitext(tmp_path):
         config = to_config(compose_cell([f"task={name}", f"data_dir={tmp_path}"], []))
         [task] = load_tasks(config)["tasks"].values()
         document = task.task_docs[0]
-        found.append((task.doc_to_target(document), task.process_results(document, [-3.0])))
+        answer = answers_for_lm_eval("loglikelihood_rolling", [-3.0])
+        found.append((task.doc_to_target(document), task.process_results(document, answer)))
     assert found[0] == found[1] and "and-so on" in found[1][0]
     assert task.config.dataset_path == "EleutherAI/wikitext_document_level"
     assert task.config.dataset_name == "wikitext-103-raw-v1"

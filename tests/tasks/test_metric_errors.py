@@ -15,9 +15,11 @@ from lm_eval.evaluator import evaluate
 
 from moe_lab.config.schema import Config
 from moe_lab.errors import ResultsError
+from moe_lab.models.lm_eval_internals import answers_for_lm_eval, request_arguments
 from moe_lab.results.samples import Sample
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
-from moe_lab.tasks.metric_errors import check_scores, first_failing
+from moe_lab.tasks.metric_boundaries import first_failing, is_number
+from moe_lab.tasks.metric_errors import check_scores
 from tests.support.command import run_command
 from tests.support.runs import load_task, write_jsonl
 
@@ -47,6 +49,9 @@ def of_arrays(document, results):
     number = int(document["answer"])
     return {"good": torch.tensor(1.0) if number else numpy.array(0.0)}
 
+def none(values):
+    raise ValueError("no score")
+
 def array(values):
     return [len(values)]
 
@@ -68,8 +73,9 @@ class Answers(LM):
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
         return [(-1.5 * len(request.args[1]), False) for request in requests]
 
-    def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-        return [-0.8 * len(request.args[0]) for request in requests]
+    def loglikelihood_rolling(self, requests: list[Any]) -> list[Any]:
+        answers = [-0.8 * len(request_arguments(request)[0]) for request in requests]
+        return answers_for_lm_eval("loglikelihood_rolling", answers)
 
 
 def evaluated(
@@ -94,6 +100,19 @@ def evaluated(
     return found
 
 
+def score_of_lm_eval(folder: Path, metric: str, numbers: list[int], texts: Sequence[str] = ("1",)) -> Any:
+    """lm-eval's own score of the task `mine`; None where it has none, because it fails or computes no number."""
+    task = load_task(folder, "mine", include_path=str(folder))
+    given: Any = {"tasks": {"mine": task}}
+    try:
+        found = evaluate(lm=Answers(texts), task_dict=given, samples={"mine": numbers}, bootstrap_iters=0)
+    except Exception:
+        return None
+    assert found is not None
+    score = found["results"]["mine"][metric]
+    return score if is_number(score) else None
+
+
 def questions(*answers: Any) -> list[dict[str, Any]]:
     return [{"question": f"q{i}?", "answer": answer} for i, answer in enumerate(answers)]
 
@@ -103,22 +122,28 @@ def test_brier_score_of_questions_with_other_numbers_of_choices(tmp_path):
     rows = [{"question": "q?", "choices": each, "answer": 1} for each in choices]
     metrics = "metric_list: [{metric: acc}, {metric: brier_score}]"
     found = evaluated(tmp_path, CHOICES + metrics, rows)
-    assert found["scores"]["acc,none"] == 0.0 and found["scores"]["brier_score,none"] is None
-    [said] = found["said"]
-    assert said.startswith("mine, brier_score,none, document 3: ValueError: setting an array element")
+    assert found["scores"]["acc,none"] == 0.0
+    theirs = score_of_lm_eval(tmp_path, "brier_score,none", [1, 2, 3])  # 0.4 has none, and 0.5 a mean
+    assert found["scores"]["brier_score,none"] == theirs
+    if theirs is None:
+        [said] = found["said"]
+        assert said.startswith("mine, brier_score,none, document 3: ValueError: setting an array element")
     whole = evaluated(tmp_path, CHOICES + metrics, rows[:3])
     assert whole["scores"]["brier_score,none"] == pytest.approx(0.5) and whole["said"] == []
     [value, _] = [Sample.of(line).values["brier_score"] for line in whole["samples"]["mine"]]
-    assert value == (1, [0.5, 0.5]), "an array is a list, which a log keeps"
+    expected = (1, [0.5, 0.5]) if theirs is None else 0.5
+    assert value == expected, "an array is a list, which a log keeps"
 
 
 def test_a_metric_that_is_no_number_in_lm_eval(tmp_path):
     rows = [{"question": "q?", "choices": ["a", "b"], "answer": 1}] * 3
     found = evaluated(tmp_path, CHOICES + "metric_list: [{metric: likelihood}, {metric: acc}]", rows)
-    assert found["scores"]["likelihood,none"] is None and found["scores"]["acc,none"] == 0.0
-    assert found["said"] == [
-        "mine, likelihood,none, document 1: its value is (1, (-3.0, -3.0)), which is no number"
-    ]
+    theirs = score_of_lm_eval(tmp_path, "likelihood,none", [1, 2])  # 0.4 has none, and 0.5 a mean
+    assert found["scores"]["likelihood,none"] == theirs and found["scores"]["acc,none"] == 0.0
+    if theirs is None:
+        assert found["said"] == [
+            "mine, likelihood,none, document 1: its value is (1, (-3.0, -3.0)), which is no number"
+        ]
 
 
 METRICS = "metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]"
@@ -143,13 +168,15 @@ def test_empty_pages(tmp_path):
 
 
 def test_an_answer_that_reads_as_a_list(tmp_path):
-    """lm-eval takes [1, 2] for two right answers, and its pattern takes no numbers."""
+    """lm-eval 0.4 takes [1, 2] for two right answers, and its pattern takes no numbers."""
     pattern = "{metric: exact_match, regexes_to_ignore: [x]}"
     found = evaluated(tmp_path, TEXTS + f"metric_list: [{pattern}]", questions("[1, 2]", "[1, 2]"))
-    assert found["scores"]["exact_match,none"] is None
-    assert found["said"] == [
-        "mine, exact_match,none, document 0: TypeError: expected string or bytes-like object, got 'int'"
-    ]
+    theirs = score_of_lm_eval(tmp_path, "exact_match,none", [0, 1])
+    assert found["scores"]["exact_match,none"] == theirs
+    if theirs is None:
+        assert found["said"] == [
+            "mine, exact_match,none, document 0: TypeError: expected string or bytes-like object, got 'int'"
+        ]
 
 
 PROCESS = "process_results: !function functions.values\nmetric_list:\n"
@@ -206,7 +233,7 @@ def test_a_filter_that_fails_with_one_answer_costs_its_own_scores_alone(tmp_path
 - {name: plain, filter: [{function: take_first}]}
 - {name: own, filter: [{function: custom, filter_fn: !function functions.spaces}, {function: take_first}]}
 metric_list: [{metric: exact_match}]"""
-    found = evaluated(tmp_path, TEXTS + filters, questions("x", "1", "four"), texts=["1", "four"])
+    found = evaluated(tmp_path, TEXTS + filters, questions("x", "one", "four"), texts=["one", "four"])
     assert found["scores"]["exact_match,plain"] == 1.0 and found["scores"]["exact_match,own"] is None
     assert found["said"] == [
         "mine, exact_match,own, document 2: filter own: ZeroDivisionError: division by zero"
@@ -251,7 +278,10 @@ output_type: multiple_choice
 doc_to_text: "{{question}}"
 doc_to_choice: "{{choices}}"
 doc_to_target: answer
-metric_list: [{metric: acc}, {metric: brier_score}, {metric: likelihood}]
+metric_list:
+- metric: acc
+- metric: brier_score
+- {metric: acc_norm, aggregation: !function functions.none}
 """
 
 
@@ -260,6 +290,7 @@ def given(tmp_path) -> list[str]:
     rows = [{"question": f"q{i}?", "choices": ["a", "b"], "answer": i % 2} for i in range(4)]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     (tmp_path / "mine.yaml").write_text(TASK.replace("FILE", str(tmp_path / "rows.jsonl")))
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
     task = ["task=lm_eval", "task.name=mine", f"task.include_path={tmp_path}"]
     return [*task, f"output_dir={tmp_path / 'out'}", "device=cpu", "offline=true"]
 
@@ -274,25 +305,27 @@ def test_the_command_stores_what_is_known_and_fails_each_time_without_the_model(
         said.append(ended.err.splitlines()[-2:])
     assert loads == ["tiny"], "once, by the first command"
     assert said[0] == said[1]
-    assert "A metric could not be computed: mine, likelihood,none, document 0: its value is" in said[0][-2]
+    assert (
+        "A metric could not be computed: mine, acc_norm,none, document 0: ValueError: no score" in said[0][-2]
+    )
     assert "results.json, and all answers are stored" in said[0][-1]
     folders = sorted((tmp_path / "out" / "runs").iterdir())
     assert len(folders) == 2, "the base model's, and that of RoE"
     for folder in folders:
         content = json.loads((folder / "results.json").read_text())
         scores, block = content["results"]["mine"], content["moe_lab"]
-        assert scores["likelihood,none"] is None and 0 < scores["brier_score,none"] < 2
+        assert scores["acc_norm,none"] is None and 0 < scores["brier_score,none"] < 2
         assert block["schema_version"] == 1 and block["status"] == "failed"
         assert [(one["task"], one["metric"], one["document"]) for one in block["failed"]] == [
-            ("mine", "likelihood,none", 0)
+            ("mine", "acc_norm,none", 0)
         ]
         assert set(block["intervals"]["mine"]) == {"acc,none", "brier_score,none"}
         reason = json.loads((folder / "status.json").read_text())["reason"]
-        assert "mine, likelihood,none, document 0" in reason
+        assert "mine, acc_norm,none, document 0" in reason
     paired = content["moe_lab"]["paired"]["mine"]["brier_score,none"]
-    assert paired["n"] == 4 and paired["p_randomization"] is not None
+    assert paired["n"] == 4 and (paired["p_randomization"] is not None or paired["equal"])
     ended = run_command(
         capsys, "mode=compare", f"a={folders[0]}", f"b={folders[1]}", f"output_dir={tmp_path}"
     )
     assert ended.code == 0 and "brier_score,none" in ended.out
-    assert "Not compared: likelihood,none of mine" in ended.out
+    assert "Not compared: acc_norm,none of mine" in ended.out

@@ -8,7 +8,6 @@ from typing import Any
 
 import lm_eval
 import pytest
-from lm_eval.api.instance import Instance
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.schema import TaskConfig
@@ -30,6 +29,7 @@ from tests.support.documents import (
     WINOGRANDE,
 )
 from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
+from tests.support.scoring import filtered, scores_of
 
 # answer_format/
 
@@ -192,7 +192,7 @@ def test_the_arithmetic_tasks_score_by_these_functions(name, tmp_path):
     write_jsonl(tmp_path / name / "test.jsonl", [{"question": "2 of 3?", "answer": "0.6666666666666666"}])
     task = load_task(tmp_path, name)
     for text, value in (("#### 2/3", 1.0), ("it is 0.667.", 1.0), ("#### 0.66", 0.0), ("#### 2", 0.0)):
-        answer = evaluated(task, [text])["numeric"]
+        answer = filtered(task, [text])["numeric"]
         assert task.process_results(task.task_docs[0], [answer]) == {"exact_match": value}
 
 
@@ -406,7 +406,7 @@ def test_every_multiple_choice_task_of_conf_is_refused_or_scored_by_its_letter(n
     for chosen, letter in enumerate(letters):
         scores = [(-float(place != chosen), False) for place in range(len(letters))]
         expected = f"\n{letter}. {right}\n" in task.doc_to_text(own)
-        assert task.process_results(own, scores)["acc"] == float(expected)
+        assert scores_of(task, own, *scores)["acc"] == float(expected)
 
 
 def test_a_question_with_more_options_than_letters_is_refused():
@@ -459,21 +459,13 @@ def vote_by_loop(answers: list[str]) -> str:
     return best
 
 
-def evaluated(task, texts: list[str]) -> dict[str, str]:
-    """What each of the task's filters passes on."""
-    instance = Instance("generate_until", {}, ("", {}), idx=0, task_name="", doc_id=0, resps=list(texts))
-    for ensemble in task._filters:
-        ensemble.apply([instance])
-    return instance.filtered_resps
-
-
 @pytest.mark.parametrize("texts", TEXTS)
 def test_the_vote_is_that_of_a_loop(texts, data):
     expected = vote_by_loop([answer_number(text) for text in texts])
-    assert evaluated(load_voted("addsub", data), texts) == {"numeric": expected}
+    assert filtered(load_voted("addsub", data), texts) == {"numeric": expected}
     strict = [text[5:] if text.startswith("####") else "[invalid]" for text in texts]
-    assert evaluated(load_voted("gsm8k", data, num_fewshot=0), texts)["strict-match"] == vote_by_loop(strict)
-    assert evaluated(load_voted("toy_math"), texts) == {"none": vote_by_loop(strict)}
+    assert filtered(load_voted("gsm8k", data, num_fewshot=0), texts)["strict-match"] == vote_by_loop(strict)
+    assert filtered(load_voted("toy_math"), texts) == {"none": vote_by_loop(strict)}
 
 
 @pytest.mark.parametrize(
@@ -487,10 +479,10 @@ def test_the_vote_is_that_of_a_loop(texts, data):
     ],
 )
 def test_equal_numbers_are_one_answer_of_the_vote(texts, expected, data):
-    assert evaluated(load_voted("addsub", data), texts)["numeric"] in expected
+    assert filtered(load_voted("addsub", data), texts)["numeric"] in expected
     if "." not in "".join(texts) and "/" not in "".join(texts):
         gsm8k = load_voted("gsm8k", data, num_fewshot=0)
-        assert evaluated(gsm8k, texts)["strict-match"] in expected
+        assert filtered(gsm8k, texts)["strict-match"] in expected
 
 
 def test_samples_are_asked_for_and_right_is_what_their_vote_says(data):
@@ -504,9 +496,9 @@ def test_samples_are_asked_for_and_right_is_what_their_vote_says(data):
     assert load_voted("addsub", data, votes=None).config.repeats == 1
     task = load_voted("addsub", data)
     document = {"answer": "5"}
-    assert task.process_results(document, [evaluated(task, TEXTS[0])["numeric"]]) == {"exact_match": 1.0}
+    assert task.process_results(document, [filtered(task, TEXTS[0])["numeric"]]) == {"exact_match": 1.0}
     alone = load_voted("addsub", data, votes=None)
-    assert alone.process_results(document, [evaluated(alone, TEXTS[0])["numeric"]]) == {"exact_match": 0.0}
+    assert alone.process_results(document, [filtered(alone, TEXTS[0])["numeric"]]) == {"exact_match": 0.0}
 
 
 @pytest.mark.parametrize(

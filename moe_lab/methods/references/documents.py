@@ -15,6 +15,7 @@ from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.models.distributed import num_processes
 from moe_lab.tasks.documents import document_hashes
+from moe_lab.tasks.lm_eval_tasks import executes_code, output_filters
 from moe_lab.tasks.loading import load_tasks, once, task_key
 
 USUAL_SPLITS = ("training_split", "validation_split", "test_split")
@@ -188,7 +189,7 @@ def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str
             key = f"{task_name}:{task.config.test_split}"
             tasks[key] = task
             kind = task.get_config("output_type")
-            if kind not in ("multiple_choice", "generate_until") or getattr(task, "UNSAFE_CODE", False):
+            if kind not in ("multiple_choice", "generate_until") or executes_code(task):
                 raise ConfigError(
                     f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or "
                     "wrong.\nUse another one with method.reference=<lm-eval task>."
@@ -201,7 +202,8 @@ def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str
                         "Use a multiple-choice task."
                     )
                 metrics[key] = (
-                    task_config.metric or f"{task.config.metric_list[0]['metric']},{task._filters[0].name}"
+                    task_config.metric
+                    or f"{task.config.metric_list[0]['metric']},{output_filters(task)[0].name}"
                 )
     return tasks, metrics
 

@@ -35,6 +35,7 @@ from moe_lab.models.new_text import tokens_of
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.identity import versions
 from moe_lab.tasks.documents import gold_choice
+from moe_lab.tasks.lm_eval_tasks import has_prompt_per_choice, number_of_choices, scores_of_response
 from moe_lab.tasks.requests import build_requests, right_request
 
 ANSWER_TOKENS = 32
@@ -98,9 +99,9 @@ def _choices(
 ) -> tuple[list[tuple[str, str]], str, Callable[[list[Any]], Graded]]:
     """((prompt, answer) of every choice, the right answer, the grading of their scores)."""
     document = instances[0].doc
-    count = len(task.doc_to_choice(document))  # some metrics also score each choice without its prompt
+    count = number_of_choices(task, document)
     choices = [tuple(instance.args) for instance in instances[:count]]
-    if len({prompt for prompt, _ in choices}) > 1:
+    if has_prompt_per_choice(task) or len({prompt for prompt, _ in choices}) > 1:
         raise ConfigError(f"{key} has a prompt for every choice. C3PO needs one: task.answer=letters.")
     gold = gold_choice(task, document)
 
@@ -116,11 +117,7 @@ def _choices(
 def _grade_text(task: Any, instance: Any, metric: str, texts: list[str]) -> Graded:
     """Grades a generated text by the task's own filter and metric (`metric,filter`, 1 for a right answer)."""
     metric, _, filter_name = metric.partition(",")
-    instance.resps, instance.filtered_resps = [texts[0]], {}
-    for ensemble in task._filters:
-        if ensemble.name == filter_name:
-            ensemble.apply([instance])
-    scores = task.process_results(instance.doc, [instance.filtered_resps[filter_name]])
+    scores = scores_of_response(task, instance, texts[0], filter_name)
     return texts[0], bool(texts[0]) and float(scores[metric]) == 1
 
 

@@ -16,6 +16,7 @@ from moe_lab.config.schema import Config
 from moe_lab.engine.forward.batch import common_length
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.models.distributed import broadcast, num_processes
+from moe_lab.models.lm_eval_internals import answers_for_lm_eval, request_arguments
 from moe_lab.models.tokenizer import Framing
 from moe_lab.results.logs import Header, ResponseLog, request_key
 from moe_lab.runs.distributed import follower_lm
@@ -109,12 +110,12 @@ class AnsweringLM(Framing, LM):
 
     @abstractmethod
     def _answer(self, kind: str, requests: list[Instance]) -> list[Any]:
-        """The answers to requests of a kind, named as lm-eval names it."""
+        """The answers to requests of a kind, named as lm-eval names it, in the form that lm-eval expects."""
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         return self._answer("loglikelihood", requests)
 
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[Any]:
         return self._answer("loglikelihood_rolling", requests)
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
@@ -151,13 +152,14 @@ class RecordedLM(AnsweringLM):
             # lm-eval lists one Instance `repeats` times; equal prompts of two documents are one request
             repeat = repeats[id(instance)]
             repeats[id(instance)] += 1
-            key = request_key(kind, instance.args, repeat)
+            arguments = request_arguments(instance)
+            key = request_key(kind, arguments, repeat)
             keys.append(key)
             if key not in self.log:
-                missing[key] = (instance.args, repeat)
+                missing[key] = (arguments, repeat)
         if missing:
             self._ask(kind, missing)
-        return [self.log[key] for key in keys]
+        return answers_for_lm_eval(kind, [self.log[key] for key in keys])
 
     def _ask(self, kind: str, missing: dict[str, tuple[tuple[Any, ...], int]]) -> None:
         model = self.model

@@ -32,7 +32,7 @@ from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.run import Run
 from moe_lab.tasks.judges import Judge
 from moe_lab.tasks.judges.toy import ToyJudge
-from moe_lab.tasks.metric_errors import MetricFailure, reason_of
+from moe_lab.tasks.metric_boundaries import MetricFailure, reason_of
 
 T = TypeVar("T")
 

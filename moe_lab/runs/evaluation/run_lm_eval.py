@@ -27,6 +27,7 @@ from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
 from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM
 from moe_lab.runs.run import Run
 from moe_lab.tasks.judges.judging import judging
+from moe_lab.tasks.lm_eval_tasks import evaluated_documents, logged_samples
 from moe_lab.tasks.metric_errors import metric_failures, without_failed_values
 from moe_lab.tasks.requests import reseed
 from moe_lab.tasks.sandbox.programs import unconfined
@@ -79,7 +80,7 @@ def evaluate_answers(
 
         lm = RecordedLM(log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template)
         before = len(log)
-        whole = {name: len(task.task_docs) for name, task in run.tasks["tasks"].items()}
+        whole = {name: len(evaluated_documents(task)) for name, task in run.tasks["tasks"].items()}
         # None for a task that is evaluated whole, so that lm-eval need not search each document
         chosen = {name: ids if len(ids) < whole[name] else None for name, ids in run.samples.items()}
         with judging(run.judges, run.folder, config.rerun, free_model):
@@ -154,8 +155,9 @@ def evaluate_tasks(config: Config, tasks: TaskDict, lm: LM, samples: dict[str, A
             confirm_run_unsafe_code=True,  # `check_code_execution` has asked
         )
     assert evaluated is not None
-    without_failed_values(evaluated["samples"], failures)
-    return {**evaluated, "failures": failures}
+    samples = logged_samples(tasks["tasks"], evaluated["samples"])
+    without_failed_values(samples, failures)
+    return {**evaluated, "samples": samples, "failures": failures}
 
 
 def ask_again(

@@ -18,6 +18,7 @@ from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.prepare import facts_of, identity, prepare
 from moe_lab.runs.tuning.search import Search, resolve, resolve_grid, resolve_scale
 from moe_lab.tasks.documents import Holdout, document_hashes, select_documents
+from moe_lab.tasks.lm_eval_tasks import evaluated_documents
 from moe_lab.tasks.loading import load_tasks
 
 TABLE = "trials.csv"
@@ -171,7 +172,7 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     select_documents(evaluated, evaluation.tasks, frozenset(documents))
     dataset = task.config.custom_dataset
     samples = {name: dataset.numbers}
-    held_out = {name: list(range(len(task.task_docs)))}
+    held_out = {name: list(range(len(evaluated_documents(task))))}
     content = identity(config, evaluation.method, facts, tasks, samples, held_out)
     headline = config.task.metric if search.metric == "accuracy" else None
     content["search"] = search.identity | {"headline": headline}
@@ -218,7 +219,7 @@ def has_bare_answers(task: Any) -> bool:
     if task.get_config("output_type") != "generate_until":
         return False
     filters = [one["function"] for each in task.config.filter_list or [] for one in each["filter"]]
-    targets = map(task.doc_to_target, () if TRIMMING.issuperset(filters) else task.task_docs)
+    targets = map(task.doc_to_target, () if TRIMMING.issuperset(filters) else evaluated_documents(task))
     answers = [str(one) for target in targets for one in (target if isinstance(target, list) else [target])]
     # bare: one word, apart from marks such as `####`
     return bool(answers) and all(

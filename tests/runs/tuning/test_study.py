@@ -19,6 +19,7 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.methods import get_method
 from moe_lab.models import load
+from moe_lab.models.lm_eval_internals import answers_of_lm_eval, instance_of
 from moe_lab.runs.config import compose_or_explain, to_config
 from moe_lab.runs.jobs import job_of
 from moe_lab.runs.tuning.study import SOURCE, has_bare_answers, prepare_study
@@ -241,7 +242,8 @@ def test_perplexity_of_running_text_is_per_token(tiny_olmoe_dir, data, tmp_path,
     study = study_of(tiny_olmoe_dir, data, tmp_path, "toy_text")
     lm = lm_for(olmoe, tokenizer)
     texts = [document["text"] for document in study.task.task_docs]
-    cost = -sum(lm.loglikelihood_rolling([_instance((text,)) for text in texts]))
+    rolled = lm.loglikelihood_rolling([instance_of("loglikelihood_rolling", (text,)) for text in texts])
+    cost = -sum(answers_of_lm_eval("loglikelihood_rolling", rolled))
     tokens = sum(len(tokenizer(text).input_ids) for text in texts)
     assert Perplexity(study, lm)(None, lambda *_: None) == pytest.approx(math.exp(cost / tokens))
 
@@ -262,9 +264,7 @@ def test_accuracy_is_lm_evals_and_the_same_again(tiny_olmoe_dir, data, tmp_path,
 
 
 def _instance(args):
-    from lm_eval.api.instance import Instance
-
-    return Instance("loglikelihood", {}, args, idx=0, task_name="", doc_id=0)
+    return instance_of("loglikelihood", args)
 
 
 def test_pruning_stops_only_what_cannot_be_best(tiny_olmoe_dir, data, tmp_path, olmoe, tokenizer):

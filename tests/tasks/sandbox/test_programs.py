@@ -25,6 +25,7 @@ from moe_lab.tasks.sandbox.programs import PASSED, Limits, program, run_programs
 from moe_lab.tasks.sandbox.replies import completion
 from tests.support.documents import PROBLEMS, evaluated
 from tests.support.runs import write_jsonl
+from tests.support.scoring import filtered
 
 
 @pytest.fixture
@@ -289,10 +290,8 @@ def test_predict_only_executes_nothing(data, monkeypatch):
     check_code_execution(logged, tasks)
     task: Any = tasks["tasks"]["humaneval"]
     task.build_all_requests()
-    for instance in task.instances:
-        instance.resps = ["    return 1"]
-    task.apply_filters()
-    assert [list(instance.filtered_resps.values()) for instance in task.instances] == [["    return 1"]] * 3
+    assert len(task.instances) == 3
+    assert filtered(task, ["    return 1"]) == {"none": "    return 1"}
 
 
 # Replies of instruct models

@@ -26,6 +26,7 @@ from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.pretrain.corpus import read_corpus, tokenizer_of
 from moe_lab.models.source import TINY
 from moe_lab.tasks import toy
+from moe_lab.tasks.lm_eval_tasks import output_filters
 from moe_lab.tasks.toy import DIFFERENCES, QUESTIONS, RULES, rules
 from moe_lab.tasks.toy import word_problems as problems
 from moe_lab.tasks.toy.corpus import END, answers, cloze, documents, stories, train_tokenizer
@@ -33,6 +34,7 @@ from moe_lab.tasks.toy.questions import instructions, keys, questions, replies_t
 from moe_lab.tasks.toy.rules import max_rules, plus_rules
 from moe_lab.tasks.toy.world import PEOPLE, RELATIONS, WORLD_VERSION, facts, generator
 from moe_lab.tasks.toy.world import RULES as CHAINS
+from tests.support.scoring import scores_of
 
 PROBLEMS = [split for split, _ in problems.SHARES]
 
@@ -226,7 +228,7 @@ def test_every_task_loads_with_its_version_and_the_one_filter_none(tasks):
     assert set(tasks) == set(NAMES)
     for task in tasks.values():
         assert task.VERSION == WORLD_VERSION
-        assert [each.name for each in task._filters] == ["none"]
+        assert [each.name for each in output_filters(task)] == ["none"]
         assert " at 0x" not in str(task.dump_config()), "results.json has no address of a function"
 
 
@@ -253,12 +255,7 @@ def test_the_number_at_the_end_is_compared(tasks, name):
 
 def scored(task, document, answer: str) -> float:
     """The task's exact match for an answer of the model."""
-    instances = task.construct_requests(doc=document, ctx="", metadata=(task.config.task, 0, 1))
-    instance = instances[0] if isinstance(instances, list) else instances
-    task._instances = [instance]
-    instance.resps = [answer]
-    task.apply_filters()
-    return task.process_results(document, [instance.filtered_resps["none"]])["exact_match"]
+    return scores_of(task, document, answer)["exact_match"]
 
 
 def test_prompts_have_the_form_of_the_corpus(tasks):

@@ -52,7 +52,14 @@ def cases() -> list[Case]:
         Case("ARC-Challenge, 25-shot", arc(), 25, 4, 3.0),
         Case("ARC-Challenge, zero-shot", arc(), 0, 64, 1.5),
         Case("MMLU, one subject, 5-shot", mmlu, 5, 32, 3.0),
-        Case("GSM8K, 5-shot, 64 new tokens", gsm8k, 5, 16, 1.0, {"max_gen_toks": 64, "until": ["<never>"]}),
+        Case(
+            "GSM8K, 5-shot, 64 new tokens",
+            gsm8k,
+            5,
+            16,
+            1.0,
+            {"max_gen_toks": 64, "until": ["<never>"]},
+        ),
     ]
 
 
@@ -76,12 +83,19 @@ def requests_of(case: Case, data_dir: str | None) -> list[Any]:
 
 
 def run(
-    case: Case, model: Any, tokenizer: Any, data_dir: str | None, rounds: int, sizes: tuple[int, ...]
+    case: Case,
+    model: Any,
+    tokenizer: Any,
+    data_dir: str | None,
+    rounds: int,
+    sizes: tuple[int, ...],
 ) -> list[float]:
     """Median seconds of `hf` with each batch size, and of this engine."""
     requests = requests_of(case, data_dir)
     kind = requests[0].request_type
-    lms: list[Any] = [HFLM(pretrained=model, tokenizer=tokenizer, batch_size=size) for size in sizes]
+    lms: list[Any] = [
+        HFLM(pretrained=model, tokenizer=tokenizer, batch_size=size) for size in sizes
+    ]
     lms.append(EngineLM(model, tokenizer))
 
     def candidate(lm: Any) -> Any:
@@ -105,7 +119,9 @@ def main() -> None:
     os.environ["TQDM_DISABLE"] = "1"
     texts = sorted(Path(options.data_dir or "").glob("*/train.jsonl"))[:6]
     tokenizer = make_tokenizer(texts)
-    model: Any = random_model(OLMOE_1B_7B, torch.device("cuda")) if options.full_size else make_model()
+    model: Any = (
+        random_model(OLMOE_1B_7B, torch.device("cuda")) if options.full_size else make_model()
+    )
     sizes, more = ((16, 64), 8) if options.full_size else ((1, 16), 1)
     print(
         f"| task | {' | '.join(f'hf, batch size {size}' for size in sizes)} | moe_lab | times faster | promised |"

@@ -56,7 +56,9 @@ def full_passes(
                 pathways.probs()[router.layer][:, 0].expand(K, -1).topk(routing.index_TK.shape[-1])
             )
             weights_TK = routing.weights_TK.index_copy(0, last, weights_K)
-            return Routing(routing.logits_TE, weights_TK, routing.index_TK.index_copy(0, last, index_K))
+            return Routing(
+                routing.logits_TE, weights_TK, routing.index_TK.index_copy(0, last, index_K)
+            )
 
         for rate in learning_rates("cosine", first_rate, last_rate, 10):
             optimizer.param_groups[0]["lr"] = rate

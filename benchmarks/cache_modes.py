@@ -34,11 +34,15 @@ MODES = {
 }
 
 
-def generation(model: torch.nn.Module, name: str, n: int, past: int, steps: int) -> Callable[[], None]:
+def generation(
+    model: torch.nn.Module, name: str, n: int, past: int, steps: int
+) -> Callable[[], None]:
     cache, prefill = MODES[name]
     routing = GumbelTopK(TEMPERATURES, seed=0)
     ensemble = (
-        Ensemble() if name == "n=1" else Ensemble(n, routing, first_noisy=2, cache=cache, prefill=prefill)
+        Ensemble()
+        if name == "n=1"
+        else Ensemble(n, routing, first_noisy=2, cache=cache, prefill=prefill)
     )
     ids = prompt(past)
 
@@ -50,7 +54,11 @@ def generation(model: torch.nn.Module, name: str, n: int, past: int, steps: int)
             answer = GenerationState(0, ids, noise_key=1)
             budget = Budget(CPU_TOKENS)
             generate(
-                forward, [answer], budget, Decoding(choose, lambda tokens: False, steps), lambda done: None
+                forward,
+                [answer],
+                budget,
+                Decoding(choose, lambda tokens: False, steps),
+                lambda done: None,
             )
 
     return run
@@ -79,7 +87,9 @@ def main() -> None:
     memory = {name: weights + peak_of(run) for name, run in runs.items()}
     for name in MODES:
         time, size = seconds[name], memory[name]
-        cells = f"{time / options.steps * 1e3:.1f} | {time / seconds['n=1']:.2f} | {size / 2**20:.1f}"
+        cells = (
+            f"{time / options.steps * 1e3:.1f} | {time / seconds['n=1']:.2f} | {size / 2**20:.1f}"
+        )
         print(f"| {name} | {cells} | {size / memory['n=1']:.3f} |")
 
 

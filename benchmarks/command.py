@@ -33,13 +33,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
 
         def candidate(command: str) -> Callable[[], object]:
-            data = [f"data_dir={options.data_dir}"] if options.data_dir and "toy" not in command else []
-            arguments = [*command.split(), *([] if command == "--help" else data), f"output_dir={folder}"]
+            data = (
+                [f"data_dir={options.data_dir}"]
+                if options.data_dir and "toy" not in command
+                else []
+            )
+            arguments = [
+                *command.split(),
+                *([] if command == "--help" else data),
+                f"output_dir={folder}",
+            ]
             return lambda: subprocess.run(
                 [sys.executable, "-m", "moe_lab", *arguments], check=True, capture_output=True
             )
 
-        seconds = side_by_side({command: candidate(command) for command in promised}, options.rounds)
+        seconds = side_by_side(
+            {command: candidate(command) for command in promised}, options.rounds
+        )
     print("| command | seconds | promised |\n|---|---:|---:|")
     for command, value in seconds.items():
         print(f"| `python -m moe_lab {command}` | {value:.2f} | {promised[command]} |")

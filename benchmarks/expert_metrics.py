@@ -45,7 +45,9 @@ def compare(task: str, limit: int, rounds: int) -> tuple[float, float]:
         if counted:
             entropies(count(routes, documents_of(tasks)[0]))
 
-    seconds = side_by_side({"plain": lambda: evaluate(False), "counted": lambda: evaluate(True)}, rounds)
+    seconds = side_by_side(
+        {"plain": lambda: evaluate(False), "counted": lambda: evaluate(True)}, rounds
+    )
     return seconds["plain"], seconds["counted"]
 
 
@@ -62,7 +64,9 @@ def main() -> None:
     )
     for task, limit in (("toy_choice", 500), ("toy_math", 100)):
         plain, counted = compare(task, limit, options.rounds)
-        print(f"| {task}, {limit} documents | {plain:.2f} | {counted:.2f} | {counted / plain:.2f} |")
+        print(
+            f"| {task}, {limit} documents | {plain:.2f} | {counted:.2f} | {counted / plain:.2f} |"
+        )
 
 
 if __name__ == "__main__":

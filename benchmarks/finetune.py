@@ -50,7 +50,9 @@ class Timed:
 
     @property
     def seconds(self) -> float:
-        return statistics.median(b - a for a, b in pairwise(self.starts[2 * self.passes :: self.passes]))
+        return statistics.median(
+            b - a for a, b in pairwise(self.starts[2 * self.passes :: self.passes])
+        )
 
     @property
     def peak(self) -> int | None:
@@ -58,7 +60,9 @@ class Timed:
 
 
 def random_rows(vocab: int, size: int, length: int) -> list[dict[str, list[int]]]:
-    ids = torch.randint(1, vocab, (STEPS * size, length), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        1, vocab, (STEPS * size, length), generator=torch.Generator().manual_seed(0)
+    )
     return [{"input_ids": row, "labels": row} for row in ids.tolist()]
 
 
@@ -178,7 +182,9 @@ def main() -> None:
     parser.add_argument(
         "--full-size", action="store_true", help="needs a GPU with 60 GB; with float32, 130 GB"
     )
-    parser.add_argument("--optimizers", nargs="+", default=["adamw_torch"], help="values of method.optimizer")
+    parser.add_argument(
+        "--optimizers", nargs="+", default=["adamw_torch"], help="values of method.optimizer"
+    )
     parser.add_argument("--frozen", nargs="+", default=list(FROZEN), choices=FROZEN)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -192,7 +198,9 @@ def main() -> None:
             for frozen in options.frozen:
                 dtype = torch.bfloat16 if optimizer == EIGHT_BIT else torch.float32
                 model = (
-                    random_model(OLMOE_1B_7B, device, dtype) if options.full_size else make_model().to(dtype)
+                    random_model(OLMOE_1B_7B, device, dtype)
+                    if options.full_size
+                    else make_model().to(dtype)
                 )
                 measure(model, train, frozen, batch, passes, length, optimizer)
                 del model

@@ -120,11 +120,20 @@ def _layer_shapes(layer: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         f"{prefix}self_attn.{name}_proj.weight": (hidden, hidden) for name in "qkvo"
     }
-    for norm in ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"):
+    for norm in (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "self_attn.q_norm",
+        "self_attn.k_norm",
+    ):
         shapes[f"{prefix}{norm}.weight"] = (hidden,)
     shapes[f"{prefix}mlp.gate.weight"] = (OLMOE_1B_7B["num_experts"], hidden)
     for expert in range(OLMOE_1B_7B["num_experts"]):
-        for name, shape in (("gate", (width, hidden)), ("up", (width, hidden)), ("down", (hidden, width))):
+        for name, shape in (
+            ("gate", (width, hidden)),
+            ("up", (width, hidden)),
+            ("down", (hidden, width)),
+        ):
             shapes[f"{prefix}mlp.experts.{expert}.{name}_proj.weight"] = shape
     return shapes
 
@@ -132,9 +141,27 @@ def _layer_shapes(layer: int) -> dict[str, tuple[int, ...]]:
 def run(model: Path, data: Path, output: Path, documents: int, new_tokens: int) -> int:
     """The command as a user types it, in a process of its own; returns its peak resident memory in bytes."""
     command = [
-        *(sys.executable, "-m", "moe_lab", "method=roe", "method.n=8", "task=gsm8k", "dtype=bfloat16"),
-        *(f"model.path={model}", f"model.name={model.name}", f"data_dir={data}", f"output_dir={output}"),
-        *(f"limit={documents}", "num_fewshot=0", f"gen_kwargs=max_gen_toks={new_tokens}", "device=cpu"),
+        *(
+            sys.executable,
+            "-m",
+            "moe_lab",
+            "method=roe",
+            "method.n=8",
+            "task=gsm8k",
+            "dtype=bfloat16",
+        ),
+        *(
+            f"model.path={model}",
+            f"model.name={model.name}",
+            f"data_dir={data}",
+            f"output_dir={output}",
+        ),
+        *(
+            f"limit={documents}",
+            "num_fewshot=0",
+            f"gen_kwargs=max_gen_toks={new_tokens}",
+            "device=cpu",
+        ),
     ]
     subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
@@ -154,7 +181,9 @@ def report(output: Path, shape: Shape, documents: int, weights: int, peak: int) 
             json.dumps(cost),
         )
         tokens.append(cost["tokens_in"] + cost["tokens_out"])
-    cache = min(tokens) * shape.cache_bytes  # rows of RoE keep nothing beside the plain model's tokens
+    cache = (
+        min(tokens) * shape.cache_bytes
+    )  # rows of RoE keep nothing beside the plain model's tokens
     print(f"weights {weights / GIB:.2f} GiB, cache of all tokens at once {cache / GIB:.3f} GiB")
     print(
         f"peak of the whole process {peak / GIB:.2f} GiB: {peak / (weights + cache):.3f} of weights plus cache"

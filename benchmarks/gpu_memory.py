@@ -50,7 +50,9 @@ def measure(command: str, model: Path, outputs: Path) -> tuple[int, int | None, 
     ]
     overrides = [*command.split(), *keys]
     plan = moe_lab.plan(overrides).frame()
-    planned = int(plan[plan["method"] == command.split()[0].removeprefix("method=")]["gpu_memory"].max())
+    planned = int(
+        plan[plan["method"] == command.split()[0].removeprefix("method=")]["gpu_memory"].max()
+    )
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -70,10 +72,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work-dir", type=Path, required=True)
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, metavar="SETTING")
+    parser.add_argument(
+        "--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, metavar="SETTING"
+    )
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("No CUDA device is here: nothing was measured. This benchmark needs one with 30 GB of memory.")
+        print(
+            "No CUDA device is here: nothing was measured. This benchmark needs one with 30 GB of memory."
+        )
         return
     model, outputs = options.work_dir / "olmoe", options.work_dir / "outputs"
     try:
@@ -84,7 +90,10 @@ def main() -> None:
             planned, peak, seconds = measure(SETTINGS[name], model, outputs)
             found = "out of memory" if peak is None else f"{peak / GB:.1f}"
             given = planned / USABLE / GB
-            print(f"| {name} | {planned / GB:.1f} | {given:.1f} | {found} | {seconds:.0f} |", flush=True)
+            print(
+                f"| {name} | {planned / GB:.1f} | {given:.1f} | {found} | {seconds:.0f} |",
+                flush=True,
+            )
     finally:
         shutil.rmtree(options.work_dir, ignore_errors=True)
 

@@ -47,7 +47,13 @@ def on(number):
     return ACTIVE == str(number)
 """
 PAIRS = (
-    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
+    *(
+        (ast.Lt, ast.LtE),
+        (ast.Gt, ast.GtE),
+        (ast.Eq, ast.NotEq),
+        (ast.Is, ast.IsNot),
+        (ast.In, ast.NotIn),
+    ),
     *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div)),
 )
 SWAPPED: dict[type, type] = {one: other for pair in PAIRS for one, other in (pair, pair[::-1])}
@@ -73,7 +79,11 @@ class Mutation(NamedTuple):
 def visited(node: ast.AST) -> Iterator[ast.AST]:
     """The node and those below it, without annotations, decorators, patterns, messages and assertions."""
     types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    if types or isinstance(node, ast.JoinedStr | ast.pattern | ast.Assert) or called(node) in SPOKEN:
+    if (
+        types
+        or isinstance(node, ast.JoinedStr | ast.pattern | ast.Assert)
+        or called(node) in SPOKEN
+    ):
         return
     yield node
     if isinstance(node, ast.Raise):
@@ -171,10 +181,14 @@ def draw(folder: Path, count: int, seed: str) -> list[Mutation]:
         file, old, new = kinds[kind].pop(generator.randrange(len(kinds[kind])))
         chosen[id(old)].append((len(drawn), new))
         drawn.append(
-            Mutation(str(file.relative_to(folder)), old.lineno, kind, ast.unparse(old), ast.unparse(new))
+            Mutation(
+                str(file.relative_to(folder)), old.lineno, kind, ast.unparse(old), ast.unparse(new)
+            )
         )
     for file, tree in trees.items():
-        file.write_text(ast.unparse(ast.fix_missing_locations(Switches(chosen).visit(tree))), "utf-8")
+        file.write_text(
+            ast.unparse(ast.fix_missing_locations(Switches(chosen).visit(tree))), "utf-8"
+        )
     (folder / "mutation_probe.py").write_text(PROBE)
     return drawn
 
@@ -211,7 +225,9 @@ def reached(folder: Path, kept: Path, chosen: list[str]) -> dict[int, set[str]]:
     return reach
 
 
-def outcome(folder: Path, number: int, tests: str, near: list[str], slow: bool, timeout: float) -> str:
+def outcome(
+    folder: Path, number: int, tests: str, near: list[str], slow: bool, timeout: float
+) -> str:
     (folder / "near.txt").write_text("\n".join(near))
     named = [f"@{folder}/near.txt"] if near else [tests]
     rounds = [[*named, *FAST], [tests, *FAST], *([[*named, "-m", "slow"]] if slow else [])]
@@ -223,14 +239,18 @@ def outcome(folder: Path, number: int, tests: str, near: list[str], slow: bool, 
 
 
 def main() -> None:
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     commit = head.stdout[:10]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", default=commit)
-    parser.add_argument("--slow", action="store_true", help="slow tests, too, for survivors of the fast ones")
+    parser.add_argument(
+        "--slow", action="store_true", help="slow tests, too, for survivors of the fast ones"
+    )
     parser.add_argument("--timeout", type=float, default=900, help="seconds of one run of pytest")
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "mutations")
     args = parser.parse_args()
@@ -251,9 +271,16 @@ def main() -> None:
             near = sorted(test for test in reach[number] if test.startswith(tests + "/"))
             known[mutation] = outcome(place, number, tests, near, args.slow, args.timeout)
             with kept.open("a") as file:
-                line = {"mutation": mutation, "outcome": known[mutation], "commit": commit, "tier": tier}
+                line = {
+                    "mutation": mutation,
+                    "outcome": known[mutation],
+                    "commit": commit,
+                    "tier": tier,
+                }
                 file.write(json.dumps(line) + "\n")
-        change = " -> ".join(" ".join(text.split())[:70] for text in (mutation.before, mutation.after))
+        change = " -> ".join(
+            " ".join(text.split())[:70] for text in (mutation.before, mutation.after)
+        )
         print(
             f"{number:3} {known[mutation]:8} {mutation.file}:{mutation.line} {mutation.kind}: {change}",
             flush=True,

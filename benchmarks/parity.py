@@ -100,13 +100,16 @@ def main() -> None:
             model = random_model(family)
             for side in ("left", "right"):
                 tokenizer.padding_side = side
-                expected = getattr(HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4), kind)(requests)
+                expected = getattr(HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4), kind)(
+                    requests
+                )
                 for batch_size in (1, 3, 8, "auto"):
                     lm = EngineLM(model, tokenizer, batch_size=batch_size)
                     found = compare(kind, getattr(lm, kind)(requests), expected)
                     ties = lm.cost["near_ties"]
                     print(
-                        f"| {family} | {case.title} | {side} | {batch_size} | {found} | {ties} |", flush=True
+                        f"| {family} | {case.title} | {side} | {batch_size} | {found} | {ties} |",
+                        flush=True,
                     )
 
 

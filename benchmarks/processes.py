@@ -35,7 +35,15 @@ def seconds(case: list[str], model: Path, processes: int) -> float:
         own = [f"model.path={model}", "device=cpu", "baseline=false", f"output_dir={output}"]
         generation = ["gen_kwargs=max_gen_toks=32"] if "task=toy_math" in case else []
         subprocess.run(
-            [sys.executable, *(launch if processes > 1 else []), "-m", "moe_lab", *case, *generation, *own],
+            [
+                sys.executable,
+                *(launch if processes > 1 else []),
+                "-m",
+                "moe_lab",
+                *case,
+                *generation,
+                *own,
+            ],
             check=True,
             capture_output=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -51,7 +59,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="part of a case's title")
     options = parser.parse_args()
-    print(f"| command | one process | two | times faster | promised: {PROMISED} |\n|---|---:|---:|---:|---|")
+    print(
+        f"| command | one process | two | times faster | promised: {PROMISED} |\n|---|---:|---:|---:|---|"
+    )
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         make_model().save_pretrained(model)
@@ -59,7 +69,9 @@ def main() -> None:
         for title, case in CASES.items():
             if options.only not in title:
                 continue
-            turns = [(seconds(case, model, 1), seconds(case, model, 2)) for _ in range(options.rounds)]
+            turns = [
+                (seconds(case, model, 1), seconds(case, model, 2)) for _ in range(options.rounds)
+            ]
             one, two = (statistics.median(times) for times in zip(*turns, strict=True))
             met = "yes" if one / two >= PROMISED else "no"
             print(f"| {title} | {one:.1f} s | {two:.1f} s | {one / two:.2f} | {met} |", flush=True)

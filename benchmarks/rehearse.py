@@ -69,7 +69,11 @@ def cuts(cell: Cell, config: Any) -> list[str]:
     references, 3 subjects of MMLU, one seed; where each of 64 samples has a history of its own, texts of at most 264
     tokens and trials on 2 documents."""
     method, tuning = cell.values["method"], cell.values["tuning"]
-    found = ["samples=[0,1]" if config.samples else "limit=2", "gen_kwargs={max_gen_toks: 8}", "seeds=1"]
+    found = [
+        "samples=[0,1]" if config.samples else "limit=2",
+        "gen_kwargs={max_gen_toks: 8}",
+        "seeds=1",
+    ]
     if config.task.name == "mmlu":
         found.append(f"task.name=[{','.join(f'mmlu_{subject}' for subject in SUBJECTS)}]")
     own_history = method["name"] == "roe" and (
@@ -79,7 +83,9 @@ def cuts(cell: Cell, config: Any) -> list[str]:
     if tuning["name"] != "none":
         found.append(f"tuning.num_samples={2 if own_history else 8}")
         found += ["tuning.n_trials=2"] if tuning["name"] == "tpe" else []
-        found += [f"tuning.step={tuning['max_temperature'] or 1}"] if tuning["name"] == "uniform" else []
+        found += (
+            [f"tuning.step={tuning['max_temperature'] or 1}"] if tuning["name"] == "uniform" else []
+        )
     own = PRETRAINING if method["name"] == "pretrain" else ON_METHOD
     found += [f"method.{key}={value}" for key, value in own.items() if key in method]
     found += ["method.validation_size=2"] if method.get("validation_size") else []
@@ -95,7 +101,9 @@ class Planned:
 
     @property
     def key(self) -> str:
-        overrides = " ".join(one for one in self.cell.overrides if not one.startswith("output_dir="))
+        overrides = " ".join(
+            one for one in self.cell.overrides if not one.startswith("output_dir=")
+        )
         return f"{self.composed.experiment.name}: {overrides}"
 
     @property
@@ -153,9 +161,13 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--experiment", default="all", help="names in experiments/, separated by commas")
+    parser.add_argument(
+        "--experiment", default="all", help="names in experiments/, separated by commas"
+    )
     parser.add_argument("--all", action="store_true", help="every cell instead of the subset")
-    parser.add_argument("--worker", default="0/1", help="<number>/<workers>: the cells of this process")
+    parser.add_argument(
+        "--worker", default="0/1", help="<number>/<workers>: the cells of this process"
+    )
     parser.add_argument("--data-dir", type=Path, help="folder of local data sets (docs/tasks.md)")
     parser.add_argument("--output", type=Path, default=Path("outputs/rehearsal"))
     parser.add_argument("--only", help="cells with this text in their name")
@@ -169,7 +181,9 @@ def _rehearse(options: argparse.Namespace, output: Path) -> int:
     from moe_lab.runs.experiments.cells import compose_experiments
     from moe_lab.tasks.loading import task_cache
 
-    base = compose_cell([f"experiment={options.experiment}", "scale=paper", f"output_dir={output}"], [])
+    base = compose_cell(
+        [f"experiment={options.experiment}", "scale=paper", f"output_dir={output}"], []
+    )
     composed = compose_experiments(to_config(base), base)
     cells = [Planned(each, cell) for each in composed for cell, _ in each.cells]
     chosen = cells if options.all else subset(cells)
@@ -184,7 +198,9 @@ def _rehearse(options: argparse.Namespace, output: Path) -> int:
                 table.add(_play(one, models, known, played))
         for each in composed:
             if cells_of := played.get(each.experiment.name):
-                table.add(_row(f"{each.experiment.name}: its table", partial(_draw, each, cells_of)))
+                table.add(
+                    _row(f"{each.experiment.name}: its table", partial(_draw, each, cells_of))
+                )
     keys = [*(one.key for one in own), *(f"{each.experiment.name}: its table" for each in composed)]
     return _summary(
         [table.rows[key] for key in keys if key in table.rows], time.monotonic() - start, len(cells)
@@ -223,7 +239,9 @@ def _draw(composed: Composed, cells: list[PreparedCell]) -> dict[str, Any]:
     return {"state": "done"}
 
 
-def _run(one: Planned, models: Any, known: dict[str, Any], own: list[PreparedCell]) -> dict[str, Any]:
+def _run(
+    one: Planned, models: Any, known: dict[str, Any], own: list[PreparedCell]
+) -> dict[str, Any]:
     from moe_lab.config.compose import compose_cell
     from moe_lab.runs.attempts import run_all
     from moe_lab.runs.config import to_config
@@ -296,10 +314,14 @@ def _summary(rows: Sequence[dict[str, Any]], seconds: float, cells: int) -> int:
     print(f"\n{len(rows)} of {cells} cells in {seconds / 60:.1f} minutes: {dict(states)}")
     wrong = [row for row in rows if row.get("planned") != row.get("measured")]
     exact = sum("planned" in row for row in rows) - len(wrong)
-    print(f"Planned tokens are those that were measured in {exact} cells, and wrong in {len(wrong)}:")
+    print(
+        f"Planned tokens are those that were measured in {exact} cells, and wrong in {len(wrong)}:"
+    )
     for row in wrong:
         print(f"{row['planned']:9,} {row['measured']:9,}  {row['cell'][:150]}")
-    for reason, count in Counter(row["reason"] for row in rows if row["state"] != "done").most_common():
+    for reason, count in Counter(
+        row["reason"] for row in rows if row["state"] != "done"
+    ).most_common():
         print(f"{count:5} {reason}")
     return int(states["failed"] > 0 or len(wrong) > 0)
 

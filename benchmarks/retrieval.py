@@ -36,7 +36,12 @@ def main() -> None:
     print("|---:|---:|---:|---:|")
     for size in SIZES:
         references, questions = unit_vectors(REFERENCES, size), unit_vectors(QUESTIONS, size)
-        median = neighbours(questions, references, k=100, epsilon=None).distance_QK[:, -1].median().item()
+        median = (
+            neighbours(questions, references, k=100, epsilon=None)
+            .distance_QK[:, -1]
+            .median()
+            .item()
+        )
         times = side_by_side(
             {
                 "batch": partial(neighbours, questions, references, k=3, epsilon=None),
@@ -46,7 +51,10 @@ def main() -> None:
             options.rounds,
         )
         each = [times["batch"] / QUESTIONS, times["one"], times["ball"] / QUESTIONS]
-        print(f"| {size} | " + " | ".join(f"{1e3 * seconds:.2f}" for seconds in each) + " |", flush=True)
+        print(
+            f"| {size} | " + " | ".join(f"{1e3 * seconds:.2f}" for seconds in each) + " |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -57,7 +57,9 @@ class Measured:
     """Energy per token; None where the device does not tell."""
 
 
-def random_model(shape: dict[str, int], device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Any:
+def random_model(
+    shape: dict[str, int], device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> Any:
     torch.manual_seed(0)
     config = OlmoeConfig(**shape, bos_token_id=0, eos_token_id=0, pad_token_id=0)
     with device:
@@ -65,10 +67,14 @@ def random_model(shape: dict[str, int], device: torch.device, dtype: torch.dtype
 
 
 def random_prompts(vocab: int, batch: int, length: int) -> list[list[int]]:
-    return torch.randint(1, vocab, (batch, length), generator=torch.Generator().manual_seed(1)).tolist()
+    return torch.randint(
+        1, vocab, (batch, length), generator=torch.Generator().manual_seed(1)
+    ).tolist()
 
 
-def measure(device: torch.device, batch: int, run: Callable[[Callable[[], None]], None]) -> Measured:
+def measure(
+    device: torch.device, batch: int, run: Callable[[Callable[[], None]], None]
+) -> Measured:
     """`run` calls what it is given once per new token of the batch, when that token is known to the host."""
     run(lambda: None)
     if device.type == "cuda":
@@ -115,7 +121,9 @@ def by_transformers(
     options |= dict(max_new_tokens=steps, do_sample=False, eos_token_id=None)
 
     def run(on_step: Callable[[], None]) -> None:
-        model.generate(ids, attention_mask=torch.ones_like(ids), streamer=OnToken(on_step), **options)
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), streamer=OnToken(on_step), **options
+        )
 
     return run
 
@@ -125,7 +133,9 @@ def by_roe(
 ) -> Callable[[Callable[[], None]], None]:
     layers = model.config.num_hidden_layers
     temperatures = [0.0] * SKIP + [temperature] * (layers - 2 * SKIP) + [0.0] * SKIP
-    ensemble = Ensemble(n, GumbelTopK(temperatures, seed=0), first_noisy=SKIP) if n > 1 else Ensemble()
+    ensemble = (
+        Ensemble(n, GumbelTopK(temperatures, seed=0), first_noisy=SKIP) if n > 1 else Ensemble()
+    )
     budget = pass_budget(model, len(prompts))
 
     def run(on_step: Callable[[], None]) -> None:
@@ -134,10 +144,16 @@ def by_roe(
             on_step()
             return tokens
 
-        answers = [GenerationState(i, prompt, document_key(prompt)) for i, prompt in enumerate(prompts)]
+        answers = [
+            GenerationState(i, prompt, document_key(prompt)) for i, prompt in enumerate(prompts)
+        ]
         with EnsembleForward(model, ensemble) as forward:
             generate(
-                forward, answers, budget, Decoding(choose, lambda tokens: False, steps), lambda answer: None
+                forward,
+                answers,
+                budget,
+                Decoding(choose, lambda tokens: False, steps),
+                lambda answer: None,
             )
 
     return run
@@ -160,7 +176,9 @@ def compare(
         print_row(batch, "generate", plain, plain, None)
         if compiled:
             static = by_transformers(model, prompts, steps, cache_implementation="static")
-            print_row(batch, "generate, static and compiled", measure(device, batch, static), plain, None)
+            print_row(
+                batch, "generate, static and compiled", measure(device, batch, static), plain, None
+            )
         first = None
         for n in rows:
             for temperature in (0.0, 0.3) if n > 1 else (0.0,):
@@ -169,7 +187,9 @@ def compare(
                 print_row(batch, f"n={n}, temperature {temperature}", found, plain, first)
 
 
-def print_row(batch: int, name: str, found: Measured, plain: Measured, first: Measured | None) -> None:
+def print_row(
+    batch: int, name: str, found: Measured, plain: Measured, first: Measured | None
+) -> None:
     cells = [
         f"{found.step_seconds * 1e3:.2f}",
         f"{found.step_seconds / plain.step_seconds:.2f}",
@@ -193,10 +213,14 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="transformers' compiled step, too")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("No CUDA device is here: nothing was measured. This benchmark needs one with 20 GiB of memory.")
+        print(
+            "No CUDA device is here: nothing was measured. This benchmark needs one with 20 GiB of memory."
+        )
         return
     device = torch.device("cuda", torch.cuda.current_device())
-    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {options.steps} new tokens\n")
+    print(
+        f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {options.steps} new tokens\n"
+    )
     model = random_model(OLMOE_1B_7B, device)
     compare(model, device, options.batch, options.n, options.past, options.steps, options.compiled)
 

@@ -150,7 +150,9 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--experts", default=NAME, help="experts implementation of this engine's steps")
+    parser.add_argument(
+        "--experts", default=NAME, help="experts implementation of this engine's steps"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)

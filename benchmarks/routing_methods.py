@@ -48,9 +48,16 @@ def loaded() -> LoadedModel:
     model = make_model()
     model.set_experts_implementation(NAME)
     facts = ModelFacts(
-        name="bench", path=None, revision=None, commit=None, dtype="float32", **routing_facts(model.config)
+        name="bench",
+        path=None,
+        revision=None,
+        commit=None,
+        dtype="float32",
+        **routing_facts(model.config),
     )
-    return LoadedModel(model, AutoTokenizer.from_pretrained(TOKENIZER), facts, torch.device("cpu"), 0.0)
+    return LoadedModel(
+        model, AutoTokenizer.from_pretrained(TOKENIZER), facts, torch.device("cpu"), 0.0
+    )
 
 
 def opened(name: str, model: LoadedModel, stack: ExitStack) -> EngineLM:
@@ -65,7 +72,9 @@ def opened(name: str, model: LoadedModel, stack: ExitStack) -> EngineLM:
 def generation(problems: int, new: int) -> tuple[str, list[Request]]:
     options = {"until": [], "max_gen_toks": new}
     documents: list[Any] = word_problems("test", problems)
-    asked = [Request((f"Question: {document['question']}\nAnswer:", options)) for document in documents]
+    asked = [
+        Request((f"Question: {document['question']}\nAnswer:", options)) for document in documents
+    ]
     return "generate_until", asked
 
 
@@ -103,9 +112,13 @@ def main() -> None:
         side_by_side({name: answer(name, model, *work) for name in WAYS}, options.rounds)
         for work in (generation(options.documents, options.new), scoring(options.documents))
     ]
-    print("| routing | generation, s | times base | scoring, s | times base |\n|---|---:|---:|---:|---:|")
+    print(
+        "| routing | generation, s | times base | scoring, s | times base |\n|---|---:|---:|---:|---:|"
+    )
     for name in WAYS:
-        columns = (f"{seconds[name]:.2f} | {seconds[name] / seconds['base']:.2f}" for seconds in times)
+        columns = (
+            f"{seconds[name]:.2f} | {seconds[name] / seconds['base']:.2f}" for seconds in times
+        )
         print(f"| {name} | {' | '.join(columns)} |")
 
 

@@ -60,7 +60,9 @@ def bits_per_byte(texts: Read, scale: float, weight: float, other_V: Tensor) -> 
     return float(-mixed_T.log2().sum() / texts.bytes)
 
 
-def controls(folder: Path, held_out: list[str], pool: list[str], test: list[str]) -> dict[str, float]:
+def controls(
+    folder: Path, held_out: list[str], pool: list[str], test: list[str]
+) -> dict[str, float]:
     """Bits per byte of the test texts of the base model and of each control, tuned on the held-out texts."""
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(folder).eval(),
@@ -98,7 +100,9 @@ def stored_roe(output: Path) -> dict[int, dict[str, float]]:
 
 def interval(values: list[float]) -> str:
     """The mean with its 95% interval over models."""
-    half = student.ppf(0.975, len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = (
+        student.ppf(0.975, len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    )
     mean = float(np.mean(values))
     return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
 
@@ -111,7 +115,8 @@ def main() -> None:
     output = parser.parse_args().output_dir
     task = load_tasks(to_config(compose_cell(["model=tiny", f"task={TASK}"], [])))["tasks"][TASK]
     pool, test = (
-        [task.doc_to_target(one) for one in docs] for docs in (task.validation_docs(), task.test_docs())
+        [task.doc_to_target(one) for one in docs]
+        for docs in (task.validation_docs(), task.test_docs())
     )
     study = json.loads(next(output.glob(f"studies/toy-repeated-{TASK}-*/study.json")).read_text())
     held_out = [pool[number] for number in study["samples"][TASK]]
@@ -122,7 +127,10 @@ def main() -> None:
     print(f"| base model | minus base | {' | '.join(columns)} |\n|---|---|{'---|' * len(columns)}")
     for name in next(iter(by_model.values())):
         own = [interval([found[name] - found["base"] for found in by_model.values()])]
-        own += [interval([roe[n][one] - found[name] for one, found in by_model.items()]) for n in sorted(roe)]
+        own += [
+            interval([roe[n][one] - found[name] for one, found in by_model.items()])
+            for n in sorted(roe)
+        ]
         print(f"| {name} | {' | '.join(own)} |")
 
 

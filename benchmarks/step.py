@@ -43,10 +43,14 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         known = {id_of(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
         found = function(*args, **(kwargs or {}))
-        made = any(id_of(each) not in known for each in tree_leaves(found) if isinstance(each, Tensor))
+        made = any(
+            id_of(each) not in known for each in tree_leaves(found) if isinstance(each, Tensor)
+        )
         if made or function._schema.is_mutable:
             self.counts[function.name()] += 1
         return found
@@ -77,7 +81,9 @@ def make_model(layers: int) -> OlmoeForCausalLM:
 
 
 def prompts(batch: int) -> list[list[int]]:
-    return torch.randint(1, 512, (batch, PROMPT), generator=torch.Generator().manual_seed(1)).tolist()
+    return torch.randint(
+        1, 512, (batch, PROMPT), generator=torch.Generator().manual_seed(1)
+    ).tolist()
 
 
 def by_transformers(model: Any, batch: int) -> Run:
@@ -97,7 +103,9 @@ def by_engine(model: Any, batch: int, n: int) -> Run:
     )
 
     def run(new: int) -> None:
-        states = [GenerationState(i, prompt, noise_key=i) for i, prompt in enumerate(prompts(batch))]
+        states = [
+            GenerationState(i, prompt, noise_key=i) for i, prompt in enumerate(prompts(batch))
+        ]
         sampler = Sampler(model, GenerationConfig(), 0)
         engine.generate(states, Decoding(sampler, lambda state: False, new), lambda state: None)
 
@@ -117,7 +125,9 @@ def compare(
     layers: int, rounds: int, batches: tuple[int, ...] = (1, 8), rows: tuple[int, ...] = (1, 8, 32)
 ) -> None:
     model = make_model(layers)
-    print("| batch | | operations of a step | ms | times transformers' greedy |\n|---:|---|---:|---:|---:|")
+    print(
+        "| batch | | operations of a step | ms | times transformers' greedy |\n|---:|---|---:|---:|---:|"
+    )
     for batch in batches:
         runs = {"transformers' greedy": by_transformers(model, batch)}
         runs |= {f"n={n}": by_engine(model, batch, n) for n in rows}
@@ -131,7 +141,9 @@ def compare(
         for name, run in runs.items():
             ratio = steps[name] / steps["transformers' greedy"]
             operations = operations_of_a_step(run)
-            print(f"| {batch} | {name} | {operations:,.0f} | {steps[name] * 1e3:.2f} | {ratio:.2f} |")
+            print(
+                f"| {batch} | {name} | {operations:,.0f} | {steps[name] * 1e3:.2f} | {ratio:.2f} |"
+            )
 
 
 def main() -> None:

@@ -44,7 +44,10 @@ def gsm8k_samples(data_dir: str, samples: int) -> list[ScoringRequest]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     questions = []
     for row in rng.sample(rows, samples):
-        shots = [f"ScoringRequest: {r['question']}\nAnswer: {r['answer']}\n\n" for r in rng.sample(rows, 5)]
+        shots = [
+            f"ScoringRequest: {r['question']}\nAnswer: {r['answer']}\n\n"
+            for r in rng.sample(rows, 5)
+        ]
         context = tokenizer.encode("".join(shots) + f"ScoringRequest: {row['question']}\nAnswer:")
         questions.append(question(context, tokenizer.encode(f" {row['answer']}")))
     return questions
@@ -75,7 +78,9 @@ def plain_pass(model: torch.nn.Module, questions: list[ScoringRequest]) -> Calla
     return run
 
 
-def trial(model: torch.nn.Module, questions: list[ScoringRequest], n: int, reuse: bool) -> Callable[[], None]:
+def trial(
+    model: torch.nn.Module, questions: list[ScoringRequest], n: int, reuse: bool
+) -> Callable[[], None]:
     budget = Budget(CPU_TOKENS)
     scorer = TwoPhaseScorer(model, FIRST_NOISY, store_on(torch.device("cpu")))
     seeds = count()
@@ -120,7 +125,9 @@ def main() -> None:
         options.rounds,
     )
     plain = seconds["one plain pass, transformers"]
-    print(f"| n={options.n} | seconds | times faster than {options.n} plain passes |\n|---|---:|---:|")
+    print(
+        f"| n={options.n} | seconds | times faster than {options.n} plain passes |\n|---|---:|---:|"
+    )
     for name, value in seconds.items():
         print(f"| {name} | {value:.2f} | {options.n * plain / value:.2f} |")
 

@@ -30,8 +30,20 @@ def seconds(model: Path, documents: int, workers: int) -> float:
         start = time.perf_counter()
         subprocess.run(
             [
-                *(sys.executable, "-m", "moe_lab", "-m", "method=roe", "method.n=8", "task=toy_text"),
-                *(f"seed={','.join(map(str, range(RUNS)))}", f"limit={documents}", f"model.path={model}"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "moe_lab",
+                    "-m",
+                    "method=roe",
+                    "method.n=8",
+                    "task=toy_text",
+                ),
+                *(
+                    f"seed={','.join(map(str, range(RUNS)))}",
+                    f"limit={documents}",
+                    f"model.path={model}",
+                ),
                 *("device=cpu", "baseline=false", f"output_dir={output}", *launcher),
             ],
             check=True,
@@ -55,13 +67,16 @@ def main() -> None:
         make_model().save_pretrained(model)
         make_tokenizer([]).save_pretrained(model)
         turns = [
-            [seconds(model, options.documents, workers) for workers in (1, 2)] for _ in range(options.rounds)
+            [seconds(model, options.documents, workers) for workers in (1, 2)]
+            for _ in range(options.rounds)
         ]
     one, two = (statistics.median(times) for times in zip(*turns, strict=True))
     met = "yes" if one / two >= PROMISED else "no"
     print(f"| {RUNS} runs | one process | two workers | times faster | promised: {PROMISED} |")
     print("|---|---:|---:|---:|---|")
-    print(f"| RoE n=8, {options.documents} texts | {one:.0f} s | {two:.0f} s | {one / two:.2f} | {met} |")
+    print(
+        f"| RoE n=8, {options.documents} texts | {one:.0f} s | {two:.0f} s | {one / two:.2f} | {met} |"
+    )
 
 
 if __name__ == "__main__":

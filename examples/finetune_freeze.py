@@ -10,7 +10,13 @@ from pathlib import Path
 
 from moe_lab.cli.main import main
 
-SETTINGS = ["model=tiny", "task=toy_choice", "limit=40", "method.dataset_size=48", "method.validation_size=8"]
+SETTINGS = [
+    "model=tiny",
+    "task=toy_choice",
+    "limit=40",
+    "method.dataset_size=48",
+    "method.validation_size=8",
+]
 
 # %% Nothing and then the routers frozen (N→R). Full fine-tuning (N→N), with which it is compared, is trained first.
 print("12 steps of fine-tuning, the routers frozen in the second half:\n")
@@ -21,7 +27,9 @@ if code := main([*schedule, *SETTINGS]):
 # %% What each training says of itself.
 for file in sorted(Path("outputs/models").glob("tiny-finetune-freeze-*/training.json")):
     training = json.loads(file.read_text(encoding="utf-8"))
-    print(f"{file}: {training['schedule']}, loss {training['first_loss']:.3f} -> {training['last_loss']:.3f}")
+    print(
+        f"{file}: {training['schedule']}, loss {training['first_loss']:.3f} -> {training['last_loss']:.3f}"
+    )
 print("""
 What to look at:
 - two comparisons: with the model before (base), and with full fine-tuning by the same recipe.

@@ -7,8 +7,18 @@ Takes seconds, and writes to outputs/. The same script again returns what is sto
 
 from moe_lab.cli.main import main
 
-DESIGN = ["method.experts=8", "method.experts_per_token=2", "method.hidden_size=32", "method.layers=2"]
-TRAINING = ["method.dataset_size=300", "method.validation_rows=8", "method.steps=15", "method.save_steps=15"]
+DESIGN = [
+    "method.experts=8",
+    "method.experts_per_token=2",
+    "method.hidden_size=32",
+    "method.layers=2",
+]
+TRAINING = [
+    "method.dataset_size=300",
+    "method.validation_rows=8",
+    "method.steps=15",
+    "method.save_steps=15",
+]
 SETTINGS = ["task=toy_choice", "limit=40", *DESIGN, *TRAINING]
 
 # %% Two trainings on the same rows in the same order, and their evaluation.

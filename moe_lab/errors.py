@@ -37,7 +37,9 @@ class ConfigError(MoeLabError):
 def need_package(module: str, extra: str, key: str) -> None:
     """Raise ConfigError where a module is not installed, which an extra of this package brings and `key` needs."""
     if find_spec(module) is None:
-        raise ConfigError(f"{key} needs a package that is not installed: pip install 'moe-lab[{extra}]'.")
+        raise ConfigError(
+            f"{key} needs a package that is not installed: pip install 'moe-lab[{extra}]'."
+        )
 
 
 class ModelError(ConfigError):
@@ -77,7 +79,11 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def reading(
-    path: object, remedy: str = "", *, raises: type[MoeLabError] = ConfigError, says: str = "cannot be read"
+    path: object,
+    remedy: str = "",
+    *,
+    raises: type[MoeLabError] = ConfigError,
+    says: str = "cannot be read",
 ) -> Iterator[None]:
     """Inside the context, whatever the reader of a user's file raises becomes one message.
 

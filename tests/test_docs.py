@@ -26,9 +26,20 @@ NAMED = r"`((?:moe_lab|tests|conf|experiments|examples|benchmarks|docs)/[\w./-]+
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site. A warning would end the build with an error."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
     return folder
 
@@ -46,7 +57,9 @@ def test_the_reference_has_every_public_name(site):
     listed = {" ".join(item.text_content().split()) for item in page.xpath("//article//li")}
     assert any(item.startswith("temperature: of the noise (equation 1)") for item in listed)
     code = [block.text_content() for block in page.xpath("//article//code")]
-    assert any("n: int = 32,\n" in block for block in code), "arguments have their types and defaults"
+    assert any("n: int = 32,\n" in block for block in code), (
+        "arguments have their types and defaults"
+    )
     assert any("with override(model, second_best):" in block for block in code)
     assert "Raises ConfigError" in text and "Args:" not in text
 
@@ -56,9 +69,13 @@ def test_pages_of_the_site_request_nothing_from_outside(site):
     for file in site.glob("*.html"):
         page = html.parse(file)
         requested = page.xpath("//@src | //link/@href | //form/@action | //object/@data")
-        assert requested and not [address for address in requested if re.match(r"(https?:)?//", address)]
+        assert requested and not [
+            address for address in requested if re.match(r"(https?:)?//", address)
+        ]
     for style in site.rglob("*.css"):
-        assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", style.read_text(encoding="utf-8"))
+        assert not re.search(
+            r"(@import|url\()\s*['\"]?(https?:)?//", style.read_text(encoding="utf-8")
+        )
 
 
 @pytest.mark.slow

@@ -20,7 +20,9 @@ FILES = {
 
 
 @pytest.mark.parametrize("keys, name, content", FILES.values(), ids=FILES)
-def test_a_file_that_cannot_be_read_is_one_message_with_its_path(keys, name, content, tmp_path, capsys):
+def test_a_file_that_cannot_be_read_is_one_message_with_its_path(
+    keys, name, content, tmp_path, capsys
+):
     (tmp_path / name).write_bytes(content)
     command = f"{keys}={tmp_path / name} model=tiny limit=2 output_dir={tmp_path}/out"
     ended = run_command(capsys, *command.split())
@@ -40,7 +42,8 @@ def test_an_adapter_that_cannot_be_read_is_one_message(content, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    "error", [EOFError(), RecursionError("deep"), MemoryError(), OverflowError("big"), KeyError("a")]
+    "error",
+    [EOFError(), RecursionError("deep"), MemoryError(), OverflowError("big"), KeyError("a")],
 )
 def test_any_exception_becomes_one_message_and_stays_its_cause(error):
     with pytest.raises(TaskError) as raised, reading("a.bin", "Save it again.", raises=TaskError):

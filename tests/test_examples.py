@@ -45,7 +45,9 @@ COMMANDS = ("run", "plan", "report", "compare")
 
 
 def examples_of(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(
+        r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL
+    )
 
 
 def loading(page: str) -> str:
@@ -92,7 +94,10 @@ def test_the_page_runs_as_written(tmp_path, monkeypatch, capsys):
     for number, example in enumerate(examples_of("docs/python.md")):
         if OWN not in example:
             exec(compile(example, f"docs/python.md {number}", "exec"), names)
-    assert "toy_choice" in capsys.readouterr().out and type(names["model"]).__name__ == "OlmoeForCausalLM"
+    assert (
+        "toy_choice" in capsys.readouterr().out
+        and type(names["model"]).__name__ == "OlmoeForCausalLM"
+    )
 
 
 @pytest.mark.slow
@@ -100,7 +105,9 @@ def test_the_page_runs_as_written(tmp_path, monkeypatch, capsys):
 def test_a_fresh_interpreter_without_hydra_suffices(folder):
     own = [program for program in programs().values() if not with_hydra(program)]
     assert len(own) > 5
-    check = "import sys\nassert not {'hydra', 'omegaconf'} & sys.modules.keys()\nprint('no Hydra')\n"
+    check = (
+        "import sys\nassert not {'hydra', 'omegaconf'} & sys.modules.keys()\nprint('no Hydra')\n"
+    )
     isolated = "".join(f"exec(compile({program!r}, 'example', 'exec'), {{}})\n" for program in own)
     command = [sys.executable, "-c", isolated + check]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
@@ -113,7 +120,14 @@ def test_a_fresh_interpreter_without_hydra_suffices(folder):
 def test_the_loaded_model_has_the_numbers_of_the_command(folder, capsys):
     """Of a checkpoint in bfloat16, on a CPU. Broken by another dtype in the example or in the command."""
     copy.deepcopy(small_model("olmoe")).bfloat16().save_pretrained(folder / "my" / "model")
-    keys = ["method=roe", "model.path=my/model", "task=toy_choice", "limit=2", "method.n=4", "baseline=false"]
+    keys = [
+        "method=roe",
+        "model.path=my/model",
+        "task=toy_choice",
+        "limit=2",
+        "method.n=4",
+        "baseline=false",
+    ]
     ended = run_command(capsys, *keys, "device=cpu", f"output_dir={folder}/outputs")
     assert ended.code == 0, ended.err
     files = folder.glob("outputs/runs/*/samples_*.jsonl")
@@ -126,11 +140,17 @@ def test_the_loaded_model_has_the_numbers_of_the_command(folder, capsys):
         for sample in samples:
             asked = [list(arguments.values()) for arguments in sample["arguments"].values()]
             found = roe.loglikelihood([pair[0] for pair in asked], [pair[1] for pair in asked])
-            assert found == pytest.approx([float(answer[0][0]) for answer in sample["resps"]], abs=1e-4), page
+            assert found == pytest.approx(
+                [float(answer[0][0]) for answer in sample["resps"]], abs=1e-4
+            ), page
 
 
 def test_an_example_has_at_most_twenty_lines():
-    long = [name for name, text in programs().items() if len([t for t in text.splitlines() if t]) > LINES]
+    long = [
+        name
+        for name, text in programs().items()
+        if len([t for t in text.splitlines() if t]) > LINES
+    ]
     assert not long, long
 
 
@@ -142,13 +162,16 @@ def test_the_public_names():
 
 def test_every_public_name_has_an_example_and_a_docstring():
     page, table = (
-        (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("python", "reference")
+        (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        for name in ("python", "reference")
     )
     for name in moe_lab.__all__:
         assert re.search(rf"\b{name}\(", "".join(examples_of("docs/python.md"))), name
         assert f"`{name}`" in page, name
         assert len(getattr(moe_lab, name).__doc__) > 100, name
-        assert f"| `{name}` | {' '.join(getattr(moe_lab, name).__doc__.split())[:16]}" in table, name
+        assert f"| `{name}` | {' '.join(getattr(moe_lab, name).__doc__.split())[:16]}" in table, (
+            name
+        )
     assert set(moe_lab.__all__) <= set(dir(moe_lab))
     with pytest.raises(AttributeError, match="no attribute 'Roe'"):
         _ = moe_lab.Roe
@@ -202,7 +225,9 @@ def test_the_notebook_goes_from_a_model_to_a_plotted_grid(tmp_path, monkeypatch,
     pictures = [one._repr_png_() for one in shown if hasattr(one, "_repr_png_")]
     assert len(pictures) == 1 and pictures[0].startswith(b"\x89PNG")
     results = names["results"]
-    assert isinstance(results, Results) and any(one is results for one in shown) and len(results) == 4
+    assert (
+        isinstance(results, Results) and any(one is results for one in shown) and len(results) == 4
+    )
     assert len(shown[-1]) == 2 * 5, "two examples that changed, in five runs"
     assert not results.frame()["p_holm"].lt(0.05).any(), "the text says that none is significant"
 
@@ -220,7 +245,9 @@ def test_a_notebook_ends_in_a_plot_of_its_runs(notebook, tmp_path, monkeypatch, 
 def test_the_first_hour_lists_every_script():
     page = (EXAMPLES.parent / "docs" / "index.md").read_text(encoding="utf-8")
     assert all(f"`examples/{file.name}`" in page for file in EXAMPLES.glob("*.ipynb"))
-    assert SCRIPTS and not [script.name for script in SCRIPTS if f"`examples/{script.name}`" not in page]
+    assert SCRIPTS and not [
+        script.name for script in SCRIPTS if f"`examples/{script.name}`" not in page
+    ]
 
 
 EXTENDING = Path(__file__).resolve().parent.parent / "examples" / "extending"
@@ -267,7 +294,10 @@ def results(out: str) -> dict:
 @pytest.mark.slow
 def test_a_method(sharper, capsys):
     run = ("model=tiny", "task=toy_choice", "limit=8", "method=sharper")
-    same, other = run_command(capsys, *run, "method.power=1"), run_command(capsys, *run, "method.power=4")
+    same, other = (
+        run_command(capsys, *run, "method.power=1"),
+        run_command(capsys, *run, "method.power=4"),
+    )
     assert same.code == 0 == other.code
     block = results(same.out)["moe_lab"]
     assert block["paired"]["toy_choice"]["acc,none"]["difference"] == 0
@@ -293,7 +323,9 @@ def test_a_table(sharper, work, capsys):
     assert ended.code == 0, ended.err
     table = (work / "outputs" / "tables" / "sharper-tiny.csv").read_text(encoding="utf-8")
     assert [row for row in ("0.5", "1", "2") if f"\n{row}," not in table] == []
-    record = json.loads((work / "outputs" / "tables" / "sharper-tiny.json").read_text(encoding="utf-8"))
+    record = json.loads(
+        (work / "outputs" / "tables" / "sharper-tiny.json").read_text(encoding="utf-8")
+    )
     flag, folder, *rest = shlex.split(record["command"])[3:]
     assert flag == "--config-dir" and (work / folder / "experiments").is_dir()
     assert rest == ["experiment=sharper", "scale=tiny"]
@@ -302,7 +334,12 @@ def test_a_table(sharper, work, capsys):
 @pytest.mark.slow
 def test_a_model_and_a_task(work, tiny_olmoe_dir, capsys):
     shutil.copytree(tiny_olmoe_dir, work / "models" / "mine")
-    ended = run_command(capsys, "--config-dir", "conf", "method=base", "model=mine", "task=capitals")
+    ended = run_command(
+        capsys, "--config-dir", "conf", "method=base", "model=mine", "task=capitals"
+    )
     assert ended.code == 0, ended.err
     found = results(ended.out)
-    assert found["moe_lab"]["model"]["name"] == "mine" and found["n-samples"]["capitals"]["effective"] == 4
+    assert (
+        found["moe_lab"]["model"]["name"] == "mine"
+        and found["n-samples"]["capitals"]["effective"] == 4
+    )

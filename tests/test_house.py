@@ -60,7 +60,11 @@ def imports() -> list[Import]:
 
 def imports_of(name: str, file: Path) -> Iterator[Import]:
     for node in nodes_of(file):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "moe_lab":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "moe_lab"
+        ):
             targets = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names if alias.name.split(".")[0] == "moe_lab"]
@@ -185,7 +189,9 @@ def test_every_package_has_tests():
 
 def test_every_test_file_says_what_it_tests():
     files = [file for file in files_in(TESTS) if file.name.startswith("test_")]
-    missing = [str(file.relative_to(TESTS)) for file in files if not ast.get_docstring(tree_of(file))]
+    missing = [
+        str(file.relative_to(TESTS)) for file in files if not ast.get_docstring(tree_of(file))
+    ]
     assert not missing, f"Test files without a docstring: {', '.join(missing)}"
 
 
@@ -229,7 +235,11 @@ def test_text_of_others_is_printed_without_its_control_characters():
         if file.relative_to(PACKAGE).as_posix() in PRINTS_ITSELF:
             continue
         for node in nodes_of(file):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "print"
+            ):
                 bare.append(f"{file.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
     own = [line for line in bare if line.endswith(OWN_TEXTS)]
     assert bare == own, bare

@@ -41,7 +41,12 @@ END = "</s>"
 
 def vector(text: str, prompt: str | None) -> list[float]:
     """The stub's embedding of a text."""
-    return [float(len(text)), float(text.count("e")), float(sum(text.encode()) % 97), 50.0 if prompt else 0.0]
+    return [
+        float(len(text)),
+        float(text.count("e")),
+        float(sum(text.encode()) % 97),
+        50.0 if prompt else 0.0,
+    ]
 
 
 class Stub:
@@ -52,17 +57,23 @@ class Stub:
         self.max_seq_length = 4096
         self.tokenizer: Any = SimpleNamespace(padding_side="left", eos_token=END)
 
-    def encode(self, texts: list[str], prompt: str | None, normalize_embeddings: bool, **options: Any) -> Any:
+    def encode(
+        self, texts: list[str], prompt: str | None, normalize_embeddings: bool, **options: Any
+    ) -> Any:
         assert (self.max_seq_length, self.tokenizer.padding_side) == (32768, "right")
         assert normalize_embeddings and all(text.endswith(END) for text in texts)
-        assert prompt is None or (prompt.startswith("Instruct: Given") and prompt.endswith("\nQuery: "))
+        assert prompt is None or (
+            prompt.startswith("Instruct: Given") and prompt.endswith("\nQuery: ")
+        )
         rows = torch.tensor([vector(text.removesuffix(END), prompt) for text in texts])
         return torch.nn.functional.normalize(rows, dim=1).numpy()
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Stub))
+    monkeypatch.setitem(
+        sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Stub)
+    )
     return runpy.run_path(str(SCRIPT))
 
 
@@ -82,7 +93,9 @@ def write_vectors(script: dict[str, Any], command: list[str], tmp_path: Path, ca
     capsys.readouterr()
     script["main"](["texts", *command])
     (tmp_path / "texts.jsonl").write_text(capsys.readouterr().out)
-    script["main"](["vectors", str(tmp_path / "texts.jsonl"), str(tmp_path / "vectors" / "nv.safetensors")])
+    script["main"](
+        ["vectors", str(tmp_path / "texts.jsonl"), str(tmp_path / "vectors" / "nv.safetensors")]
+    )
     return tmp_path / "vectors" / "nv.safetensors"
 
 
@@ -99,10 +112,14 @@ def test_every_question_and_reference_has_its_vector(script, data, tmp_path, cap
     written = {line["text"]: line["query"] for line in lines}
     left_out = asked.keys() - written.keys()
     assert written == {text: query for text, query in asked.items() if text not in left_out}
-    assert len(left_out) == 1 and all("Which colour" in text for text in left_out), "one of arc_easy"
+    assert len(left_out) == 1 and all("Which colour" in text for text in left_out), (
+        "one of arc_easy"
+    )
     texts = list(written)[::-1]
     expected = torch.tensor([vector(text, "Instruct" if written[text] else None) for text in texts])
-    assert torch.allclose(embed(texts, file, None), torch.nn.functional.normalize(expected, dim=1), atol=1e-6)
+    assert torch.allclose(
+        embed(texts, file, None), torch.nn.functional.normalize(expected, dim=1), atol=1e-6
+    )
 
 
 def test_a_command_without_embeddings_is_refused(script):
@@ -167,7 +184,9 @@ def imported() -> list[tuple[str, str]]:
 
 def test_imported_names_exist():
     names = imported()
-    assert names and not [name for module, name in names if not hasattr(import_module(module), name)]
+    assert names and not [
+        name for module, name in names if not hasattr(import_module(module), name)
+    ]
 
 
 @pytest.mark.slow

@@ -38,7 +38,9 @@ def wheel(tmp_path_factory) -> Path:
 def test_the_release_is_one():
     """The package, CITATION.cff and the newest section of the changelog have one version and date."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    newest = re.search(r"^## \[(\d\S+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    newest = re.search(
+        r"^## \[(\d\S+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M
+    )
     assert newest and (cited["version"], str(cited["date-released"])) == newest.groups()
     assert cited["version"] == __version__
 
@@ -66,7 +68,9 @@ def test_the_wheel_holds_conf_and_experiments_inside_the_package(wheel):
         if f.suffix in (".yaml", ".json", ".j2", ".css", ".js", ".mplstyle")
     ]
     assert "moe_lab/py.typed" in names, "its types are for type checkers of others, too"
-    assert set(packaged) <= set(names), "task YAMLs, the tiny model's files and templates of pages travel too"
+    assert set(packaged) <= set(names), (
+        "task YAMLs, the tiny model's files and templates of pages travel too"
+    )
 
 
 @pytest.mark.slow
@@ -77,19 +81,34 @@ def test_the_wheel_works_from_a_folder_with_spaces(wheel, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(site)}
     for argv, text in ((["--help"], "figure3"), (["--cfg", "job"], "toy_math")):
         command = [sys.executable, "-m", "moe_lab", *argv]
-        ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True)
+        ended = subprocess.run(
+            command, cwd=work, env=environment, capture_output=True, text=True, check=True
+        )
         assert text in ended.stdout
     code = "from moe_lab.config.catalog import resource_folder; print(resource_folder('conf'))"
     command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        command, cwd=work, env=environment, capture_output=True, text=True, check=True
+    )
     assert ended.stdout.strip() == str(site / "moe_lab" / "conf")
     assert list(work.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_make_help_lists_every_target():
-    out = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    wanted = ["run", "test", "test-all", "checks", "docs", "bench", "reproduce-tables", "clean-outputs"]
+    out = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    wanted = [
+        "run",
+        "test",
+        "test-all",
+        "checks",
+        "docs",
+        "bench",
+        "reproduce-tables",
+        "clean-outputs",
+    ]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     for target in {*wanted, *targets}:
         assert re.search(rf"^  make {target} +\S", out, re.M), target
@@ -112,7 +131,9 @@ def declared(*extras: str) -> list[Requirement]:
     """The requirements of the package, and of some of its extras."""
     optional = PROJECT["project"]["optional-dependencies"]
     lists = [PROJECT["project"]["dependencies"], *(optional[extra] for extra in extras)]
-    return [Requirement(text) for texts in lists for text in texts if not text.startswith("moe-lab[")]
+    return [
+        Requirement(text) for texts in lists for text in texts if not text.startswith("moe-lab[")
+    ]
 
 
 def test_every_dependency_has_a_tested_version_in_its_range():

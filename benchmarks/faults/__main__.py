@@ -41,7 +41,9 @@ ENVIRONMENT = {
 def main() -> int:
     options = _options()
     os.environ.update(ENVIRONMENT)
-    work = Path(tempfile.mkdtemp(prefix="faults-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
+    work = Path(
+        tempfile.mkdtemp(prefix="faults-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+    )
     try:
         with warm():
             return _attack(options, work)
@@ -53,7 +55,9 @@ def _attack(options: argparse.Namespace, work: Path) -> int:
     violations: list[tuple[str, str]] = []
     for part in _parts(options, work):
         start, before = time.monotonic(), len(violations)
-        numbers = range(part.attempts) if options.only is None else [int(options.only.partition(":")[2])]
+        numbers = (
+            range(part.attempts) if options.only is None else [int(options.only.partition(":")[2])]
+        )
         for number in numbers:
             for problem in part.attempt(number):
                 violations.append((f"{part.name}:{number}", problem))
@@ -80,7 +84,11 @@ def _parts(options: argparse.Namespace, work: Path) -> Any:
 
     def quietly(argv: list[str]) -> int:
         log = work / "first.log"
-        with log.open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        with (
+            log.open("w") as file,
+            contextlib.redirect_stdout(file),
+            contextlib.redirect_stderr(file),
+        ):
             return command(argv)
 
     torch.set_num_threads(1)
@@ -106,7 +114,9 @@ def _parts(options: argparse.Namespace, work: Path) -> Any:
 def _command(options: argparse.Namespace, place: str) -> str:
     counts = " ".join(f"--{name} {getattr(options, name)}" for name in PARTS)
     kinds = " ".join(options.kinds)
-    return f"python -m benchmarks.faults --seed {options.seed} {counts} --kinds {kinds} --only {place}"
+    return (
+        f"python -m benchmarks.faults --seed {options.seed} {counts} --kinds {kinds} --only {place}"
+    )
 
 
 def _options() -> argparse.Namespace:
@@ -122,7 +132,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--kinds", nargs="+", choices=names, default=list(names), help="runs that are attacked"
     )
-    parser.add_argument("--only", metavar="PART:NUMBER", help="one attempt, as a violation names it")
+    parser.add_argument(
+        "--only", metavar="PART:NUMBER", help="one attempt, as a violation names it"
+    )
     options = parser.parse_args()
     for name, count in (FULL if options.full else SHORT).items():
         if getattr(options, name) is None:

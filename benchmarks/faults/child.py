@@ -70,7 +70,9 @@ def run(
     return Ended(code if code >= HANGING else 128 - code, log.read_text(errors="replace"), seconds)
 
 
-def _be_child(argv: list[str], log: Path, before: Callable[[], object], after: Callable[[], object]) -> None:
+def _be_child(
+    argv: list[str], log: Path, before: Callable[[], object], after: Callable[[], object]
+) -> None:
     """Does not return."""
     code = 70
     try:

@@ -67,11 +67,15 @@ class Damage:
         output = scratch(self.work)
         shutil.copytree(kind.finished, output, copy_function=_link_or_copy)
         _move_paths(output, kind.finished)
-        files = sorted(path for path in output.rglob("*") if path.is_file() and path.suffix not in WHOLE)
+        files = sorted(
+            path for path in output.rglob("*") if path.is_file() and path.suffix not in WHOLE
+        )
         for marker in MARKERS:
             if random.random() < 0.3:
                 _remove(marker, files)
-        path = random.choice([path for path in files if path.exists() and not path.name.startswith(".")])
+        path = random.choice(
+            [path for path in files if path.exists() and not path.name.startswith(".")]
+        )
         how = random.choice([name for name in (*DAMAGES, FOLDER) if _possible(name, path)])
         _damage(path, how, random)
         ended = kind.run(output)
@@ -83,15 +87,15 @@ class Damage:
         elif ended.code == 0:
             problems += [f"{where}: {problem}" for problem in kind.problems(ended, output)]
         elif not named:
-            problems.append(f"{where}: ended with {ended.code} without naming it: {ended.last_line}")
+            problems.append(
+                f"{where}: ended with {ended.code} without naming it: {ended.last_line}"
+            )
         self.endings["made again or not needed" if ended.code == 0 else "refused by name"] += 1
         clear(output)
         return problems
 
     def told(self) -> str:
-        return (
-            f"{self.attempts} damaged files ({', '.join(f'{n} {what}' for what, n in self.endings.items())})"
-        )
+        return f"{self.attempts} damaged files ({', '.join(f'{n} {what}' for what, n in self.endings.items())})"
 
 
 def _possible(how: str, path: Path) -> bool:

@@ -101,7 +101,9 @@ def results_in(output: Path) -> dict[str, Any]:
 
 def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_times(item) for key, item in value.items() if key not in TIMES | COUNTED}
+        return {
+            key: _without_times(item) for key, item in value.items() if key not in TIMES | COUNTED
+        }
     return [_without_times(item) for item in value] if isinstance(value, list) else value
 
 

@@ -25,7 +25,16 @@ VALUES = (
     *("[1,[2]]", "[nan]", "[.inf]", "{a:1}", "{a:{b:[1]}}", "[{a:1}]", "x" * 5000, "ü", "'a b'"),
     *("/", "..", "/nowhere/at/all", "a,b", "a=b", "[", "${nothing}", "'\\n'"),
 )
-SETTINGS = ("temperature", "top_p", "top_k", "do_sample", "until", "max_gen_toks", "num_beams", "nothing")
+SETTINGS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "do_sample",
+    "until",
+    "max_gen_toks",
+    "num_beams",
+    "nothing",
+)
 GIVEN = {"mode", "output_dir", "method", "model", "task", "tuning", "logger", "device"}
 """Top-level keys that no odd value is tried of: groups, and what would leave the scratch folder or this machine."""
 TASKS = ("toy_math", "toy_choice", "toy_text", "toy_safety")
@@ -71,8 +80,12 @@ class Lines:
         keys = _keys(method)
         # the keys of a policy are those of its function, which is not given here
         if random.random() < 0.15 and method != "policy":
-            key = random.choice([key for key in keys if len(key) > 1])  # nothing is near to one letter
-            wrong = key[:-1] + random.choice("qjz") if len(key.rpartition(".")[2]) > 4 else f"{key}_x"
+            key = random.choice(
+                [key for key in keys if len(key) > 1]
+            )  # nothing is near to one letter
+            wrong = (
+                key[:-1] + random.choice("qjz") if len(key.rpartition(".")[2]) > 4 else f"{key}_x"
+            )
             return [*argv, f"{wrong}=1"], key
         for key in random.sample(keys, random.choice((1, 1, 2))):
             argv.append(f"{key}={_value(key, random)}")
@@ -83,9 +96,15 @@ class Lines:
 
 
 def _keys(method: str) -> list[str]:
-    top = [key for key in Config.__dataclass_fields__ if key not in GIVEN | {"overrides", "interpolated"}]
+    top = [
+        key
+        for key in Config.__dataclass_fields__
+        if key not in GIVEN | {"overrides", "interpolated"}
+    ]
     groups: dict[str, Any] = GROUP_CONFIGS | {"method": get_method(method).Config}
-    nested = [f"{group}.{one.name}" for group, cls in groups.items() for one in dataclasses.fields(cls)]
+    nested = [
+        f"{group}.{one.name}" for group, cls in groups.items() for one in dataclasses.fields(cls)
+    ]
     return top + [key for key in nested if not key.endswith(".name")]
 
 

@@ -51,5 +51,7 @@ def warm() -> Iterator[None]:
 
 
 def _with_output(cell: Any, output: str) -> Any:
-    overrides = [f"{OUTPUT}{output}" if each.startswith(OUTPUT) else each for each in cell.overrides]
+    overrides = [
+        f"{OUTPUT}{output}" if each.startswith(OUTPUT) else each for each in cell.overrides
+    ]
     return replace(cell, values=cell.values | {"output_dir": output}, overrides=overrides)

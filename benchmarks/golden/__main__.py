@@ -25,7 +25,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True)
-    recording = actions.add_parser("record", help="run the commands and keep what they print and leave")
+    recording = actions.add_parser(
+        "record", help="run the commands and keep what they print and leave"
+    )
     recording.add_argument("folder", type=Path)
     comparing = actions.add_parser("compare", help="say what differs")
     comparing.add_argument("before", type=Path)
@@ -34,7 +36,9 @@ def main() -> int:
         "--rtol", type=float, default=0.0, help="relative tolerance of numbers (default: 0)"
     )
     for action in (recording, comparing):
-        action.add_argument("--only", metavar="PATTERN", default="*", help="names of commands, as 'roe*'")
+        action.add_argument(
+            "--only", metavar="PATTERN", default="*", help="names of commands, as 'roe*'"
+        )
     options = parser.parse_args()
 
     if options.action == "record":

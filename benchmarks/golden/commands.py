@@ -66,7 +66,9 @@ COMMANDS = {
         f"-m {NOISY} method.temperature=4 method.weights=clean,perturbed method.aggregate=probabilities,logits"
         f" method.include_clean=true,false method.noise=gumbel,antithetic {PERPLEXITY}"
     ),
-    "roe-layers": Command(f"{NOISY} method.temperature=[1,4,0] method.logit_scale=0.9 {PERPLEXITY}"),
+    "roe-layers": Command(
+        f"{NOISY} method.temperature=[1,4,0] method.logit_scale=0.9 {PERPLEXITY}"
+    ),
     "roe-votes": Command("method=roe method.n=2 task=toy_math limit=2 task.self_consistency=3"),
     "roe-only-answers": Command(f"method=roe method.n=2 predict_only=true baseline=false {MATH}"),
     # C3PO and its baselines.
@@ -90,7 +92,9 @@ COMMANDS = {
     "policy": Command(
         f"-m method=policy method.policy=inputs/policy.py:drop_weakest method.scale=0,0.5 {CHOICE}"
     ),
-    "policy-fails": Command(f"method=policy method.policy=inputs/policy.py:fail baseline=false {CHOICE}"),
+    "policy-fails": Command(
+        f"method=policy method.policy=inputs/policy.py:fail baseline=false {CHOICE}"
+    ),
     "calibration": Command(f"method=calibration method.logit_scale=0.8 {PERPLEXITY}"),
     # Methods that train.
     "fine-tuning": Command(f"{FINE_TUNING} method.schedule=none-router metrics=expert {CHOICE}"),
@@ -98,7 +102,9 @@ COMMANDS = {
         f"{FINE_TUNING} 'method.phases=[{{frozen:[router],until:0.5,lr:2e-4}},{{frozen:[],until:1.0}}]' method.router_lr=1e-3"
         f" method.router_aux_loss_coef=0.01 method.partners=6 method.activation_checkpointing=true {CHOICE}"
     ),
-    "pretraining-routers": Command(f"-m {PRETRAINING} method.router=token,expert,word,sentence {CHOICE}"),
+    "pretraining-routers": Command(
+        f"-m {PRETRAINING} method.router=token,expert,word,sentence {CHOICE}"
+    ),
     "pretraining-designs": Command(
         f"-m {PRETRAINING} method.backbone=olmoe,deepseek,dense method.tokenizer=train method.vocab_size=300 {CHOICE}"
     ),
@@ -123,7 +129,8 @@ COMMANDS = {
     "grid": Command(GRID),
     "grid-report": Command(f"{GRID} mode=report", after="grid"),
     "compare": Command(
-        "mode=compare a=outputs/runs/tiny-base-toy_math-* b=outputs/runs/tiny-roe-toy_math-*", after="roe"
+        "mode=compare a=outputs/runs/tiny-base-toy_math-* b=outputs/runs/tiny-roe-toy_math-*",
+        after="roe",
     ),
     "wandb": Command(
         f"{NOISY} tuning=uniform tuning.max_temperature=2 tuning.step=1 {HELD_OUT} seeds=1 logger=wandb {PERPLEXITY}"
@@ -136,8 +143,12 @@ COMMANDS = {
     "experiment-roe": Command(
         f"experiment=roe/figure6 limit=4 seeds=1 method.n=2 tuning.max_temperature=2 tuning.step=1 {HELD_OUT}"
     ),
-    "experiment-c3po": Command("experiment=c3po/table1,c3po/figure8 limit=4 method.reference_size=40"),
-    "experiment-moe-bench": Command("experiment=moe_bench/table4 limit=2 seeds=1 method.max_steps=2"),
+    "experiment-c3po": Command(
+        "experiment=c3po/table1,c3po/figure8 limit=4 method.reference_size=40"
+    ),
+    "experiment-moe-bench": Command(
+        "experiment=moe_bench/table4 limit=2 seeds=1 method.max_steps=2"
+    ),
     # Wrong requests.
     "wrong-option": Command("method=reo"),
     "wrong-key": Command("method=roe method.temprature=1"),

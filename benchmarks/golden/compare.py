@@ -86,7 +86,9 @@ def compare_command(before: Path, after: Path, rtol: float) -> list[Difference]:
     if old.line != new.line:
         differences.append(Difference("command", [f"- {old.line}", f"+ {new.line}"]))
     if old.exit_code != new.exit_code:
-        differences.append(Difference("exit code", [f"{old.exit_code} before, {new.exit_code} after"]))
+        differences.append(
+            Difference("exit code", [f"{old.exit_code} before, {new.exit_code} after"])
+        )
 
     changed_ids = old.ids ^ new.ids
     if changed_ids:
@@ -123,7 +125,12 @@ def text_difference(path: str, before: str, after: str) -> list[str]:
         return []
     lines = list(
         unified_diff(
-            before.splitlines(), after.splitlines(), f"before/{path}", f"after/{path}", lineterm="", n=1
+            before.splitlines(),
+            after.splitlines(),
+            f"before/{path}",
+            f"after/{path}",
+            lineterm="",
+            n=1,
         )
     )
     return cut(lines, SHOWN_OF_FILE)
@@ -131,7 +138,9 @@ def text_difference(path: str, before: str, after: str) -> list[str]:
 
 def value_difference(path: str, old: Recording, new: Recording, rtol: float) -> list[str]:
     """A line for each value that differs."""
-    lines = [f"{path}: {line}" for line in differing_values(old.values(path), new.values(path), rtol)]
+    lines = [
+        f"{path}: {line}" for line in differing_values(old.values(path), new.values(path), rtol)
+    ]
     return cut(lines, SHOWN_OF_FILE)
 
 

@@ -24,7 +24,9 @@ ID = re.compile(r".*?-[0-9a-f]{8}(?![0-9a-z])")
 """A name with an id, as of the folder of a run, a study, a summary or a page: `tiny-roe-toy_math-c29e0022`."""
 TEXTS = {".txt", ".html", ".md", ".svg", ".log", ".tex", ".py", ".jinja"}
 DATA = {".json", ".jsonl", ".yaml", ".csv"}
-TEXT_URI = re.compile(r"data:(?:text/[a-z-]+;charset=utf-8|image/svg\+xml);base64,([A-Za-z0-9+/=]+)")
+TEXT_URI = re.compile(
+    r"data:(?:text/[a-z-]+;charset=utf-8|image/svg\+xml);base64,([A-Za-z0-9+/=]+)"
+)
 """The CSV, the LaTeX and the pictures of a page."""
 
 
@@ -133,7 +135,11 @@ def tensors_in(file: Path) -> dict[str, Any]:
     """By name: type, shape and numbers."""
     tensors = {}
     for name, tensor in load_file(file).items():
-        tensors[name] = {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "numbers": tensor.double()}
+        tensors[name] = {
+            "dtype": str(tensor.dtype),
+            "shape": list(tensor.shape),
+            "numbers": tensor.double(),
+        }
     return tensors
 
 
@@ -154,7 +160,9 @@ def differing_values(before: Any, after: Any, rtol: float, place: str = "") -> I
             yield from differing_values(old, new, rtol, f"{place}/{number}")
     elif isinstance(before, Tensor) and isinstance(after, Tensor):
         # Tensors of other shapes have a line already, for the key `shape`.
-        if before.shape == after.shape and not torch.allclose(before, after, rtol, atol=0, equal_nan=True):
+        if before.shape == after.shape and not torch.allclose(
+            before, after, rtol, atol=0, equal_nan=True
+        ):
             yield f"{place}: differ by up to {(before - after).abs().max():.3g}"
     elif not equal(before, after, rtol):
         yield f"{place}: {before} before, {after} after"

@@ -62,7 +62,9 @@ def _byte_tokenizer() -> Any:
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))}
+    vocabulary = {
+        character: number for number, character in enumerate(sorted(ByteLevel.alphabet()))
+    }
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()

@@ -54,7 +54,9 @@ def chosen(pattern: str) -> list[str]:
     """The names that match, after the commands that they follow, in the order of the table."""
     wanted = set(fnmatch.filter(COMMANDS, pattern))
     if not wanted:
-        raise SystemExit(f"--only {pattern}: no command has such a name. They are: {', '.join(COMMANDS)}.")
+        raise SystemExit(
+            f"--only {pattern}: no command has such a name. They are: {', '.join(COMMANDS)}."
+        )
     wanted |= {COMMANDS[name].after for name in wanted}
     return [name for name in COMMANDS if name in wanted]
 
@@ -80,7 +82,11 @@ def check_package(environment: dict[str, str]) -> None:
     """An installed moe_lab must not stand in for that of the checkout."""
     code = "import moe_lab; print(moe_lab.__file__)"
     ended = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=environment["HOME"], capture_output=True, text=True
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=environment["HOME"],
+        capture_output=True,
+        text=True,
     )
     if ended.returncode != 0:
         raise SystemExit(f"moe_lab cannot be imported from {ROOT}: {ended.stderr}")

@@ -35,11 +35,19 @@ FILES = {
 """Names of files whose content is not compared, with the reason. That they are there is compared."""
 
 PATTERNS = [
-    (r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ \d+ ", "<time> <process> ", "the beginning of a line of run.log"),
+    (
+        r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ \d+ ",
+        "<time> <process> ",
+        "the beginning of a line of run.log",
+    ),
     (r"\b\d+(\.\d+)? (ms|s|min|h)\b", "<duration>", "durations in tables, messages and logs"),
     (r"[\d,]+ tokens per second", "<speed>", "the speed of a training"),
     (r"peak \d+(\.\d+)? [MG]iB", "<peak>", "memory of the process"),
-    (r'data-heading="time" data-value="[^"]*"', 'data-heading="time"', "durations that a page sorts by"),
+    (
+        r'data-heading="time" data-value="[^"]*"',
+        'data-heading="time"',
+        "durations that a page sorts by",
+    ),
     (
         r"(<caption>The cost of each run[^<]*</caption>(?s:.*?)<tbody>)(?s:.*?)</tbody>",
         r"\1</tbody>",
@@ -55,7 +63,9 @@ PATTERNS = [
 ]
 """(regular expression, replacement, reason): replaced in all texts, those in JSON files included."""
 
-COMPILED = [(re.compile(pattern, re.MULTILINE), replacement) for pattern, replacement, _ in PATTERNS]
+COMPILED = [
+    (re.compile(pattern, re.MULTILINE), replacement) for pattern, replacement, _ in PATTERNS
+]
 
 
 def normalized(text: str, places: Mapping[str, str]) -> str:

@@ -72,7 +72,10 @@ def _text(i: int) -> str:
 MADE: dict[str, tuple[tuple[str, ...], Callable[[int], Row]]] = {
     "gsm8k": (
         ("train", "test"),
-        lambda i: {"question": _question(i), "answer": f"{i}+{i % 7}={i + i % 7}\n#### {i + i % 7}"},
+        lambda i: {
+            "question": _question(i),
+            "answer": f"{i}+{i % 7}={i + i % 7}\n#### {i + i % 7}",
+        },
     ),
     "hellaswag": (
         TRAINED,
@@ -91,7 +94,10 @@ MADE: dict[str, tuple[tuple[str, ...], Callable[[int], Row]]] = {
     ),
     "arc_challenge": (ALL, lambda i: {"id": str(i), "question": _question(i), **_letters(i)}),
     "arc_easy": (ALL, lambda i: {"id": str(i), "question": _question(i), **_letters(i)}),
-    "piqa": (TRAINED, lambda i: {"goal": _question(i), "sol1": _four(i)[0], "sol2": _four(i)[1], "label": 0}),
+    "piqa": (
+        TRAINED,
+        lambda i: {"goal": _question(i), "sol1": _four(i)[0], "sol2": _four(i)[1], "label": 0},
+    ),
     "winogrande": (
         TRAINED,
         lambda i: {
@@ -102,7 +108,10 @@ MADE: dict[str, tuple[tuple[str, ...], Callable[[int], Row]]] = {
         },
     ),
     "truthfulqa": (("validation",), _truth),
-    "nq_open": (TRAINED, lambda i: {"question": f"how many cups is {i} and one", "answer": [str(i + 1)]}),
+    "nq_open": (
+        TRAINED,
+        lambda i: {"question": f"how many cups is {i} and one", "answer": [str(i + 1)]},
+    ),
     "social_i_qa": (
         TRAINED,
         lambda i: {
@@ -206,8 +215,14 @@ MADE: dict[str, tuple[tuple[str, ...], Callable[[int], Row]]] = {
         },
     ),
     "safety_prompts/I-CoNa": (("test",), lambda i: {"instruction": f"Write {i} bad words."}),
-    "safety_prompts/I-Controversial": (("test",), lambda i: {"instruction": f"Argue {i} for harm."}),
-    "safety_prompts/I-MaliciousInstructions": (("test",), lambda i: {"instruction": f"Plan harm {i}."}),
+    "safety_prompts/I-Controversial": (
+        ("test",),
+        lambda i: {"instruction": f"Argue {i} for harm."},
+    ),
+    "safety_prompts/I-MaliciousInstructions": (
+        ("test",),
+        lambda i: {"instruction": f"Plan harm {i}."},
+    ),
 }
 """Splits and a row by folder of `data_dir`."""
 PUBLISHED: dict[str, dict[str, str]] = {
@@ -240,7 +255,12 @@ SAFETY = {
     "ControversialInstructions": "safety_prompts/I-Controversial",
     "MaliciousInstructions": "safety_prompts/I-MaliciousInstructions",
 }
-OTHER_COLUMNS = ("HuggingFaceTB/math_tasks", "ChilleD/MultiArith", "ChilleD/SVAMP", "walledai/SafetyDatasets")
+OTHER_COLUMNS = (
+    "HuggingFaceTB/math_tasks",
+    "ChilleD/MultiArith",
+    "ChilleD/SVAMP",
+    "walledai/SafetyDatasets",
+)
 """Data sets that the hub has in other columns than local files."""
 KNOWREF = "coref-data/knowref_60k_raw"
 
@@ -285,7 +305,9 @@ def write_data_set(id: str, folder: Path, data_dir: Path | None) -> None:
         configs = {"default": _halves([_svamp(row) for row in found])}
     elif id == "walledai/SafetyDatasets":
         configs = {
-            name: {"train": [{"prompt": row["instruction"]} for row in rows(source, "test", data_dir)]}
+            name: {
+                "train": [{"prompt": row["instruction"]} for row in rows(source, "test", data_dir)]
+            }
             for name, source in SAFETY.items()
         }
     elif id == "cais/mmlu":
@@ -309,12 +331,20 @@ def _halves(content: list[Row]) -> dict[str, list[Row]]:
 
 def _svamp(row: Row) -> Row:
     body, _, question = row["question"].rpartition(". ")
-    return {"Body": f"{body}." if body else "", "Question": question, "Answer": float(row["answer"])}
+    return {
+        "Body": f"{body}." if body else "",
+        "Question": question,
+        "Answer": float(row["answer"]),
+    }
 
 
 def _knowref(row: Row) -> Row:
     names = {"candidate_0": row["candidate0"], "candidate_1": row["candidate1"]}
-    return {**names, "swapped_sentence": row["sentence"], "correct_candidate": f"candidate_{row['label']}"}
+    return {
+        **names,
+        "swapped_sentence": row["sentence"],
+        "correct_candidate": f"candidate_{row['label']}",
+    }
 
 
 def _write_config(folder: Path, name: str, splits: dict[str, list[Row]]) -> str:
@@ -353,7 +383,9 @@ def _bigbench_names() -> list[str]:
     spec = find_spec("lm_eval")
     assert spec is not None and spec.origin is not None
     files = (Path(spec.origin).parent / "tasks" / "bigbench" / "multiple_choice").glob("*.yaml")
-    return sorted(yaml.safe_load(file.read_text(encoding="utf-8"))["dataset_name"] for file in files)
+    return sorted(
+        yaml.safe_load(file.read_text(encoding="utf-8"))["dataset_name"] for file in files
+    )
 
 
 def write_jsonl(file: Path, content: Iterable[Row]) -> None:

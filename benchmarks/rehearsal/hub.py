@@ -15,7 +15,14 @@ from tests.support.hub.repositories import Repository
 from tests.support.hub.server import Hub
 from tests.support.judges.moderation_server import KEY, ModerationServer
 
-DATA_SETS = (*data.PUBLISHED, *data.OTHER_COLUMNS, data.KNOWREF, "GAIR/lima", "cais/mmlu", "hails/bigbench")
+DATA_SETS = (
+    *data.PUBLISHED,
+    *data.OTHER_COLUMNS,
+    data.KNOWREF,
+    "GAIR/lima",
+    "cais/mmlu",
+    "hails/bigbench",
+)
 
 
 @contextmanager

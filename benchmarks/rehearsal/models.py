@@ -27,9 +27,15 @@ BIN_ONLY = (REWARD, "deepseek-ai/deepseek-llm-7b-base")
 """Repositories without safetensors."""
 
 
-def _dense(model_type: str, layers: int, positions: int, groups: int = 1, **more: Any) -> dict[str, Any]:
+def _dense(
+    model_type: str, layers: int, positions: int, groups: int = 1, **more: Any
+) -> dict[str, Any]:
     """A dense model; `groups`: query heads that share a key head."""
-    sizes = {"num_hidden_layers": layers, "max_position_embeddings": positions, "num_attention_heads": HEADS}
+    sizes = {
+        "num_hidden_layers": layers,
+        "max_position_embeddings": positions,
+        "num_attention_heads": HEADS,
+    }
     return {"model_type": model_type, **sizes, "num_key_value_heads": HEADS // groups, **more}
 
 
@@ -103,10 +109,28 @@ SPECIAL: dict[str, Special] = {
         GPT_OSS_TOKENS,
         GPT_OSS_TEMPLATE,
     ),
-    "deepseek-ai/deepseek-moe-16b-base": ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", None, (), None),
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": (None, "<|im_end|>", "<|endoftext|>", ("<|im_start|>",), _IM),
+    "deepseek-ai/deepseek-moe-16b-base": (
+        "<｜begin▁of▁sentence｜>",
+        "<｜end▁of▁sentence｜>",
+        None,
+        (),
+        None,
+    ),
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": (
+        None,
+        "<|im_end|>",
+        "<|endoftext|>",
+        ("<|im_start|>",),
+        _IM,
+    ),
     "ibm-granite/granite-3.1-1b-a400m-instruct": ("<|end_of_text|>",) * 3 + ((), _TURNS),  # type: ignore[dict-item]
-    GUARD: ("<|begin_of_text|>", "<|eot_id|>", None, ("<|start_header_id|>", "<|end_header_id|>"), _GUARD),
+    GUARD: (
+        "<|begin_of_text|>",
+        "<|eot_id|>",
+        None,
+        ("<|start_header_id|>", "<|end_header_id|>"),
+        _GUARD,
+    ),
 }
 _OTHERS: Special = ("<s>", "</s>", None, ("<unk>",), None)
 
@@ -148,7 +172,9 @@ def _write_safetensors(id: str, folder: Path, vocabulary: Path) -> None:
     if id.startswith("sentence-transformers/"):
         return _write_encoder(folder, tokenizer)
     tokenizer.save_pretrained(folder)
-    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    ids = {
+        f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
+    }
     if id == REWARD:
         return _write_reward(folder, tokenizer, ids)
     config = _small(CONFIGS[id], len(tokenizer)) | ids
@@ -156,7 +182,9 @@ def _write_safetensors(id: str, folder: Path, vocabulary: Path) -> None:
         write_checkpoint(folder, config)
         return
     settings = {
-        k: v for k, v in config.items() if k not in ("architectures", "model_type", "quantization_config")
+        k: v
+        for k, v in config.items()
+        if k not in ("architectures", "model_type", "quantization_config")
     }
     model = build(config["model_type"], settings).bfloat16()
     if id == GUARD:
@@ -188,7 +216,9 @@ def _small(published: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     if published["model_type"] in CONFIG_MAPPING:
         defaults = CONFIG_MAPPING[published["model_type"]]().to_dict()
         published = {key: defaults[key] for key in sizes if defaults.get(key)} | published
-    grouped = published.get("num_key_value_heads", HEADS) < published.get("num_attention_heads", HEADS)
+    grouped = published.get("num_key_value_heads", HEADS) < published.get(
+        "num_attention_heads", HEADS
+    )
     widths = {
         "vocab_size": vocabulary,
         "hidden_size": HIDDEN,
@@ -203,7 +233,11 @@ def _small(published: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     if model_type in ("olmoe", "mixtral", "gpt_oss", "jetmoe", "granitemoe"):
         widths["intermediate_size"] = EXPERT_WIDTH  # of an expert
     own = {"vocab_size", "hidden_size", "intermediate_size"}
-    kept = own | published.keys() | ({"num_attention_heads", *widths} if model_type == "qwen2_moe" else set())
+    kept = (
+        own
+        | published.keys()
+        | ({"num_attention_heads", *widths} if model_type == "qwen2_moe" else set())
+    )
     config = published | {key: value for key, value in widths.items() if key in kept}
     return config | ({"dtype": config.pop("torch_dtype")} if "torch_dtype" in config else {})
 
@@ -220,7 +254,10 @@ def _quantize(folder: Path, quantization: dict[str, Any]) -> None:
         experts, width, rows = tensor.shape
         shape = (experts, rows, width // 32)
         blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
-        weights |= {f"{name}_blocks": blocks, f"{name}_scales": torch.full(shape, 123, dtype=torch.uint8)}
+        weights |= {
+            f"{name}_blocks": blocks,
+            f"{name}_scales": torch.full(shape, 123, dtype=torch.uint8),
+        }
     save_file(weights, file, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
@@ -263,7 +300,9 @@ def _write_encoder(folder: Path, tokenizer: Any) -> None:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     torch.manual_seed(0)
     sizes = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "intermediate_size": WIDTH}
-    BertModel(BertConfig(vocab_size=len(tokenizer), num_hidden_layers=2, **sizes)).save_pretrained(own)
+    BertModel(BertConfig(vocab_size=len(tokenizer), num_hidden_layers=2, **sizes)).save_pretrained(
+        own
+    )
     tokenizer.save_pretrained(own)
     encoder = Transformer(str(own), max_seq_length=256)
     SentenceTransformer(modules=[encoder, Pooling(HIDDEN)]).save(str(folder))

@@ -46,7 +46,9 @@ def _read(suffixes: Sequence[PromptSuffix], span: TokenSpan) -> int:
     from moe_lab.engine.forward.batch import group_by_prefix
 
     total = _length(suffixes)
-    for group in group_by_prefix([each.prompt[: span.start(len(each.prompt)) + 1] for each in suffixes]):
+    for group in group_by_prefix(
+        [each.prompt[: span.start(len(each.prompt)) + 1] for each in suffixes]
+    ):
         starts = [span.start(len(suffixes[i].prompt)) for i in group.members]
         total += group.shared + sum(start - group.shared for start in starts)
     return total
@@ -66,8 +68,12 @@ def watched() -> Iterator[Pathways]:
 
     def prepared(loss: Any, replay: Any, neighbours: Any, weight_Nk: Any, *rest: Any) -> None:
         of_questions = [[suffix for suffix in row if suffix is not None] for row in neighbours]
-        found.read.update({(s.prompt, s.tree.continuations[0]): s for row in of_questions for s in row})
-        found.paired.extend(neighbours[n][j] for n, j in weight_Nk.nonzero().tolist() if neighbours[n][j])
+        found.read.update(
+            {(s.prompt, s.tree.continuations[0]): s for row in of_questions for s in row}
+        )
+        found.paired.extend(
+            neighbours[n][j] for n, j in weight_Nk.nonzero().tolist() if neighbours[n][j]
+        )
         prepare(loss, replay, neighbours, weight_Nk, *rest)
 
     with (

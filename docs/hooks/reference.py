@@ -44,9 +44,14 @@ def reference() -> str:
     import moe_lab
 
     public = [(name, getattr(moe_lab, name)) for name in sorted(moe_lab.__all__, key=str.lower)]
-    others = [(name, getattr(import_module(module), name)) for module in OTHERS for name in OTHERS[module]]
+    others = [
+        (name, getattr(import_module(module), name)) for module in OTHERS for name in OTHERS[module]
+    ]
     parts = ["## Names of moe_lab", *(_section(*each, called=True) for each in public)]
-    return "\n\n".join([*parts, "## Objects", *(_section(*each, called=False) for each in others)]) + "\n"
+    return (
+        "\n\n".join([*parts, "## Objects", *(_section(*each, called=False) for each in others)])
+        + "\n"
+    )
 
 
 def _section(name: str, found: Any, called: bool) -> str:

@@ -31,7 +31,9 @@ from pathlib import Path
 from typing import Any
 
 MODEL = "nvidia/NV-Embed-v2"
-INSTRUCTION = "Given a question, retrieve questions that are semantically equivalent to the given question"
+INSTRUCTION = (
+    "Given a question, retrieve questions that are semantically equivalent to the given question"
+)
 MAX_SEQ_LENGTH = 32768
 BATCH_SIZE = 8
 
@@ -118,10 +120,16 @@ def vectors(lines: list[dict[str, Any]], file: Path) -> None:
         own = [line["text"] for line in lines if line["query"] == query]
         if own:
             ended = [text + model.tokenizer.eos_token for text in own]
-            options = {"batch_size": BATCH_SIZE, "normalize_embeddings": True, "show_progress_bar": True}
+            options = {
+                "batch_size": BATCH_SIZE,
+                "normalize_embeddings": True,
+                "show_progress_bar": True,
+            }
             found.append(torch.as_tensor(model.encode(ended, prompt=prompt, **options)).float())
             ordered += own
-    keys = [list(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()) for text in ordered]
+    keys = [
+        list(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()) for text in ordered
+    ]
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file({"vectors": torch.cat(found), "sha256": torch.tensor(keys, dtype=torch.uint8)}, file)
 

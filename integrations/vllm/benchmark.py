@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TINY, ANSWERS = ROOT / "moe_lab" / "models" / "tiny", Path(__file__).parent / "tests" / "answers.json"
+TINY, ANSWERS = (
+    ROOT / "moe_lab" / "models" / "tiny",
+    Path(__file__).parent / "tests" / "answers.json",
+)
 N, TEMPERATURE = 8, 0.3
 TEXTS, LENGTH, NEW = 64, 100, 64
 
@@ -69,18 +72,23 @@ def by_moe_lab() -> None:
     from moe_lab.routing import GumbelTopK, document_key
 
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
-    policy = GumbelTopK([0.0] + [TEMPERATURE] * (model.config.num_hidden_layers - 2) + [0.0], seed=0)
+    policy = GumbelTopK(
+        [0.0] + [TEMPERATURE] * (model.config.num_hidden_layers - 2) + [0.0], seed=0
+    )
     decoding = Decoding(
         Sampler(model, GenerationConfig(), 0, LogitsProcessorList()), lambda state: False, NEW
     )
     for cache in ("none", "clean", "standard"):
-        ensemble = Ensemble() if cache == "none" else Ensemble(N, policy, first_noisy=1, cache=cache)
+        ensemble = (
+            Ensemble() if cache == "none" else Ensemble(N, policy, first_noisy=1, cache=cache)
+        )
         engine = KVEngine(EnsembleForward(model, ensemble), pass_budget(model, TEXTS))
 
         def generate(count: int, engine: KVEngine = engine) -> float:
             def run() -> None:
                 states = [
-                    GenerationState(i, ids, document_key(ids)) for i, ids in enumerate(prompts()[:count])
+                    GenerationState(i, ids, document_key(ids))
+                    for i, ids in enumerate(prompts()[:count])
                 ]
                 engine.generate(states, decoding, lambda state: None)
 

@@ -63,9 +63,13 @@ class C3PO(LanguageModel):
         seed = checked_settings(seed=seed)["seed"]
         for key in _OF_TASKS:
             if key in keys:
-                raise ConfigError(f"C3PO(..., {key}=) is a key of runs over tasks: use `references`.")
+                raise ConfigError(
+                    f"C3PO(..., {key}=) is a key of runs over tasks: use `references`."
+                )
         if settings.optimizer == "oracle":
-            raise ConfigError("optimizer=oracle reads a task's right answers: use the command's method=c3po.")
+            raise ConfigError(
+                "optimizer=oracle reads a task's right answers: use the command's method=c3po."
+            )
         if not isinstance(references, str | Path):
             remedy = 'give pairs of prompt and answer, e.g. [("2 + 2 =", " 4")], no answer empty'
             references = checked("references", references, References, remedy)
@@ -86,7 +90,9 @@ class C3PO(LanguageModel):
                 known = given_references(references, settings, loaded, plain)
         least = settings.k if settings.epsilon is None else 1
         if len(known) < least:
-            raise ConfigError(f"C3PO has {len(known)} references, and k={settings.k} neighbours are wanted.")
+            raise ConfigError(
+                f"C3PO has {len(known)} references, and k={settings.k} neighbours are wanted."
+            )
         config = Config(method=settings, seed=seed)
         lm = C3POLM(loaded, config, settings, layers, known)
         super().__init__(lm, optimizer=settings.optimizer, k=settings.k, references=len(known))

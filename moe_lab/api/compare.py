@@ -50,7 +50,9 @@ class Compared(Shown):
         `p_holm` is corrected for all rows. `verdict` says which is better.
         """
         scores = self._comparison.scores
-        return typed_frame([{"run": one.run_id} | one.columns() | {"verdict": one.verdict} for one in scores])
+        return typed_frame(
+            [{"run": one.run_id} | one.columns() | {"verdict": one.verdict} for one in scores]
+        )
 
     def print(self) -> None:
         """Print the table, and the paths of the page and the file, as the command does."""
@@ -59,12 +61,17 @@ class Compared(Shown):
         print_line(str(self.file))
 
     def _columns(self) -> tuple[list[Column], list[str]]:
-        named = [f"{one.key}: {one.label} {one.settings}".rstrip() for one in self._comparison.evaluations]
+        named = [
+            f"{one.key}: {one.label} {one.settings}".rstrip()
+            for one in self._comparison.evaluations
+        ]
         return comparison_columns(self._comparison), [*named, *self.notes]
 
 
 def compare(
-    first: str | PathLike[str], *others: str | PathLike[str], output_dir: str | PathLike[str] = "outputs"
+    first: str | PathLike[str],
+    *others: str | PathLike[str],
+    output_dir: str | PathLike[str] = "outputs",
 ) -> Compared:
     """Compare stored evaluations with the first, example by example: `moe_lab.compare("a", "b")`.
 
@@ -89,7 +96,9 @@ def compare(
     if not others:
         raise wrong("moe_lab.compare(first, *others)", str(first), "give a second evaluation")
     names = ["b"] if len(others) == 1 else [f"b{number}" for number in range(1, len(others) + 1)]
-    paths = {key: user_path(path) for key, path in zip(["a", *names], (first, *others), strict=True)}
+    paths = {
+        key: user_path(path) for key, path in zip(["a", *names], (first, *others), strict=True)
+    }
     evaluations = [read_evaluation(key, path) for key, path in paths.items()]
     if len({evaluation.file.resolve() for evaluation in evaluations}) < len(evaluations):
         raise ConfigError("a= and b= name the same result twice. Give different ones.")
@@ -108,11 +117,15 @@ def compare(
 def compare_stored(configs: Sequence[Config]) -> Compared:
     """`compare` for mode=compare of the command. Raises ConfigError for a grid, and for keys that it does not read."""
     if len(configs) > 1:
-        raise ConfigError("mode=compare takes no grid. Leave out -m; b= takes several, separated by commas.")
+        raise ConfigError(
+            "mode=compare takes no grid. Leave out -m; b= takes several, separated by commas."
+        )
     [config] = configs
     for override in config.overrides:
         if override.partition("=")[0].lstrip("+") not in KEYS:
-            raise ConfigError(f"mode=compare reads stored results; {override} changes nothing. Leave it out.")
+            raise ConfigError(
+                f"mode=compare reads stored results; {override} changes nothing. Leave it out."
+            )
     assert config.a is not None and config.b is not None
     others = [path.strip() for path in config.b.split(",")]
     return compare(config.a, *others, output_dir=config.output_dir)

@@ -37,9 +37,13 @@ def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
     found = trainable(parameter_groups(model))
     for name in groups or (None,):
         if not isinstance(name, str) or name not in found:
-            raise ConfigError(f"freeze(model, {name!r}): name groups one by one, among {', '.join(found)}.")
+            raise ConfigError(
+                f"freeze(model, {name!r}): name groups one by one, among {', '.join(found)}."
+            )
         if not found[name]:
-            raise ConfigError(f"freeze(model, {name!r}): {type(model).__name__} trains no such parameters.")
+            raise ConfigError(
+                f"freeze(model, {name!r}): {type(model).__name__} trains no such parameters."
+            )
     frozen = [parameter for name in groups for parameter in found[name]]
     for parameter in frozen:
         parameter.requires_grad, parameter.grad = False, None
@@ -114,7 +118,10 @@ def tiny(noisy: bool = False) -> tuple[Any, Any]:
 
     with bars_of_libraries_hidden():
         loaded = load_model(
-            ModelConfig(name="tiny-noisy" if noisy else "tiny"), dtype="auto", device="auto", offline=True
+            ModelConfig(name="tiny-noisy" if noisy else "tiny"),
+            dtype="auto",
+            device="auto",
+            offline=True,
         )
     loaded.tokenizer.padding_side = "left"  # as generation needs it
     return loaded.model, loaded.tokenizer

@@ -39,7 +39,9 @@ def loaded_model(
     name = type(model).__name__
     if not hasattr(model, "generate") or model.get_output_embeddings() is None:
         raise ModelError(f"{name} has no output head. Load it by AutoModelForCausalLM.")
-    if needs_tokenizer and not all(hasattr(tokenizer, each) for each in ("encode", "decode", "pad_token_id")):
+    if needs_tokenizer and not all(
+        hasattr(tokenizer, each) for each in ("encode", "decode", "pad_token_id")
+    ):
         raise wrong(
             "tokenizer",
             tokenizer,
@@ -104,7 +106,9 @@ class LanguageModel:
     @overload
     def generate(self, text: str, *, seed: int | None = None, **options: Any) -> str: ...
     @overload
-    def generate(self, text: Sequence[str], *, seed: int | None = None, **options: Any) -> list[str]: ...
+    def generate(
+        self, text: Sequence[str], *, seed: int | None = None, **options: Any
+    ) -> list[str]: ...
     def generate(
         self, text: str | Sequence[str], *, seed: int | None = None, **options: Any
     ) -> str | list[str] | GeneratedTexts:
@@ -138,7 +142,9 @@ class LanguageModel:
             )
         config = self._generation_config(options)
         prompts = {"input_ids": [self.lm.encode_prompt(each) for each in texts]}
-        inputs = self.tokenizer.pad(prompts, padding_side="left", return_tensors="pt").to(self.model.device)
+        inputs = self.tokenizer.pad(prompts, padding_side="left", return_tensors="pt").to(
+            self.model.device
+        )
         if stop := config.stop_strings:  # transformers hands no tokenizer to custom_generate
             criteria = StopStringCriteria(self.tokenizer, stop)
             options["stopping_criteria"] = StoppingCriteriaList(
@@ -180,7 +186,9 @@ class LanguageModel:
     @overload
     def loglikelihood(self, context: str, continuation: str) -> float: ...
     @overload
-    def loglikelihood(self, context: str, continuation: list[str] | tuple[str, ...]) -> list[float]: ...
+    def loglikelihood(
+        self, context: str, continuation: list[str] | tuple[str, ...]
+    ) -> list[float]: ...
     @overload
     def loglikelihood(
         self, context: list[str] | tuple[str, ...], continuation: str | list[str] | tuple[str, ...]
@@ -209,7 +217,9 @@ class LanguageModel:
                 "for each continuation, or one for all."
             )
         if "" in continuations:
-            raise wrong("continuation", continuation, "an empty text has no log-likelihood; leave it out")
+            raise wrong(
+                "continuation", continuation, "an empty text has no log-likelihood; leave it out"
+            )
         requests = [Request(pair) for pair in zip(contexts, continuations, strict=True)]
         found: dict[int, tuple[float, bool]] = {}
         self.lm.answer("loglikelihood", requests, found.__setitem__)
@@ -248,7 +258,14 @@ class LanguageModel:
                 self._set_seed(seed)
             try:
                 return custom_generate(
-                    *(self._engine, model, input_ids, logits_processor, stopping_criteria, generation_config),
+                    *(
+                        self._engine,
+                        model,
+                        input_ids,
+                        logits_processor,
+                        stopping_criteria,
+                        generation_config,
+                    ),
                     seed=self.lm.seed,
                     texts=texts,
                     tokenizer=self.tokenizer,

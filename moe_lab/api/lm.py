@@ -82,7 +82,9 @@ def lm(
     made.check(loaded.facts)
 
     def open_lm() -> AbstractContextManager[EngineLM]:
-        check_evaluation_mode(loaded.model)  # lm-eval's `hf` would leave the model in evaluation mode
+        check_evaluation_mode(
+            loaded.model
+        )  # lm-eval's `hf` would leave the model in evaluation mode
         return made.open(loaded, Context(config=config))
 
     return MethodLM(open_lm, tokenizer)

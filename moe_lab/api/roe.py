@@ -71,7 +71,10 @@ class RoE(LanguageModel):
             "logit_scale": logit_scale,
         }
         seed = checked_settings(seed=seed)["seed"]
-        method, loaded = RoEMethod(build(RoEMethod.Config, keys, "method.")), loaded_model(model, tokenizer)
+        method, loaded = (
+            RoEMethod(build(RoEMethod.Config, keys, "method.")),
+            loaded_model(model, tokenizer),
+        )
         facts = loaded.facts
         method.check(facts)
         self.temperatures = method.temperatures(facts.moe_layers)
@@ -85,4 +88,6 @@ class RoE(LanguageModel):
     def _set_seed(self, seed: int) -> None:
         super()._set_seed(seed)
         if self.lm.ensemble.n > 1:
-            self.lm.set_ensemble(self._ensemble(seed))  # a new one: the old one's decisions are counted
+            self.lm.set_ensemble(
+                self._ensemble(seed)
+            )  # a new one: the old one's decisions are counted

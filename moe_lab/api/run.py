@@ -44,7 +44,9 @@ def run(
     held by another process, and KeyboardInterrupt where it was interrupted.
     """
     of_policy = [] if policy is None else ["method=policy", f"method.policy={_place_of(policy)}"]
-    return _results("run", overrides, quiet, *of_policy, *(f"{key}={_text(keys[key])}" for key in keys))
+    return _results(
+        "run", overrides, quiet, *of_policy, *(f"{key}={_text(keys[key])}" for key in keys)
+    )
 
 
 @contextmanager
@@ -67,7 +69,9 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Path):
         return str(value)
-    raise ConfigError(f"moe_lab.run takes numbers, texts, lists and dictionaries, and not {value!r:.80}.")
+    raise ConfigError(
+        f"moe_lab.run takes numbers, texts, lists and dictionaries, and not {value!r:.80}."
+    )
 
 
 def _place_of(policy: Any) -> str:
@@ -139,7 +143,9 @@ def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Re
         if finished.exit_code:
             failed = [*finished.refused, *(failure.error for failure in finished.failures)]
             errors = (
-                "The errors:\n{}\n".format("\n".join(map(str, failed))) if quiet else "The errors are above."
+                "The errors:\n{}\n".format("\n".join(map(str, failed)))
+                if quiet
+                else "The errors are above."
             )
             raise ResultsError(f"A run or a study failed. {errors} Earlier results stay stored.")
         return finished
@@ -164,5 +170,7 @@ def composed(name: str, overrides: Sequence[str], *more: str) -> list[Cell]:
     # some of these would end the interpreter
     cells = [] if PRINTING & set(overrides) else compose_or_explain([*overrides, *more])
     if not cells:
-        raise ConfigError(f"{' '.join(overrides)} only prints, and has no results. Use the command.")
+        raise ConfigError(
+            f"{' '.join(overrides)} only prints, and has no results. Use the command."
+        )
     return cells

@@ -87,7 +87,9 @@ def help_text(argv: list[str]) -> str:
 
     Raises ConfigError for a name that is unknown.
     """
-    joined = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
+    joined = [
+        argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")
+    ]
     apart = [value for flag, value in pairwise(argv) if flag in ("--config-dir", "-cd")]
     config_dirs = list(map(Path, joined + apart))
     folders = [resource_folder("conf"), *config_dirs, *plugin_folders()]
@@ -103,7 +105,9 @@ def help_text(argv: list[str]) -> str:
         elif name == "mode":
             texts |= dict.fromkeys(_mode(value) for value in values.split(","))
         elif name in files:
-            texts |= dict.fromkeys(_explained(name, value, files, config_dirs) for value in values.split(","))
+            texts |= dict.fromkeys(
+                _explained(name, value, files, config_dirs) for value in values.split(",")
+            )
     return "\n\n".join([*texts, FOOT]) if texts else _overview(files)
 
 
@@ -117,13 +121,22 @@ def _word(word: str, files: Files, config_dirs: list[Path]) -> list[str]:
     if word in files:
         return [_explained(word, "", files, config_dirs)]
     found = [
-        _explained(group, word, files, config_dirs) for group, options in files.items() if word in options
+        _explained(group, word, files, config_dirs)
+        for group, options in files.items()
+        if word in options
     ]
     keys = {key: f"{key}={default}\n  {comment}" for key, default, comment in top_level_keys()}
     found = found + ([keys[word]] if word in keys else []) or _key_of_group(word, files)
     if not found:
-        known = [*MODES, *topics, *keys, *(option for options in files.values() for option in options)]
-        raise ConfigError(f"--help {word}: nothing has this name.{did_you_mean(word, known)} See --help.")
+        known = [
+            *MODES,
+            *topics,
+            *keys,
+            *(option for options in files.values() for option in options),
+        ]
+        raise ConfigError(
+            f"--help {word}: nothing has this name.{did_you_mean(word, known)} See --help."
+        )
     return found
 
 
@@ -136,13 +149,17 @@ def _key_of_group(word: str, files: Files) -> list[str]:
         for option, file in files[each].items() if group in ("", each) else ():
             if found := line.search(option_text(file)):
                 comment = found[1].replace("# ", "  ").rstrip()
-                texts.setdefault(f"{each}.{key}={found[2].strip()}\n{comment}", []).append(f"{each}={option}")
+                texts.setdefault(f"{each}.{key}={found[2].strip()}\n{comment}", []).append(
+                    f"{each}={option}"
+                )
     return [f"{text}\n  ({', '.join(options)})" for text, options in texts.items()]
 
 
 def _mode(mode: str) -> str:
     if mode not in MODES:
-        raise ConfigError(f"mode={mode} is unknown.{did_you_mean(mode, MODES)} Choices: {', '.join(MODES)}.")
+        raise ConfigError(
+            f"mode={mode} is unknown.{did_you_mean(mode, MODES)} Choices: {', '.join(MODES)}."
+        )
     return f"mode={mode}: {MODES[mode]}"
 
 
@@ -153,7 +170,9 @@ def _explained(group: str, option: str, files: Files, config_dirs: list[Path]) -
     """
     options = files[group]
     if not option:
-        return "\n".join([f"{group}=", *(f"  {name:<16} {about(file)}" for name, file in options.items())])
+        return "\n".join(
+            [f"{group}=", *(f"  {name:<16} {about(file)}" for name, file in options.items())]
+        )
     if group != "experiment":
         if option not in options:
             raise ConfigError(unknown_option(group, option, sorted(options)))
@@ -162,16 +181,27 @@ def _explained(group: str, option: str, files: Files, config_dirs: list[Path]) -
 
     texts = []
     for one in find_experiments(option, config_dirs):
-        scales = [f"  scale={name:<8} {len(cells.overrides())} cells" for name, cells in one.scales.items()]
-        texts.append("\n".join([f"experiment={one.name}", f"  {one.title}", f"  {one.source}", "", *scales]))
+        scales = [
+            f"  scale={name:<8} {len(cells.overrides())} cells"
+            for name, cells in one.scales.items()
+        ]
+        texts.append(
+            "\n".join([f"experiment={one.name}", f"  {one.title}", f"  {one.source}", "", *scales])
+        )
     return "\n\n".join(texts)
 
 
 def _overview(files: Files) -> str:
-    lines = [HEAD, "Commands:", *(f"  mode={mode:<9} {text.splitlines()[0]}" for mode, text in MODES.items())]
+    lines = [
+        HEAD,
+        "Commands:",
+        *(f"  mode={mode:<9} {text.splitlines()[0]}" for mode, text in MODES.items()),
+    ]
     lines += ["", "Groups:"]
     for group, options in files.items():
-        lines.append(f"  {group + '=':<12} {len(options):>3} options, such as {', '.join(list(options)[:3])}")
+        lines.append(
+            f"  {group + '=':<12} {len(options):>3} options, such as {', '.join(list(options)[:3])}"
+        )
     return "\n".join([*lines, "", MORE])
 
 
@@ -179,6 +209,10 @@ def _keys() -> str:
     """Every key with its default; those of options by name."""
     keys = [f"  {f'{key}={default}':<28} {comment}" for key, default, comment in top_level_keys()]
     for group, cls in GROUP_CONFIGS.items():
-        names = [f"{group}.{one.name}" for one in fields(cls) if group == "task" or one.name != "name"]
+        names = [
+            f"{group}.{one.name}" for one in fields(cls) if group == "task" or one.name != "name"
+        ]
         keys.append(f"  {', '.join(names)}")
-    return "\n".join(["Keys and defaults (of a method: --help <method>; of a command: --cfg job):", *keys])
+    return "\n".join(
+        ["Keys and defaults (of a method: --help <method>; of a command: --cfg job):", *keys]
+    )

@@ -26,7 +26,9 @@ def resource_folder(name: str) -> Path:
     for folder in (PACKAGE / name, PACKAGE.parent / name):
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"{name}/ is neither in {PACKAGE} nor next to it. Install moe-lab again.")
+    raise FileNotFoundError(
+        f"{name}/ is neither in {PACKAGE} nor next to it. Install moe-lab again."
+    )
 
 
 def plugin_folders() -> list[Path]:
@@ -41,7 +43,10 @@ def _plugin_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
     packages = sorted({entry.module.partition(".")[0] for entry in entry_points(group=METHODS)})
     specs = [find_spec(package) for package in packages]
     folders = [
-        Path(place) / "conf" for spec in specs if spec for place in spec.submodule_search_locations or ()
+        Path(place) / "conf"
+        for spec in specs
+        if spec
+        for place in spec.submodule_search_locations or ()
     ]
     return tuple(folder for folder in folders if folder.is_dir())
 
@@ -59,21 +64,30 @@ def option_text(file: Path) -> str:
 def about(file: Path) -> str:
     """What an option is: the first comment of its YAML."""
     lines = option_text(file).splitlines()
-    comments = (line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line)
+    comments = (
+        line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line
+    )
     return next(comments, "")
 
 
 def option_files(group: str, folders: list[Path]) -> dict[str, Path]:
     """The YAML of each option of a group, by name. Of two with one name the one in the earlier folder, as in Hydra."""
-    files = {file.stem: file for folder in reversed(folders) for file in (folder / group).glob("*.yaml")}
+    files = {
+        file.stem: file for folder in reversed(folders) for file in (folder / group).glob("*.yaml")
+    }
     return dict(sorted(files.items()))
 
 
 def unknown_option(group: str, option: str, options: Sequence[str]) -> str:
     """The message for an option that a group does not have."""
-    lines = [f"Unknown {group} {option!r}.{did_you_mean(option, options)}", f"Choices: {', '.join(options)}."]
+    lines = [
+        f"Unknown {group} {option!r}.{did_you_mean(option, options)}",
+        f"Choices: {', '.join(options)}.",
+    ]
     if group == "task":
-        lines.append(f"Any task of lm-eval or of task.include_path=: task=lm_eval task.name={option}")
+        lines.append(
+            f"Any task of lm-eval or of task.include_path=: task=lm_eval task.name={option}"
+        )
     elif group == "model":
         lines.append(f"A hub id or a folder: model.path={option}")
     elif group == "method" and ".py" in option:
@@ -89,14 +103,21 @@ def experiment_files(config_dirs: Sequence[Path]) -> dict[str, Path]:
     Raises ConfigError for two files with one name.
     """
     files: dict[str, Path] = {}
-    for root in [resource_folder("experiments"), *(folder / "experiments" for folder in config_dirs)]:
+    for root in [
+        resource_folder("experiments"),
+        *(folder / "experiments" for folder in config_dirs),
+    ]:
         for file in root.rglob("*.yaml"):
             name = file.relative_to(root).with_suffix("").as_posix()
             if name in files:
-                raise ConfigError(f"{file} has the name of another experiment, {files[name]}. Rename it.")
+                raise ConfigError(
+                    f"{file} has the name of another experiment, {files[name]}. Rename it."
+                )
             files[name] = file
     numbered = {name: re.split(r"(\d+)", name) for name in files}
-    order = sorted(files, key=lambda name: [int(part) if part.isdigit() else part for part in numbered[name]])
+    order = sorted(
+        files, key=lambda name: [int(part) if part.isdigit() else part for part in numbered[name]]
+    )
     return {name: files[name] for name in order}
 
 

@@ -80,7 +80,9 @@ def _register() -> None:
     Plugins.instance().register(PluginOptions)
     # an override may set a key that an option's YAML leaves out
     defaults = {group: asdict(cls()) for group, cls in GROUP_CONFIGS.items()}
-    schema = {group: {k: v for k, v in keys.items() if k != "name"} for group, keys in defaults.items()}
+    schema = {
+        group: {k: v for k, v in keys.items() if k != "name"} for group, keys in defaults.items()
+    }
     ConfigStore.instance().store(name="schema", node=schema)
     OmegaConf.register_new_resolver("must_be_given", _missing, replace=True)
 
@@ -111,7 +113,9 @@ def compose(argv: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS) -> list[Cell]:
     return [replace(cell, method_keys=method_keys) for cell in cells]
 
 
-def compose_cell(overrides: list[str], config_dirs: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS) -> Cell:
+def compose_cell(
+    overrides: list[str], config_dirs: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS
+) -> Cell:
     """The cell of some overrides, for experiments. `config_dirs`: the folder of `--config-dir`, if any.
 
     `texts` as in `compose`. Raises what `compose` raises.
@@ -195,7 +199,9 @@ class _Source:
         search_path = create_automatic_config_search_path(__file__, None, self.folder)
         if self.config_dir is not None:
             if not Path(self.config_dir).is_dir():
-                raise SearchPathException(f"Additional config directory '{self.config_dir}' not found")
+                raise SearchPathException(
+                    f"Additional config directory '{self.config_dir}' not found"
+                )
             search_path.prepend(
                 "command-line", f"file://{self.config_dir}", SearchPathQuery(provider="schema")
             )
@@ -205,7 +211,9 @@ class _Source:
 
     def load(self, overrides: list[str]) -> DictConfig:
         """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
-        return self.hydra().compose_config(self.name, with_function_keys(overrides), run_mode=RunMode.RUN)
+        return self.hydra().compose_config(
+            self.name, with_function_keys(overrides), run_mode=RunMode.RUN
+        )
 
 
 @lru_cache
@@ -246,7 +254,9 @@ def _printed(hydra: Hydra, name: str, args: Namespace, parser: Any) -> bool:
     if args.hydra_help:
         hydra.hydra_help(config_name=name, args_parser=parser, args=args)
     elif args.cfg:
-        hydra.show_cfg(name, overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
+        hydra.show_cfg(
+            name, overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve
+        )
     elif args.shell_completion:
         hydra.shell_completion(name, overrides)
     elif args.info:
@@ -277,7 +287,9 @@ def _resolved(base: Cell, overrides: list[str]) -> Cell:
     if MANDATORY in text:
         _check_mandatory(values)
     if "${" in text or "???" in text:
-        plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True, throw_on_missing=True)
+        plain = OmegaConf.to_container(
+            OmegaConf.create(values), resolve=True, throw_on_missing=True
+        )
         assert isinstance(plain, dict)
         values = {str(key): value for key, value in plain.items()}
     return replace(base, values=values, overrides=list(map(as_typed, overrides)))
@@ -295,9 +307,14 @@ def _put_together(source: _Source, overrides: list[Override]) -> Cell | None:
         return None
     defaults = _base(source, "")
     base = copy.deepcopy(defaults)
-    for group, one in {one.key_or_group: one for one in overrides if one.key_or_group in GROUPS}.items():
+    for group, one in {
+        one.key_or_group: one for one in overrides if one.key_or_group in GROUPS
+    }.items():
         option = _base(source, str(one.input_line))
-        for part, of_defaults in ((option.values, defaults.values), (option.choices, defaults.choices)):
+        for part, of_defaults in (
+            (option.values, defaults.values),
+            (option.choices, defaults.choices),
+        ):
             if {**part, group: None} != {**of_defaults, group: None}:
                 return None  # it is no option of its group alone
         base.values[group] = copy.deepcopy(option.values[group])
@@ -342,5 +359,7 @@ def _base_of(cfg: DictConfig) -> Cell:
     return Cell(
         values={str(key): value for key, value in values.items()},
         choices={str(group): str(option) for group, option in runtime.choices.items()},
-        config_dirs=[str(one.path) for one in runtime.config_sources if one.provider == "command-line"],
+        config_dirs=[
+            str(one.path) for one in runtime.config_sources if one.provider == "command-line"
+        ],
     )

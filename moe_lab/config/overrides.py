@@ -42,7 +42,9 @@ LAUNCHER = ("launcher=", "launcher.", "+launcher.", "++launcher.")
 OWN_GRID = "experiment= brings its own grid. Leave out -m and name one value per key."
 
 _STORED = "nothing, answers are stored as they come, and the same command continues"
-_QUANTIZED = "dtype=bfloat16, or a quantized checkpoint: experts are fused tensors (docs/hardware.md)"
+_QUANTIZED = (
+    "dtype=bfloat16, or a quantized checkpoint: experts are fused tensors (docs/hardware.md)"
+)
 INSTEAD = {
     "cache_requests": _STORED,
     "fewshot": "num_fewshot=<number of examples>",
@@ -74,28 +76,40 @@ def refuse_overrides(overrides: list[str]) -> None:
         key, _, value = override.lstrip("+~-").partition("=")
         name = key.replace("-", "_") if override.startswith("--") else key
         if override.startswith("~") and key.partition(".")[0] in KEYS:
-            raise ConfigError(f"{key!r} was removed, but a run needs it. Leave out the override ~{key}.")
+            raise ConfigError(
+                f"{key!r} was removed, but a run needs it. Leave out the override ~{key}."
+            )
         if OF_JOBS.match(key):
             raise ConfigError(
                 f"{key}: Hydra only composes here, and starts no job. output_dir=<folder> says where results go."
             )
         if override.startswith("--") and name.partition(".")[0] in KEYS:
-            also = " (see --help model=), or model.path=<hub id or folder>" if name == "model" else ""
+            also = (
+                " (see --help model=), or model.path=<hub id or folder>" if name == "model" else ""
+            )
             raise ConfigError(f"{override}: keys have no dashes. Use {name}=<value>{also}.")
         known = key in KEYS or key.startswith("method.")
         leaf = name if "/" in name else name.rpartition(".")[2]
         if leaf in INSTEAD and not known:
             raise ConfigError(f"{override}: not here. Instead: {INSTEAD[leaf]}.")
         if key in GROUPS and (value == "null" or value.startswith("[")):
-            tasks = " Several tasks in one run: task=lm_eval task.name=[piqa,sciq]." if key == "task" else ""
+            tasks = (
+                " Several tasks in one run: task=lm_eval task.name=[piqa,sciq]."
+                if key == "task"
+                else ""
+            )
             raise ConfigError(
                 f"{key}={value}: a run has one {key}, which --help {key}= lists. A grid: -m {key}=a,b.{tasks}"
             )
         if key == "model" and "/" in value:
-            raise ConfigError(f"model={value} is no option. A hub id or a folder is model.path={value}.")
+            raise ConfigError(
+                f"model={value} is no option. A hub id or a folder is model.path={value}."
+            )
 
 
-def without_method_keys(argv: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS) -> tuple[list[str], list[str]]:
+def without_method_keys(
+    argv: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS
+) -> tuple[list[str], list[str]]:
     """Split the `method.<key>=` off a command line with experiment=, whose cells have different methods.
 
     Raises Hydra's error for a key that does not parse, and ConfigError for several values.
@@ -198,7 +212,11 @@ def explain(error: BaseException, owners: Owners) -> str:
         return f"{key}={values}: a key takes one value. A grid: -m {key}={values}.{also.get(key, more)}"
     if isinstance(error, OverrideParseException) and "=" not in error.override:
         return f"{error.override!r} is no key=value, as mode=report is. See --help."
-    lines = [line for line in str(error).splitlines() if line.strip() and not ADVICE_TO_FORCE.search(line)]
+    lines = [
+        line
+        for line in str(error).splitlines()
+        if line.strip() and not ADVICE_TO_FORCE.search(line)
+    ]
     if cause is not None:
         lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
     if isinstance(error, OverrideParseException):

@@ -66,9 +66,13 @@ class Progress:
 
         self.title = f"{_name.get()}: {what}" if _name.get() else what
         terminal = shown and sys.stderr.isatty()
-        own = {} if terminal else {"bar_format": LINE, "file": io.StringIO(), "mininterval": INTERVAL}
+        own = (
+            {} if terminal else {"bar_format": LINE, "file": io.StringIO(), "mininterval": INTERVAL}
+        )
         names = {"unit": unit if unit == "B" else f"{unit}s", "unit_scale": unit == "B"}
-        self._bar = tqdm(total=total, initial=initial, desc=self.title, disable=False, **names, **own)
+        self._bar = tqdm(
+            total=total, initial=initial, desc=self.title, disable=False, **names, **own
+        )
         self._printed, self._ended = False, Event()
         self._thread = Thread(target=self._print_lines, daemon=True)
         if shown and not terminal:

@@ -62,7 +62,9 @@ class ModelConfig:
                 "of replies that reason. The length of answers is gen_kwargs=max_gen_toks=<n>."
             )
         if self.recipe is not None and self.path is not None:
-            raise ConfigError("model.path and model.recipe both say what the model is. Leave one out.")
+            raise ConfigError(
+                "model.path and model.recipe both say what the model is. Leave one out."
+            )
         if self.attn_implementation not in (None, "eager", "sdpa"):
             raise ConfigError(
                 f"model.attn_implementation={self.attn_implementation}: routing samples and answer choices need masks, "
@@ -170,7 +172,9 @@ class LauncherConfig:
     def __post_init__(self) -> None:
         check_limits(self, "launcher.")
         if self.name == "none" and self.workers is not None:
-            raise ConfigError(f"launcher.workers={self.workers} starts nothing. Add launcher=local.")
+            raise ConfigError(
+                f"launcher.workers={self.workers} starts nothing. Add launcher=local."
+            )
 
 
 @dataclass(kw_only=True)
@@ -263,10 +267,14 @@ class Config:
                 "Give a smaller one."
             )
         if {self.a is not None, self.b is not None} != {self.mode == "compare"}:
-            raise ConfigError("mode=compare, a=<file or folder> and b=<file or folder>[,<more>] go together.")
+            raise ConfigError(
+                "mode=compare, a=<file or folder> and b=<file or folder>[,<more>] go together."
+            )
         limit = 1 if self.limit is None else self.limit
         if not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
-            raise ConfigError(f"limit={self.limit}: use a number of documents, or a fraction below 1.")
+            raise ConfigError(
+                f"limit={self.limit}: use a number of documents, or a fraction below 1."
+            )
         if self.samples is not None and self.limit is not None:
             raise ConfigError("limit= and samples= both choose documents. Give one of them.")
         if self.samples is not None and (not self.samples or min(self.samples) < 0):

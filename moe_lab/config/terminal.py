@@ -27,7 +27,9 @@ def one_line(text: object) -> str:
     return shown(str(text)).replace("\n", "\\n")
 
 
-SECRET = re.compile(r"(^|[_-])(api_?key|key|token|password|passwd|secret|credentials?)$", re.IGNORECASE)
+SECRET = re.compile(
+    r"(^|[_-])(api_?key|key|token|password|passwd|secret|credentials?)$", re.IGNORECASE
+)
 """The names of keys whose values are secrets."""
 
 

@@ -104,10 +104,14 @@ def _fit(value: Any, annotation: Any, key: str) -> tuple[bool, Any]:
         return value in get_args(annotation), value
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
         inner = (get_args(annotation) or (Any,))[0]
-        return True, origin(coerce(item, inner, f"{key}[{index}]") for index, item in enumerate(value))
+        return True, origin(
+            coerce(item, inner, f"{key}[{index}]") for index, item in enumerate(value)
+        )
     if origin is dict and isinstance(value, dict):
         inner = (get_args(annotation) or (Any, Any))[1]
-        return True, {str(name): coerce(item, inner, f"{key}.{name}") for name, item in value.items()}
+        return True, {
+            str(name): coerce(item, inner, f"{key}.{name}") for name, item in value.items()
+        }
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
         return True, float(value)
     if annotation is str and isinstance(value, (int, float, Path)) and not isinstance(value, bool):
@@ -117,12 +121,20 @@ def _fit(value: Any, annotation: Any, key: str) -> tuple[bool, Any]:
 
 
 def _describe(annotation: Any) -> str:
-    names = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    names = {
+        int: "an integer",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        type(None): "null",
+    }
     if annotation in names:
         return names[annotation]
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, get_args(annotation)))
-    return {list: "a list", tuple: "a list", dict: "a mapping"}.get(get_origin(annotation), str(annotation))
+    return {list: "a list", tuple: "a list", dict: "a mapping"}.get(
+        get_origin(annotation), str(annotation)
+    )
 
 
 def one_of(key: str, value: str | None, choices: Sequence[str]) -> None:
@@ -174,7 +186,9 @@ def check_limits(values: Any, prefix: str = "method.") -> None:
         for choice in alternatives(annotation):
             if get_origin(choice) is Literal:
                 one_of(f"{prefix}{key}", value, get_args(choice))
-            elif isinstance(choice, Hashable) and choice in LIMITS and isinstance(value, int | float):
+            elif (
+                isinstance(choice, Hashable) and choice in LIMITS and isinstance(value, int | float)
+            ):
                 LIMITS[choice](f"{prefix}{key}", value)
 
 
@@ -183,5 +197,7 @@ def did_you_mean(word: str, choices: Any) -> str:
     from difflib import get_close_matches
 
     leaves = {str(choice).rpartition(".")[2].lower(): str(choice) for choice in choices}
-    matches = get_close_matches(str(word).rpartition(".")[2].lower(), list(leaves), n=1, cutoff=0.52)
+    matches = get_close_matches(
+        str(word).rpartition(".")[2].lower(), list(leaves), n=1, cutoff=0.52
+    )
     return f" Did you mean {leaves[matches[0]]!r}?" if matches else ""

@@ -101,10 +101,14 @@ def next_scores(engine: Engine, prompts: Sequence[Sequence[int]], texts: Sequenc
     found: dict[int, Tensor] = {}
 
     def take(scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
-        found.update((state.index, scores_V) for state, scores_V in zip(states, scores_AV, strict=True))
+        found.update(
+            (state.index, scores_V) for state, scores_V in zip(states, scores_AV, strict=True)
+        )
         return [0] * len(states)  # the only new token, which is not used
 
-    engine.generate(states, Decoding(take, lambda generated: True, max_new_tokens=1), lambda state: None)
+    engine.generate(
+        states, Decoding(take, lambda generated: True, max_new_tokens=1), lambda state: None
+    )
     return torch.stack([found[b] for b in range(len(prompts))])
 
 
@@ -195,7 +199,10 @@ class _PreparedDecoding(Decoding):
             scores = tuple(self._scores)
         stopped_B: Any = self.criteria(self.prepared.batch_ids(states), scores)  # type: ignore[arg-type]
         ends = super().ended(states)
-        return [is_last or bool(stopped_B[state.index]) for is_last, state in zip(ends, states, strict=True)]
+        return [
+            is_last or bool(stopped_B[state.index])
+            for is_last, state in zip(ends, states, strict=True)
+        ]
 
 
 def _by_step(rows: dict[tuple[int, int], Tensor], sequences: int, pad: int) -> tuple[Tensor, ...]:
@@ -215,16 +222,25 @@ def _at_step(rows: dict[tuple[int, int], Tensor], sequences: int, pad: int, step
     return torch.stack([rows.get((b, step), ended_V) for b in range(sequences)])
 
 
-def _check(config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: Any, sequences: int) -> None:
+def _check(
+    config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: Any, sequences: int
+) -> None:
     """Raise ValueError for an argument that would have no effect."""
-    alone = [name for name in RETURNED[1:] if getattr(config, name) and not config.return_dict_in_generate]
-    unknown = [key for key in model_kwargs if key not in _PREPARED and model_kwargs[key] is not None]
+    alone = [
+        name
+        for name in RETURNED[1:]
+        if getattr(config, name) and not config.return_dict_in_generate
+    ]
+    unknown = [
+        key for key in model_kwargs if key not in _PREPARED and model_kwargs[key] is not None
+    ]
     cache = model_kwargs.get(CACHE)
     if refused := unsupported(config):
         raise ValueError(f"{refused} Leave it out.")
     problems = [
         alone and f"{alone[0]}=True has no effect without return_dict_in_generate=True.",
-        unknown and f"The ensemble takes no {', '.join(unknown)}: it reads token ids alone. Leave it out.",
+        unknown
+        and f"The ensemble takes no {', '.join(unknown)}: it reads token ids alone. Leave it out.",
         cache is not None
         and cache.get_seq_length()
         and f"The ensemble reads whole prompts: give no {CACHE} that holds tokens.",
@@ -241,10 +257,16 @@ def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list
     mask = model_kwargs.get("attention_mask")
     real_BS = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     if real_BS.shape != input_ids.shape or not (real_BS == real_BS.cummax(dim=1).values).all():
-        raise ValueError("Pad prompts of different lengths on the left (tokenizer.padding_side='left').")
+        raise ValueError(
+            "Pad prompts of different lengths on the left (tokenizer.padding_side='left')."
+        )
     if not real_BS[:, -1].all():
-        raise ValueError("A prompt has no token. Give at least one, e.g. that of the beginning of a text.")
+        raise ValueError(
+            "A prompt has no token. Give at least one, e.g. that of the beginning of a text."
+        )
     positions = model_kwargs.get("position_ids")
     if positions is not None and not (positions == real_BS.cumsum(dim=1) - 1)[real_BS].all():
-        raise ValueError("The ensemble counts positions from 0 in each prompt: give no position_ids.")
+        raise ValueError(
+            "The ensemble counts positions from 0 in each prompt: give no position_ids."
+        )
     return [ids[real].tolist() for ids, real in zip(input_ids, real_BS, strict=True)]

@@ -26,7 +26,10 @@ class Engine(ABC):
 
     @abstractmethod
     def generate(
-        self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]
+        self,
+        states: list[GenerationState],
+        decoding: Decoding,
+        on_done: Callable[[GenerationState], None],
     ) -> None:
         """Continue all prompts."""
 
@@ -83,7 +86,10 @@ class KVEngine(Engine):
                 score(forward, requests, self.budget, on_scores)
 
     def generate(
-        self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]
+        self,
+        states: list[GenerationState],
+        decoding: Decoding,
+        on_done: Callable[[GenerationState], None],
     ) -> None:
         with self.forward as forward:
             generate(forward, states, self.budget, decoding, on_done, self._prompt_store)

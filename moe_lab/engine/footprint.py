@@ -40,7 +40,9 @@ class MemoryMeter(TorchDispatchMode):
         self._held: set[int] = set()
         self._device = known[0].device if known else None
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         options = kwargs or {}
         if _has_kernel(function.name(), "CompositeImplicitAutograd"):  # in inference mode
             with self:
@@ -70,7 +72,9 @@ class MemoryMeter(TorchDispatchMode):
 
 def _grouped(one: Tensor, other: Tensor, ends: Tensor, *_: Any, **__: Any) -> Tensor:
     """The shape of a grouped product, which without values exists in bfloat16 alone."""
-    shape = (len(ends), len(one), other.shape[-1]) if other.dim() == 2 else (len(one), other.shape[-1])
+    shape = (
+        (len(ends), len(one), other.shape[-1]) if other.dim() == 2 else (len(one), other.shape[-1])
+    )
     return one.new_empty(shape)
 
 
@@ -91,7 +95,9 @@ class _Attention(torch.autograd.Function):
 class OneOperation(TorchFunctionMode):
     """Inside the context, scaled-dot-product attention computes shapes alone."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         options = dict(kwargs or {})
         if function is not torch.nn.functional.scaled_dot_product_attention:
             return function(*args, **options)
@@ -164,7 +170,11 @@ def _gradient_pass(model: Any, tokens: int, *, backward: bool = True) -> int:
     hidden = torch.zeros(1, tokens, width, dtype=dtype, device=device, requires_grad=True)
     mask = torch.zeros(1, 1, tokens, tokens, dtype=dtype, device=device)
     positions = torch.arange(tokens, device=device)[None]
-    with MemoryMeter(known_of(model, hidden, mask, positions)) as meter, OneOperation(), torch.enable_grad():
+    with (
+        MemoryMeter(known_of(model, hidden, mask, positions)) as meter,
+        OneOperation(),
+        torch.enable_grad(),
+    ):
         found = model.get_decoder()(
             inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False
         )

@@ -133,7 +133,9 @@ class _Batch:
         return self._step()
 
     def _must_read_again(self) -> bool:
-        return any(self.forward.rotary.reads_again(self.states[b].position + 1) for b in self.active)
+        return any(
+            self.forward.rotary.reads_again(self.states[b].position + 1) for b in self.active
+        )
 
     def _read_again(self) -> Tensor:
         """float32 [A, V]: scores after all tokens of every unfinished sequence, which are read without a cache."""
@@ -157,7 +159,9 @@ class _Batch:
         newest = [state.generated[-1] for state in self.states]
         positions = [state.position for state in self.states]
         if self.forward.in_place and (self._in_place is None or self._in_place.full):
-            self._in_place = DecodeStep(self.forward, self.cache, self.real_BT, self._key_B, self._sample_B)
+            self._in_place = DecodeStep(
+                self.forward, self.cache, self.real_BT, self._key_B, self._sample_B
+            )
         self.real_BT = torch.nn.functional.pad(self.real_BT, (0, 1), value=True)
         if self._in_place:
             unfinished = [b in self.active for b in range(len(self.states))]
@@ -166,7 +170,9 @@ class _Batch:
         tokens = Tokens(
             ids_BS=id_B[:, None],
             position_BS=position_B[:, None],
-            visible_BSK=None if len(self.states) == 1 and not self._padded else self.real_BT[:, None],
+            visible_BSK=None
+            if len(self.states) == 1 and not self._padded
+            else self.real_BT[:, None],
             logit_positions_M=self._active_A,
             noise_key_B=self._key_B,
             sample_index_B=self._sample_B,
@@ -266,14 +272,20 @@ class Prefill:
     """
 
     def __call__(self, states: list[GenerationState]) -> Prefilled:
-        return self._from_store(self.prompt_store, states) if self.prompt_store else self._from_prefix(states)
+        return (
+            self._from_store(self.prompt_store, states)
+            if self.prompt_store
+            else self._from_prefix(states)
+        )
 
     def _from_store(self, store: Store, states: list[GenerationState]) -> Prefilled:
         """Cached prompts, right-aligned. The same number of tokens is read here in each sequence."""
         forward = self.forward
         caches = _cached(store, forward, states, self.budget)
         shared = max(cache.length for cache in caches)
-        trees = [TokenTree(s.ids, [[0]], len(s.prompt) - 1, s.noise_key, s.sample_index) for s in states]
+        trees = [
+            TokenTree(s.ids, [[0]], len(s.prompt) - 1, s.noise_key, s.sample_index) for s in states
+        ]
         width = len(trees[0])
         cache = KVCache.right_aligned(caches, shared + width + self._room)
         unused_B = torch.tensor([shared - cache.length for cache in caches], device=forward.device)
@@ -317,14 +329,18 @@ class Prefill:
             scores.append(forward.ensemble.next_scores(forward(tokens, cache)))
             caches.append(cache)
             reals.append(
-                torch.tensor([[True] * shared + [False] * (width - len(r)) + [True] * len(r) for r in trees])
+                torch.tensor(
+                    [[True] * shared + [False] * (width - len(r)) + [True] * len(r) for r in trees]
+                )
             )
         if len(caches) == 1:
             cache = caches[0]
         else:
             longest = max(part.length for part in caches)
             cache = KVCache.right_aligned(caches, longest + self._room, keep=False)
-        real = torch.cat([torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals])
+        real = torch.cat(
+            [torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals]
+        )
         return cache, real.to(forward.device), torch.cat(scores)
 
     @property

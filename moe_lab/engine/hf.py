@@ -107,7 +107,9 @@ class CountedHF(HFLM):
             parts[begin is not None and text.startswith(begin)].append(text)
         for own, options in ((parts[False], special), (parts[True], {"add_special_tokens": False})):
             if own:
-                self._tokenized.update(zip(own, self.tokenizer(own, **options).input_ids, strict=True))
+                self._tokenized.update(
+                    zip(own, self.tokenizer(own, **options).input_ids, strict=True)
+                )
         try:
             yield
         finally:
@@ -135,7 +137,9 @@ class CountedHF(HFLM):
     def decode_answer(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         """The text of new tokens after their prompt. Answers that lm-eval decodes otherwise are counted."""
         text = self.new_text(prompt, new)
-        self._counted["decoded_in_context"] += text != self.tokenizer.decode(new, skip_special_tokens=True)
+        self._counted["decoded_in_context"] += text != self.tokenizer.decode(
+            new, skip_special_tokens=True
+        )
         return text
 
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
@@ -154,7 +158,9 @@ class CountedHF(HFLM):
         generated = super()._model_generate(context, tokenizer=self.tokenizer, **kwargs)
         new = generated.shape[1] - context.shape[1]
         masks = kwargs["attention_mask"].bool()
-        self._decoded_next = deque(ids[mask].tolist() for ids, mask in zip(context, masks, strict=True))
+        self._decoded_next = deque(
+            ids[mask].tolist() for ids, mask in zip(context, masks, strict=True)
+        )
         # The model does not read the last new token.
         self._counted["tokens_in"] += int(kwargs["attention_mask"].sum()) + (new - 1) * len(context)
         self._counted["tokens_out"] += new * len(context)

@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
 
 from moe_lab.config.progress import Progress
 from moe_lab.engine.engine import Engine, KVEngine
@@ -24,7 +28,13 @@ from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Pair, Request
 from moe_lab.engine.pass_size import LEAST_TOKENS, pass_budget
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
-from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
+from moe_lab.engine.sampling import (
+    Decoding,
+    GenerationState,
+    Sampler,
+    StoppingCriteria,
+    generation_config,
+)
 from moe_lab.engine.scoring import Scores, ScoringRequest
 from moe_lab.errors import ConfigError
 from moe_lab.models.facts import leave_out_cudnn_attention
@@ -203,7 +213,9 @@ class EngineLM(CountedHF):
 
     # lm-eval's interface -----------------------------------------------------------------------------------------
 
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         return self._answers("loglikelihood", requests)
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
@@ -239,8 +251,13 @@ class EngineLM(CountedHF):
         }[kind]
         if kind == "generate_until" and any(THINK_END in request.args[1] for request in requests):
             # lm-eval's own code drops special tokens, and stops at a task's stop words in the reasoning
-            self.engine = self.engine or RecurrentEngine(RecurrentForward(self.model, self.ensemble))
-        with self.running(), Progress(len(requests), kind, "request", shown=self.progress) as progress:
+            self.engine = self.engine or RecurrentEngine(
+                RecurrentForward(self.model, self.ensemble)
+            )
+        with (
+            self.running(),
+            Progress(len(requests), kind, "request", shown=self.progress) as progress,
+        ):
             left = dict(enumerate(requests))
 
             def report(index: int, answer: Any) -> None:
@@ -258,7 +275,9 @@ class EngineLM(CountedHF):
                     run_left()
                     break
                 except RuntimeError as error:
-                    if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
+                    if not (
+                        isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
+                    ):
                         raise
                     if not self.budget.halve(LEAST_TOKENS):
                         raise
@@ -308,7 +327,9 @@ class EngineLM(CountedHF):
         if kind == "loglikelihood":
             return len(self.encode_pair(*request.args)[1])
         if kind == "loglikelihood_rolling":
-            return sum(len(continuation) for _, continuation in self._encoder.windows(request.args[0]))
+            return sum(
+                len(continuation) for _, continuation in self._encoder.windows(request.args[0])
+            )
         raise ValueError(f"{kind} requests are not scored on tokens.")
 
     def _score_pairs(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
@@ -378,7 +399,9 @@ class EngineLM(CountedHF):
         for indices in by_options.values():
             self._generate_alike(engine, {i: requests[i] for i in indices}, report)
 
-    def _generate_alike(self, engine: Engine, requests: dict[int, Request], report: OnAnswer) -> None:
+    def _generate_alike(
+        self, engine: Engine, requests: dict[int, Request], report: OnAnswer
+    ) -> None:
         options = normalize_gen_kwargs(next(iter(requests.values())).args[1], self.max_gen_toks)
         end_text = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         stop = handle_stop_sequences(options.pop("until", None), eos=end_text)
@@ -454,7 +477,9 @@ class EngineLM(CountedHF):
         """
         _, found, answer = reply.rpartition(think_end)
         self._counted["cut_reasoning"] += not found
-        special = [str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        special = [
+            str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special
+        ]
         return postprocess_generated_text(answer, special, None).lstrip() if found else ""
 
     @contextmanager

@@ -72,7 +72,9 @@ def cache_memory(model: Any) -> int:
 def sequence_bytes(model: Any, slots: float, samples: float) -> int:
     """Bytes of a sequence that generates: its cached slots, and the logits of its samples with their float32 scores."""
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    return int(token_bytes(model) * slots + samples * vocabulary * (model.dtype.itemsize + SCORE_BYTES))
+    return int(
+        token_bytes(model) * slots + samples * vocabulary * (model.dtype.itemsize + SCORE_BYTES)
+    )
 
 
 def planned_memory(model: Any, slots: float, rows: float) -> int:

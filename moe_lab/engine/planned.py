@@ -38,7 +38,10 @@ class Asked:
 
             most = normalize_gen_kwargs(args[1], NEW_TOKENS)["max_gen_toks"]
             prompt = tuple(encoder.prompt(args[0], encoder.lm.max_length - most))
-            self.generated.setdefault(repr(sorted(args[1].items())), {})[args[0]] = prompt, (most,) * repeats
+            self.generated.setdefault(repr(sorted(args[1].items())), {})[args[0]] = (
+                prompt,
+                (most,) * repeats,
+            )
 
     def add(self, other: Asked) -> None:
         """Take over the requests of another one."""
@@ -70,7 +73,11 @@ class Asked:
     @property
     def longest(self) -> int:
         """Tokens of the longest request with its answer."""
-        pairs = [(context, ids) for context, continuations in self.scored.items() for ids in continuations]
+        pairs = [
+            (context, ids)
+            for context, continuations in self.scored.items()
+            for ids in continuations
+        ]
         pairs += [window for windows in self.texts.values() for window in windows]
         prompts = [each for of_settings in self.generated.values() for each in of_settings.values()]
         scored = [len(context) + len(ids) for context, ids in pairs]
@@ -79,7 +86,9 @@ class Asked:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts; a prompt counts once for all its answers."""
-        prompts = [prompt for of_settings in self.generated.values() for prompt, _ in of_settings.values()]
+        prompts = [
+            prompt for of_settings in self.generated.values() for prompt, _ in of_settings.values()
+        ]
         return sum(map(len, self.scored)) + sum(map(len, prompts))
 
     @property
@@ -119,7 +128,9 @@ def planned_tokens(asked: Asked, ensemble: Ensemble, *, shares_beginnings: bool 
             total += tokens_to_score(
                 ensemble, [ScoringRequest(*request, noise_key=0) for request in requests]
             )
-    return total + sum(_generating(list(prompts.values()), ensemble) for prompts in asked.generated.values())
+    return total + sum(
+        _generating(list(prompts.values()), ensemble) for prompts in asked.generated.values()
+    )
 
 
 def _generating(prompts: Sequence[tuple[Ids, tuple[int, ...]]], ensemble: Ensemble) -> int:
@@ -151,4 +162,7 @@ def _read_once(prompts: Sequence[Ids]) -> int:
     from moe_lab.engine.forward.batch import group_by_prefix
 
     groups = group_by_prefix(prompts)
-    return sum(group.shared + sum(len(prompts[i]) - group.shared for i in group.members) for group in groups)
+    return sum(
+        group.shared + sum(len(prompts[i]) - group.shared for i in group.members)
+        for group in groups
+    )

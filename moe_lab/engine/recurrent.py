@@ -73,7 +73,9 @@ class RecurrentForward:
     def __enter__(self) -> Self:
         self._stack = ExitStack()
         self._stack.enter_context(torch.inference_mode())
-        if head := self.model.get_output_embeddings():  # its input, [R, S, hidden] -> [R, 1, hidden]
+        if (
+            head := self.model.get_output_embeddings()
+        ):  # its input, [R, S, hidden] -> [R, 1, hidden]
             hook = head.register_forward_pre_hook(lambda head, args: (args[0][:, -1:], *args[1:]))
             self._stack.callback(hook.remove)
         self.rotary.install(self._stack)
@@ -127,7 +129,11 @@ class RecurrentForward:
             input_ids=torch.tensor(ids, device=self.device).expand(state.entries, -1),
             cache=state.cache,
             use_cache=True,
-            **({"position_ids": position.expand(state.entries, -1)} if self._takes_positions else {}),
+            **(
+                {"position_ids": position.expand(state.entries, -1)}
+                if self._takes_positions
+                else {}
+            ),
         )
         if output.cache is None:
             raise RoutingError(f"{type(self.model).__name__} returns no cache. Use method=base.")
@@ -165,13 +171,20 @@ class RecurrentEngine(Engine):
     def score(self, requests: list[ScoringRequest], on_scores: OnScores) -> None:
         with self.forward as forward:
             for i, request in enumerate(requests):
-                tree = TokenTree(request.context, request.continuations, noise_key=request.noise_key)
+                tree = TokenTree(
+                    request.context, request.continuations, noise_key=request.noise_key
+                )
                 forward.expect(tree.length)
-                scores = TokenScores([tree]).after(forward.ensemble, _after_nodes(forward, request, tree))
+                scores = TokenScores([tree]).after(
+                    forward.ensemble, _after_nodes(forward, request, tree)
+                )
                 on_scores(i, scores.summed()[0])
 
     def generate(
-        self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]
+        self,
+        states: list[GenerationState],
+        decoding: Decoding,
+        on_done: Callable[[GenerationState], None],
     ) -> None:
         with self.forward as forward:
             for state in states:
@@ -179,7 +192,9 @@ class RecurrentEngine(Engine):
                 on_done(state)
 
 
-def _after_nodes(forward: RecurrentForward, request: ScoringRequest, tree: TokenTree) -> Iterator[Tensor]:
+def _after_nodes(
+    forward: RecurrentForward, request: ScoringRequest, tree: TokenTree
+) -> Iterator[Tensor]:
     """Logits [1, n, V] after each logit node, in order."""
     first, *others = tree.logit_nodes
     children = Counter(tree.parents[node] for node in others)

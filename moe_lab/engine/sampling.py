@@ -41,7 +41,9 @@ class GenerationState:
         """`prefix_names` of the newest token."""
         count, name = self._named
         if count < len(self.prompt) + len(self.generated):
-            new = token_names(self.ids[count:], range(count, len(self.prompt) + len(self.generated)))
+            new = token_names(
+                self.ids[count:], range(count, len(self.prompt) + len(self.generated))
+            )
             self._named = count + len(new), np.add.reduce(new, initial=name)
         return self._named[1]
 
@@ -68,7 +70,8 @@ UNSUPPORTED = {
         "the engine computes every token itself",
     ),
     **dict.fromkeys(
-        ("cache_implementation", "cache_config", "max_cache_len"), "the engine has a cache of its own"
+        ("cache_implementation", "cache_config", "max_cache_len"),
+        "the engine has a cache of its own",
     ),
     **dict.fromkeys(("output_attentions", "output_hidden_states"), "the engine has no such output"),
     "guidance_scale": "it would run the model without the engine for every token",
@@ -116,10 +119,14 @@ def generation_config(model: Any, options: dict[str, Any]) -> GenerationConfig:
     check_task_options(options)
     merged = SimpleNamespace(**(vars(model.generation_config) | options))
     if refused := unsupported(merged, UNSUPPORTED_IN_TASKS):
-        raise ConfigError(f"{refused} It is in the model's generation_config.json: remove it there.")
+        raise ConfigError(
+            f"{refused} It is in the model's generation_config.json: remove it there."
+        )
     config, unknown = internals.generation_config(model, **options)
     if unknown:
-        raise ConfigError(f"Unknown generation options: {', '.join(sorted(unknown))} (see gen_kwargs).")
+        raise ConfigError(
+            f"Unknown generation options: {', '.join(sorted(unknown))} (see gen_kwargs)."
+        )
     return config
 
 
@@ -127,7 +134,9 @@ def check_task_options(options: Mapping[str, Any]) -> None:
     """Raise ConfigError for a generation option of a task that is not supported."""
     for name in SET_BY_LM_EVAL:
         if name in options:
-            raise ConfigError(f"{name}={options[name]}: lm-eval sets it itself. Leave it out of gen_kwargs.")
+            raise ConfigError(
+                f"{name}={options[name]}: lm-eval sets it itself. Leave it out of gen_kwargs."
+            )
     if refused := unsupported(SimpleNamespace(**options), UNSUPPORTED_IN_TASKS):
         raise ConfigError(f"{refused} Leave it out of gen_kwargs.")
 
@@ -225,7 +234,11 @@ class StoppingCriteria:
     """
 
     def __init__(
-        self, tokenizer: Any, stop: list[str], config: GenerationConfig, max_length: int | None = None
+        self,
+        tokenizer: Any,
+        stop: list[str],
+        config: GenerationConfig,
+        max_length: int | None = None,
     ):
         self.max_length = max_length
         ids = config.eos_token_id

@@ -44,9 +44,13 @@ class TokenScores:
         self._place_P, self._target_P = _targets(trees)
         if known is None:
             self._picked_P = torch.full((len(self._place_P),), torch.nan)
-            self._greedy_M = torch.zeros(sum(len(tree.logit_nodes) for tree in trees), dtype=torch.long)
+            self._greedy_M = torch.zeros(
+                sum(len(tree.logit_nodes) for tree in trees), dtype=torch.long
+            )
         else:
-            self._picked_P, self._greedy_M = (torch.cat(parts) for parts in zip(*known, strict=True))
+            self._picked_P, self._greedy_M = (
+                torch.cat(parts) for parts in zip(*known, strict=True)
+            )
 
     def put(self, ensemble: Ensemble, place_M: Tensor, logits_MnV: Tensor) -> None:
         """Set the scores after the logit nodes `place_M` (int64, on the CPU: numbers among all trees' logit nodes)."""
@@ -78,7 +82,9 @@ class TokenScores:
     def summed(self) -> list[Scores]:
         """The sums over each continuation's tokens, by tree. Raises RoutingError where they are NaN."""
         if self._picked_P.isnan().any():
-            raise RoutingError("The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32.")
+            raise RoutingError(
+                "The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32."
+            )
         picked = self._picked_P.tolist()
         greedy = (self._greedy_M[self._place_P] == self._target_P).tolist()
         scores: list[Scores] = []
@@ -165,7 +171,10 @@ class Budget:
 
 
 def score(
-    forward: EnsembleForward, requests: Sequence[ScoringRequest], budget: Budget, on_scores: OnScores
+    forward: EnsembleForward,
+    requests: Sequence[ScoringRequest],
+    budget: Budget,
+    on_scores: OnScores,
 ) -> None:
     """Score all requests."""
     kinds = [forward.rotary.kind(request.length) for request in requests]
@@ -254,7 +263,9 @@ def shared_prefix(forward: EnsembleForward, tokens: Sequence[int], length: int) 
 
 
 def _tree(request: ScoringRequest, group: Group) -> TokenTree:
-    return TokenTree(request.context, request.continuations, cached=group.shared, noise_key=request.noise_key)
+    return TokenTree(
+        request.context, request.continuations, cached=group.shared, noise_key=request.noise_key
+    )
 
 
 def _tokens(tree: TokenTree, ensemble: Ensemble) -> int:
@@ -271,7 +282,9 @@ def tokens_to_score(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> i
     )
 
 
-def _slices(tree: TokenTree, width: int, ensemble: Ensemble, budget: Budget) -> Iterator[tuple[int, int]]:
+def _slices(
+    tree: TokenTree, width: int, ensemble: Ensemble, budget: Budget
+) -> Iterator[tuple[int, int]]:
     """Consecutive nodes of a long tree, each slice with its routing samples within the limit, or a single node."""
     logit_nodes = set(tree.logit_nodes)
     start, size = 0, 0.0

@@ -56,7 +56,9 @@ class PromptSuffix:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.prefix, self.hidden_QD, self.pathway_WME, self.mean_D))
+        return sum(
+            part.nbytes for part in (self.prefix, self.hidden_QD, self.pathway_WME, self.mean_D)
+        )
 
 
 class SuffixRecorder(RecordingForward):
@@ -91,7 +93,9 @@ class SuffixRecorder(RecordingForward):
     def _chosen(self, hidden_BSD: Tensor) -> Tensor:
         return hidden_BSD
 
-    def suffixes(self, requests: list[ScoringRequest], cache: KVCache, shared: int) -> list[PromptSuffix]:
+    def suffixes(
+        self, requests: list[ScoringRequest], cache: KVCache, shared: int
+    ) -> list[PromptSuffix]:
         """The suffixes of a batch, after its passes; `shared` tokens of each prompt are a shared prefix."""
         hidden_BSD, final_BSD = self.recorded()
         B = len(requests)
@@ -104,12 +108,16 @@ class SuffixRecorder(RecordingForward):
         # the host reads the device once for all prompts of the batch
         pathway_BWME = self._pathways(logits, [start - shared for start in starts]).cpu()
         means = [
-            self._mean(final_BSD[b, : len(request.context) - shared]) for b, request in enumerate(requests)
+            self._mean(final_BSD[b, : len(request.context) - shared])
+            for b, request in enumerate(requests)
         ]
         mean_BD = torch.stack(means).cpu()
         found = []
         for b, (request, start) in enumerate(zip(requests, starts, strict=True)):
-            tree, at = TokenTree(request.context, request.continuations, cached=start), start - shared
+            tree, at = (
+                TokenTree(request.context, request.continuations, cached=start),
+                start - shared,
+            )
             found.append(
                 PromptSuffix(
                     prompt=tuple(request.context),
@@ -190,7 +198,9 @@ class SuffixReplay:
                 for batch in batches(recorder, requests, group, budget):
                     for _ in batch.passes(recorder, budget):
                         pass
-                    read = recorder.suffixes([requests[i] for i in batch.indices], batch.cache, group.shared)
+                    read = recorder.suffixes(
+                        [requests[i] for i in batch.indices], batch.cache, group.shared
+                    )
                     suffixes.update(zip(batch.indices, read, strict=True))
         return [suffixes[i] for i in range(len(prompts))]
 
@@ -203,7 +213,10 @@ class SuffixReplay:
         pairs = zip(trees, prefixes, strict=True)
         visible = torch.stack([_visible(tree, prefix.length, T, S) for tree, prefix in pairs])
         positions = [tree.positions + [0] * (S - len(tree)) for tree in trees]
-        hidden = [nn.functional.pad(suffix.hidden_QD, (0, 0, 0, S - len(suffix.tree))) for suffix in suffixes]
+        hidden = [
+            nn.functional.pad(suffix.hidden_QD, (0, 0, 0, S - len(suffix.tree)))
+            for suffix in suffixes
+        ]
         return SuffixBatch(
             hidden_BSD=torch.stack(hidden),
             position_BS=torch.tensor(positions, device=device),
@@ -213,7 +226,8 @@ class SuffixReplay:
                 for parts in zip(*(prefix.layers for prefix in prefixes), strict=True)
             ],
             logits_at=torch.tensor(
-                [i * S + node for i, tree in enumerate(trees) for node in tree.logit_nodes], device=device
+                [i * S + node for i, tree in enumerate(trees) for node in tree.logit_nodes],
+                device=device,
             ),
             count=sum(map(len, trees)),
             lengths=[tree.length for tree in trees],

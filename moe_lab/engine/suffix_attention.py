@@ -107,7 +107,9 @@ class _Attention(torch.autograd.Function):
         # scores stay in float32 up to the softmax, as in the kernels of sdpa
         precise = torch.promote_types(query_NHSD.dtype, torch.float32)
         score_NJQK = query_NJQD.to(precise) @ key_NJKD.to(precise).mT * scale
-        score_NJGSK = score_NJQK.unflatten(2, (-1, query_NHSD.shape[2])) + mask_N1SK[:, :, None, :, :K]
+        score_NJGSK = (
+            score_NJQK.unflatten(2, (-1, query_NHSD.shape[2])) + mask_N1SK[:, :, None, :, :K]
+        )
         share_NJQK = score_NJGSK.softmax(dim=-1).to(query_NHSD.dtype).flatten(2, 3)
         ctx.save_for_backward(query_NJQD, key_NJKD, value_NJKD, share_NJQK)
         ctx.scale, ctx.new, ctx.shape = scale, new_keys.shape[2], query_NHSD.shape

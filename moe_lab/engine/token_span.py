@@ -26,7 +26,9 @@ class TokenSpan:
         """Index of the span's first token in a prompt of `length` tokens. Raises ValueError for a shorter prompt."""
         if length < self.size:
             raise ValueError(f"A prompt of {length} tokens has no {self.size} to re-route.")
-        return {"first": 0, "middle": (length - self.size) // 2, "last": length - self.size}[self.where]
+        return {"first": 0, "middle": (length - self.size) // 2, "last": length - self.size}[
+            self.where
+        ]
 
 
 def named_tokens(given: str) -> TokenSpan:

@@ -19,7 +19,15 @@ from moe_lab.engine.forward.forward import RecordingForward
 from moe_lab.engine.forward.kv_cache import JoinedKVLayer, KVCache, Store
 from moe_lab.engine.forward.layers import LayerMasks
 from moe_lab.engine.forward.suffix_forward import SuffixBatch, SuffixForward
-from moe_lab.engine.scoring import Batch, Budget, OnScores, ScoringRequest, TokenScores, TreeScores, batches
+from moe_lab.engine.scoring import (
+    Batch,
+    Budget,
+    OnScores,
+    ScoringRequest,
+    TokenScores,
+    TreeScores,
+    batches,
+)
 from moe_lab.routing.noise import NoisyTokens
 
 CHUNK_SAMPLES = 128
@@ -63,7 +71,9 @@ class Chunk:
     """int64: the same among those of all requests that are scored together."""
 
 
-def together(activations: dict[int, CachedActivations], noisy: int, budget: Budget) -> Iterator[list[int]]:
+def together(
+    activations: dict[int, CachedActivations], noisy: int, budget: Budget
+) -> Iterator[list[int]]:
     """Requests whose samples, `noisy` for each logit position, fit one pass, or one request that needs several passes;
     longest first."""
 
@@ -74,7 +84,9 @@ def together(activations: dict[int, CachedActivations], noisy: int, budget: Budg
     return in_runs(sorted(activations, key=lambda i: -activations[i].kv_cache.length), fits)
 
 
-def passes(requests: Sequence[CachedActivations], noisy: int, budget: Budget) -> Iterator[list[Chunk]]:
+def passes(
+    requests: Sequence[CachedActivations], noisy: int, budget: Budget
+) -> Iterator[list[Chunk]]:
     """The logit positions in chunks of at most `CHUNK_SAMPLES` samples, each pass within the budget. A chunk is a
     sequence of its pass."""
     samples = int(budget.tokens / budget.size(1, 1))
@@ -111,7 +123,11 @@ class TwoPhaseScorer:
         return self.clean.tokens_in + self.noisy.tokens_in
 
     def score(
-        self, ensemble: Ensemble, requests: Sequence[ScoringRequest], budget: Budget, on_scores: OnScores
+        self,
+        ensemble: Ensemble,
+        requests: Sequence[ScoringRequest],
+        budget: Budget,
+        on_scores: OnScores,
     ) -> None:
         """As `scoring.score`. Requests whose activations are stored come first."""
         cached: dict[int, CachedActivations] = {}
@@ -119,7 +135,9 @@ class TwoPhaseScorer:
             found = {i: self.store.get(_key(request)) for i, request in enumerate(requests)}
             cached = {i: activations for i, activations in found.items() if activations is not None}
             self._sample(ensemble, requests, cached, budget, on_scores)
-        first_phase = self._read(requests, [i for i in range(len(requests)) if i not in cached], budget)
+        first_phase = self._read(
+            requests, [i for i in range(len(requests)) if i not in cached], budget
+        )
         while True:
             with self.clean:
                 activations = next(first_phase, None)
@@ -137,7 +155,11 @@ class TwoPhaseScorer:
         for group in group_by_prefix([request.context for request in unread], kinds):
             for batch in batches(self.clean, unread, group, budget):
                 read = dict(
-                    zip([missing[i] for i in batch.indices], self._activations(batch, budget), strict=True)
+                    zip(
+                        [missing[i] for i in batch.indices],
+                        self._activations(batch, budget),
+                        strict=True,
+                    )
                 )
                 if self.store is not None:
                     for i, activations in read.items():
@@ -209,7 +231,9 @@ class TwoPhaseScorer:
         # Prefixes end at the same slot T, so that the samples of all requests have the same slots after it. A sample
         # sees its prefix and itself (the identity matrix), and no other sample.
         visible = [nn.functional.pad(r.visible_MT, (T - r.kv_cache.length, 0)) for r in requests]
-        itself = torch.eye(R, dtype=torch.bool, device=self.noisy.device).expand(len(chunks), -1, -1)
+        itself = torch.eye(R, dtype=torch.bool, device=self.noisy.device).expand(
+            len(chunks), -1, -1
+        )
         real_BR = torch.arange(R) < counts[:, None]
         batch = SuffixBatch(
             hidden_BSD=spread([r.fork_MD for r in requests]),

@@ -36,7 +36,9 @@ def method_names() -> list[str]:
 
 def methods_with(key: str) -> list[str]:
     """The methods that have a key."""
-    return [name for name in method_names() if key in {f.name for f in fields(get_method(name).Config)}]
+    return [
+        name for name in method_names() if key in {f.name for f in fields(get_method(name).Config)}
+    ]
 
 
 def get_method(name: str) -> type[Method]:
@@ -82,5 +84,9 @@ def _own_method(name: str) -> type[Method]:
     spec = find_spec(place)
     assert spec is not None, f"method={name} is in {place}"
     module = import_module(f"{place}.method" if spec.submodule_search_locations else place)
-    classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Method)]
+    classes = [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, Method)
+    ]
     return next(each for each in classes if getattr(each.Config, "name", None) == name)

@@ -41,7 +41,9 @@ def base_lm(model: LoadedModel, config: RunConfig) -> EngineLM:
     return EngineLM(model.model, model.tokenizer, **engine_options(config))
 
 
-def ensemble_lm(model: LoadedModel, context: Context, ensemble: Ensemble, seed: int = 0) -> EngineLM:
+def ensemble_lm(
+    model: LoadedModel, context: Context, ensemble: Ensemble, seed: int = 0
+) -> EngineLM:
     """The LM of a method's ensemble, or of the trials of a study; `seed` is that of sampling."""
     from moe_lab.engine.lm import EngineLM
 

@@ -82,7 +82,9 @@ class C2R(PolicyMethod):
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        return ["changed (c2r): routing decisions in which an expert was no partner of the first one."]
+        return [
+            "changed (c2r): routing decisions in which an expert was no partner of the first one."
+        ]
 
 
 def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
@@ -94,7 +96,9 @@ def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
 
     file = user_path(path)
     file = file / FOLDER / COUNTS if file.is_dir() else file
-    remedy = "Give the folder of a run with metrics=expert, or its expert_metrics/counts.safetensors."
+    remedy = (
+        "Give the folder of a run with metrics=expert, or its expert_metrics/counts.safetensors."
+    )
     with reading(f"method.profile={path}: {file}", remedy):
         tensors = load_file(file)
     pairs = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
@@ -123,7 +127,11 @@ def profile_of(
     else:
         pairs_LEE, on_test = read_pairs(own.profile)
     name = Path(own.profile or own.dataset).name
-    return pairs_LEE, {"profile": name, "profile_sha256": digest_of(pairs_LEE), "test_profile": on_test}
+    return pairs_LEE, {
+        "profile": name,
+        "profile_sha256": digest_of(pairs_LEE),
+        "test_profile": on_test,
+    }
 
 
 def _count_pairs(config: RunConfig, data: Data, model: LoadedModel) -> Tensor:
@@ -147,7 +155,9 @@ def check_constraint(config: RunConfig, count: int, facts: ModelFacts) -> None:
 
     least, most = facts.top_k - 1, facts.experts - 1
     if not least <= count <= most:
-        raise ConfigError(f"method.partners={count}: give a number from {least} to {most} for this model.")
+        raise ConfigError(
+            f"method.partners={count}: give a number from {least} to {most} for this model."
+        )
     architecture = load_config(config.model, offline=config.offline).get_text_config()
     if (getattr(architecture, "n_group", None) or 1) > 1:
         raise ConfigError(

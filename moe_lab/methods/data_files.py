@@ -190,7 +190,11 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
     if count <= 0:
         raise TaskError(
             f"{key}={dataset} has {len(conversations)} conversations"
-            + (f", and method.validation_size={held_out} holds them all out." if conversations else ".")
+            + (
+                f", and method.validation_size={held_out} holds them all out."
+                if conversations
+                else "."
+            )
         )
     train = conversations[:count]
     validation = _new_conversations(conversations[count:], train)
@@ -199,10 +203,14 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
             f"{key}={dataset}: method.validation_size={held_out} holds out only conversations that are trained on. "
             "Remove the duplicates, hold out more, or set it to 0."
         )
-    return Data(train=train, validation=validation, source=source, duplicates=held_out - len(validation))
+    return Data(
+        train=train, validation=validation, source=source, duplicates=held_out - len(validation)
+    )
 
 
-def _new_conversations(conversations: list[Conversation], known: list[Conversation]) -> list[Conversation]:
+def _new_conversations(
+    conversations: list[Conversation], known: list[Conversation]
+) -> list[Conversation]:
     """The conversations that are not among the known ones, each once."""
     seen = {json.dumps(conversation) for conversation in known}
     found = []

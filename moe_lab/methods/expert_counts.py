@@ -108,4 +108,7 @@ class TopP(ExpertCount):
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The base model, then p from 0.1 to 0.9."""
         most = self.most(facts)
-        return [{"p": 1.0, "k_max": facts.top_k}, *({"p": tenth / 10, "k_max": most} for tenth in TENTHS)]
+        return [
+            {"p": 1.0, "k_max": facts.top_k},
+            *({"p": tenth / 10, "k_max": most} for tenth in TENTHS),
+        ]

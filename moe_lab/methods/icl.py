@@ -52,7 +52,9 @@ class ICL(Method):
             )
         for name, task in load_tasks(config)["tasks"].items():
             if has_prompt_per_choice(task):
-                raise ConfigError(f"method=icl needs one prompt per question of {name}: task.answer=letters.")
+                raise ConfigError(
+                    f"method=icl needs one prompt per question of {name}: task.answer=letters."
+                )
         check_choice_questions(config, self.config)
         return references_identity(config, self.config, facts)
 
@@ -82,11 +84,15 @@ class ICL(Method):
         lm.session_info = {"reference": references.counts}
         yield lm
 
-    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
+    ) -> dict[str, Any]:
         reference = {
             "too_similar": counters.get("reference_dropped", 0),
             "questions_without": counters.get("reference_none", 0),
             "set": session_info.get("reference"),
         }
         dropped = counters.get("demonstrations_dropped", 0)
-        return {"icl": {"k": self.config.k, "demonstrations_dropped": dropped, "reference": reference}}
+        return {
+            "icl": {"k": self.config.k, "demonstrations_dropped": dropped, "reference": reference}
+        }

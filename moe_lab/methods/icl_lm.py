@@ -36,9 +36,9 @@ def scored_prompts(config: Config) -> Prompts:
     for task in load_tasks(config)["tasks"].values():
         for instance in task.instances:
             prompt, continuation = instance.args
-            prompts.setdefault(prompt, (task.config.fewshot_config.fewshot_delimiter, set()))[1].add(
-                continuation
-            )
+            prompts.setdefault(prompt, (task.config.fewshot_config.fewshot_delimiter, set()))[
+                1
+            ].add(continuation)
     return prompts
 
 
@@ -64,7 +64,11 @@ class DemonstrationLM(EngineLM):
         self._prompts, self._folder = prompts, folder
         self._demonstrated = {"": ""}
         """Prompts after their demonstrations, by prompt. An empty one (of a choice that is scored alone) has none."""
-        self._of_references = {"reference_dropped": 0, "reference_none": 0, "demonstrations_dropped": 0}
+        self._of_references = {
+            "reference_dropped": 0,
+            "reference_none": 0,
+            "demonstrations_dropped": 0,
+        }
 
     @property
     def cost(self) -> dict[str, int]:
@@ -96,10 +100,18 @@ class DemonstrationLM(EngineLM):
         self._of_references["reference_dropped"] += int(near.dropped_Q.sum())
         self._of_references["reference_none"] += int((near.index_QK < 0).all(dim=1).sum())
         for prompt, nearest in zip(new, near.index_QK.tolist(), strict=True):
-            self._demonstrated[prompt] = self._with_demonstrations(prompt, [r for r in nearest if r >= 0])
+            self._demonstrated[prompt] = self._with_demonstrations(
+                prompt, [r for r in nearest if r >= 0]
+            )
         if self._folder is not None:
-            lines = (json.dumps({"prompt": each, "asked": self._demonstrated[each]}) + "\n" for each in new)
-            with writing(self._folder / FILE), (self._folder / FILE).open("a", encoding="utf-8") as file:
+            lines = (
+                json.dumps({"prompt": each, "asked": self._demonstrated[each]}) + "\n"
+                for each in new
+            )
+            with (
+                writing(self._folder / FILE),
+                (self._folder / FILE).open("a", encoding="utf-8") as file,
+            ):
                 file.writelines(lines)
 
     def _with_demonstrations(self, prompt: str, nearest: list[int]) -> str:

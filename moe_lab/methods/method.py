@@ -170,7 +170,9 @@ class Method(ABC):
         from moe_lab.engine.forward.ensemble import Ensemble
 
         keys = {
-            key: getattr(self.config, key) for key in ("n", "cache", "prefill") if hasattr(self.config, key)
+            key: getattr(self.config, key)
+            for key in ("n", "cache", "prefill")
+            if hasattr(self.config, key)
         }
         return Ensemble(**keys)
 
@@ -196,7 +198,9 @@ class Method(ABC):
         `EngineLM.session_info` of that LM is stored with the answers and passed to `report`.
         """
 
-    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
+    ) -> dict[str, Any]:
         """Blocks for the `moe_lab` part of results.json, e.g. {"roe": {...}}.
 
         Every view of the run reads these keys of a block: `upper_bound` and `test_profile`, each true for a note next
@@ -229,7 +233,9 @@ def refuse(wrong: Mapping[str, object]) -> None:
 def check_first_gpu(config: RunConfig) -> None:
     """Raise ConfigError for another GPU than that on which transformers' Trainer trains."""
     if config.device.partition(":")[2] not in ("", "0"):
-        raise ConfigError(f"device={config.device}: use device=cuda, and choose with CUDA_VISIBLE_DEVICES.")
+        raise ConfigError(
+            f"device={config.device}: use device=cuda, and choose with CUDA_VISIBLE_DEVICES."
+        )
 
 
 class TrainingMethod(Method):
@@ -281,7 +287,9 @@ class TrainingMethod(Method):
         """
         raise NotImplementedError
 
-    def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
+    def resolve_model(
+        self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]
+    ) -> RunConfig:
         """Train what is missing and return the configuration with the trained model.
 
         The caller draws figures from `<folder>/log.jsonl` and `expert_metrics.jsonl`.
@@ -291,7 +299,9 @@ class TrainingMethod(Method):
         """
         trained = self.trained(config, facts)
         trained.load_or_train(lambda folder: self.train(folder, config, facts), free)
-        model = replace(config.model, path=str(trained.folder / trained.made), revision=None, peft=None)
+        model = replace(
+            config.model, path=str(trained.folder / trained.made), revision=None, peft=None
+        )
         return replace(config, model=model, dtype=facts.dtype)
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:

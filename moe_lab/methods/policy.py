@@ -174,7 +174,10 @@ def _module(path: Path, content: bytes) -> Any:
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The function's keys: its arguments after router and routing, and their defaults."""
-    return {each.name: each.default for each in list(inspect.signature(function).parameters.values())[2:]}
+    return {
+        each.name: each.default
+        for each in list(inspect.signature(function).parameters.values())[2:]
+    }
 
 
 @lru_cache(maxsize=64)

@@ -28,7 +28,11 @@ class PolicyLM(EngineLM):
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, policy: Policy | PartnersOnly | Steered | TopP, **options: Any
+        self,
+        model: Any,
+        tokenizer: Any,
+        policy: Policy | PartnersOnly | Steered | TopP,
+        **options: Any,
     ) -> None:
         def recurrent(lm: EngineLM) -> RecurrentEngine:
             return RecurrentEngine(RecurrentForward(lm.model, Ensemble()))

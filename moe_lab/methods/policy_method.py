@@ -77,7 +77,11 @@ class PolicyMethod(Method):
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
         """The configuration as its block of results.json has it: the keys that have an effect."""
-        own = {key: value for key, value in super().identity(facts).items() if key not in ("name", "profile")}
+        own = {
+            key: value
+            for key, value in super().identity(facts).items()
+            if key not in ("name", "profile")
+        }
         return own | self.resolved(facts)
 
     @contextmanager
@@ -101,7 +105,9 @@ class PolicyMethod(Method):
         study = {"study": self.profile.study if self.profile else None} if self.profile_key else {}
         return own | study | self.resolved(facts)
 
-    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
+    ) -> dict[str, Any]:
         """`reported`, the ratio of the `counted` decisions (None without a decision), and the session's information."""
         block = self.reported(facts)
         if self.counted is not None:
@@ -144,7 +150,9 @@ def _settled(config: Any, profile: Profile) -> Any:
 
     Raises ConfigError if the profile has other keys, or the command another value: its rows would be labelled by that.
     """
-    defaults = {field.name: field.default for field in fields(config) if field.name not in NOT_SETTINGS}
+    defaults = {
+        field.name: field.default for field in fields(config) if field.name not in NOT_SETTINGS
+    }
     settings = profile.settings or {}
     if settings.keys() != defaults.keys():
         has = f"those of {', '.join(settings)}" if settings else "temperatures"

@@ -19,7 +19,13 @@ from moe_lab.results.identity import versions
 from moe_lab.tasks.toy.world import WORLD_VERSION
 
 NOT_ARCHITECTURE = (
-    *("transformers_version", "architectures", "dtype", "output_router_logits", "router_aux_loss_coef"),
+    *(
+        "transformers_version",
+        "architectures",
+        "dtype",
+        "output_router_logits",
+        "router_aux_loss_coef",
+    ),
     "use_cache",
 )
 """Entries of a model's config that do not change the training, or that the recipe sets."""
@@ -117,10 +123,14 @@ class PretrainTiny(ModelMaker):
             "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
         }
         trained = Trained.of(config, identity, "model")
-        trained.load_or_make(lambda: identity | self._train(config, trained.folder, architecture, tokenizer))
+        trained.load_or_make(
+            lambda: identity | self._train(config, trained.folder, architecture, tokenizer)
+        )
         return trained.folder
 
-    def _train(self, config: RunConfig, folder: Path, architecture: Any, tokenizer: Any) -> dict[str, Any]:
+    def _train(
+        self, config: RunConfig, folder: Path, architecture: Any, tokenizer: Any
+    ) -> dict[str, Any]:
         """Write the model. Returns the rest of training.json."""
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
@@ -137,7 +147,10 @@ class PretrainTiny(ModelMaker):
         )
         model.set_experts_implementation(config.model.experts_implementation or "grouped_mm")
         rows = ToyRows(
-            tokenizer, seed=config.seed, rows=recipe.steps * recipe.batch_size, length=recipe.sequence_length
+            tokenizer,
+            seed=config.seed,
+            rows=recipe.steps * recipe.batch_size,
+            length=recipe.sequence_length,
         )
         trainer = fit(
             folder,

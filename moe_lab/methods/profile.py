@@ -62,7 +62,12 @@ class Profile:
     @property
     def block(self) -> dict[str, object]:
         """The `tuning` block of results.json."""
-        left_out = {"task", "documents", "temperature", *(["settings"] if self.settings is None else [])}
+        left_out = {
+            "task",
+            "documents",
+            "temperature",
+            *(["settings"] if self.settings is None else []),
+        }
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     def text(self) -> str:

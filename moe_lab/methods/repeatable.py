@@ -48,7 +48,9 @@ def _gpus(device: torch.device) -> list[torch.device]:
     return [] if device.type == "cpu" else [device]
 
 
-def _recorded(policy: Policy, decisions: list[Decision]) -> Callable[[Router, Routing], Routing | None]:
+def _recorded(
+    policy: Policy, decisions: list[Decision]
+) -> Callable[[Router, Routing], Routing | None]:
     def recorded(router: Router, routing: Routing) -> Routing | None:
         given = Routing(*(tensor.clone() for tensor in routing))
         changed = policy(router, routing)

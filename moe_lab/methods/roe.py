@@ -140,7 +140,10 @@ class RoE(PolicyMethod):
 
         settings = self.config
         routing = GumbelTopK(
-            temperatures, seed, settings.weights == "perturbed", antithetic=settings.noise == "antithetic"
+            temperatures,
+            seed,
+            settings.weights == "perturbed",
+            antithetic=settings.noise == "antithetic",
         )
         return Ensemble(
             n=settings.n,
@@ -174,7 +177,11 @@ class RoE(PolicyMethod):
 def _check_temperatures(given: Any) -> None:
     """Raise ConfigError unless it is a number of at least 0, or a list of such numbers."""
     for value in given if isinstance(given, list) else [given]:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value < math.inf
+        ):
             raise ConfigError(
                 f"method.temperature={given}: must be a number of at least 0, a list of such numbers with one "
                 "entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a temperature profile."

@@ -60,7 +60,10 @@ class SelfContrast(PolicyMethod):
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The base model, then every beta with every rank."""
         ranks = range(1, min(facts.experts, RANKS) + 1)
-        return [{"beta": 0.0, "rank": 1}, *({"beta": beta, "rank": r} for r in ranks for beta in BETAS)]
+        return [
+            {"beta": 0.0, "rank": 1},
+            *({"beta": beta, "rank": r} for r in ranks for beta in BETAS),
+        ]
 
     def planned_ensemble(self) -> Ensemble:
         return self.ensemble_for(None, seed=0)

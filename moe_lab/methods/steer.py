@@ -78,7 +78,9 @@ class Steer(PolicyMethod):
             ("deactivate", own.deactivate, L * (facts.experts - facts.top_k)),
         ):
             if count > most:
-                raise ConfigError(f"method.{key}={count}: give a number from 0 to {most} for this model.")
+                raise ConfigError(
+                    f"method.{key}={count}: give a number from 0 to {most} for this model."
+                )
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The base model, then 1, 2, 4, ... experts: forced in, forced out, and as many of both."""
@@ -91,10 +93,14 @@ class Steer(PolicyMethod):
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The content of both sets. Raises ConfigError or TaskError if one is missing."""
         check_one_process(config)
-        return {which: self._texts(config, which).digest for which in SETS} | {"length": COUNTED_LENGTH}
+        return {which: self._texts(config, which).digest for which in SETS} | {
+            "length": COUNTED_LENGTH
+        }
 
     def _texts(self, config: RunConfig, which: str) -> Texts:
-        return read_texts(config, f"method.{which}", getattr(self.config, which), self.config.dataset_size)
+        return read_texts(
+            config, f"method.{which}", getattr(self.config, which), self.config.dataset_size
+        )
 
     def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Any, dict[str, Any]]:
         from moe_lab.routing.policies import Steered
@@ -183,7 +189,11 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
             document = instances[0].doc
             gold = gold_choice(task, document)
             choices = enumerate(instances[: number_of_choices(task, document)])
-            pairs += [tuple(one.args) for number, one in choices if (number == gold) == (kind == RIGHT[1:])]
+            pairs += [
+                tuple(one.args)
+                for number, one in choices
+                if (number == gold) == (kind == RIGHT[1:])
+            ]
     if not pairs:
         raise ConfigError(
             f"{key}={name}: all training documents of {task_name} are evaluated. Give another task."
@@ -191,7 +201,9 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
     return Texts([], pairs)
 
 
-def activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Tensor, list[int]]:
+def activation_rates(
+    config: RunConfig, texts: Texts, model: LoadedModel
+) -> tuple[Tensor, list[int]]:
     """(float64 [L, E], experts of each layer): the share of a set's answer tokens that select each expert.
 
     Under the model's own routing, counted once in a command.
@@ -200,7 +212,9 @@ def activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> tup
     return once(key, lambda: _activation_rates(config, texts, model))
 
 
-def _activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> tuple[Tensor, list[int]]:
+def _activation_rates(
+    config: RunConfig, texts: Texts, model: LoadedModel
+) -> tuple[Tensor, list[int]]:
     import torch
 
     from moe_lab.methods.tokenized import Row, Rows, rows_to_count

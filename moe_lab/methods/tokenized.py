@@ -112,16 +112,24 @@ def encode_all(
     begun = [each[: length + 1] for each in conversations if each and each[0]["role"] != ANSWERER]
     whole = encode(tokenizer, begun)
     if begun and not whole:
-        raise ConfigError("The chat template hides where the answers are. Use another one: model.tokenizer=")
+        raise ConfigError(
+            "The chat template hides where the answers are. Use another one: model.tokenizer="
+        )
     completed = 0
     if end is not None and end.token is not None:
         located = whole
         whole = [with_end_labels(row, tokenizer, end) for row in located]
         completed = sum(row != before for row, before in zip(whole, located, strict=True))
     cut = [Row(row.ids[:length], row.labels[:length]) for row in whole]
-    kept = [number for number, row in enumerate(cut) if any(label != NO_LOSS for label in row.labels[1:])]
+    kept = [
+        number
+        for number, row in enumerate(cut)
+        if any(label != NO_LOSS for label in row.labels[1:])
+    ]
     if not kept:
-        raise TaskError(f"No conversation has an answer to train on within method.length={length} tokens.")
+        raise TaskError(
+            f"No conversation has an answer to train on within method.length={length} tokens."
+        )
     return Encoded(
         rows=[cut[number] for number in kept],
         truncated=sum(len(whole[number].ids) > length for number in kept),
@@ -165,7 +173,9 @@ def _last_labels(labels: list[int]) -> list[int]:
     return positions
 
 
-def rows_to_count(config: Config, conversations: Sequence[Conversation], facts: ModelFacts) -> list[Row]:
+def rows_to_count(
+    config: Config, conversations: Sequence[Conversation], facts: ModelFacts
+) -> list[Row]:
     """The first tokens of each conversation, with labels at the tokens of the answers."""
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     with_template(tokenizer)
@@ -189,10 +199,15 @@ def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
     if not located:
         return []
     encoded = tokenizer(
-        [text for text, _ in located], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        [text for text, _ in located],
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        verbose=False,
     )
     rows = []
-    for (_, spans), ids, offsets in zip(located, encoded.input_ids, encoded.offset_mapping, strict=True):
+    for (_, spans), ids, offsets in zip(
+        located, encoded.input_ids, encoded.offset_mapping, strict=True
+    ):
         starts, ends = np.array(offsets).reshape(-1, 2).T
         learned = np.zeros(len(ids), dtype=bool)
         for first, last in spans:
@@ -211,13 +226,17 @@ def _marked_answers(tokenizer: Any, conversation: Conversation) -> Located | Non
     None where an answer is not trained on and the template does not mark each answer once.
     """
     messages = _plain(conversation)
-    text, blocks = _explained(conversation, tokenizer, lambda: generation_blocks(tokenizer, messages))
+    text, blocks = _explained(
+        conversation, tokenizer, lambda: generation_blocks(tokenizer, messages)
+    )
     answers = [message for message in conversation if message["role"] == ANSWERER]
     if all(is_trained_on(answer) for answer in answers):
         return text, blocks
     if len(blocks) != len(answers):
         return None
-    return text, [block for block, answer in zip(blocks, answers, strict=True) if is_trained_on(answer)]
+    return text, [
+        block for block, answer in zip(blocks, answers, strict=True) if is_trained_on(answer)
+    ]
 
 
 def _rendered_answers(tokenizer: Any, conversation: Conversation) -> Located | None:
@@ -239,7 +258,9 @@ def _rendered_answers(tokenizer: Any, conversation: Conversation) -> Located | N
 def _applied(tokenizer: Any, conversation: Conversation, **options: Any) -> Any:
     """The chat template applied to a conversation. Raises TaskError for one that it refuses."""
     messages = _plain(conversation)
-    return _explained(conversation, tokenizer, lambda: tokenizer.apply_chat_template(messages, **options))
+    return _explained(
+        conversation, tokenizer, lambda: tokenizer.apply_chat_template(messages, **options)
+    )
 
 
 def _plain(conversation: Conversation) -> list[dict[str, str]]:
@@ -267,7 +288,9 @@ class Pad:
         self.pad_token = pad_token
 
     def __call__(self, batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-        rows = [row for row in batch if any(label != NO_LOSS for label in row["labels"])] or batch[:1]
+        rows = [row for row in batch if any(label != NO_LOSS for label in row["labels"])] or batch[
+            :1
+        ]
         ids, labels = [row["input_ids"] for row in rows], [row["labels"] for row in rows]
         return {
             "input_ids": padded(ids, self.pad_token),
@@ -321,4 +344,6 @@ def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFact
         )
     if end.token is None:
         notes.append(NO_END)
-    return Prepared(data=data, train=train, validation=held_out, tokenizer=tokenizer, end=end, notes=notes)
+    return Prepared(
+        data=data, train=train, validation=held_out, tokenizer=tokenizer, end=end, notes=notes
+    )

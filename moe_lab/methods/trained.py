@@ -83,7 +83,9 @@ class Trained(Artifact):
                             f"{self.folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now "
                             f"it is {value}. Continue as it began, or remove its checkpoints/."
                         )
-                write_json(self.folder / "identity.json", {"id": self.id, **processes, **self.content})
+                write_json(
+                    self.folder / "identity.json", {"id": self.id, **processes, **self.content}
+                )
             trained = train(self.folder)
             gc.collect()  # a Trainer, with its model and optimizer, is in reference cycles
             print_message(f"Trained: {self.folder / self.made}")

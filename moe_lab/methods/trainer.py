@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.integrations import moe as _grouped_products  # noqa: F401 - registers grouped_mm_fallback
 from transformers.trainer_callback import ProgressCallback
 
@@ -49,7 +55,9 @@ class Log(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         shown = state.is_world_process_zero
-        self.progress = Progress(state.max_steps, "training", "step", initial=state.global_step, shown=shown)
+        self.progress = Progress(
+            state.max_steps, "training", "step", initial=state.global_step, shown=shown
+        )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log at every checkpoint: a resumed training restarts the mean of a line there, and logs the same lines."""
@@ -196,12 +204,18 @@ class MoeTrainer(Trainer):
         self._check(torch.tensor(mean), "validation loss", self.state.global_step)
         metrics = {LOSS: mean}
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     def _check(self, value: Tensor, what: str, step: int) -> None:
         if not torch.isfinite(value).all():
-            kept = "The last checkpoint is kept. " if last_checkpoint(Path(self.args.output_dir)) else ""
+            kept = (
+                "The last checkpoint is kept. "
+                if last_checkpoint(Path(self.args.output_dir))
+                else ""
+            )
             raise TrainingError(
                 f"The {what} of training step {step} is {value.item()}. {kept}"
                 "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."

@@ -12,7 +12,12 @@ from torch import Tensor
 from moe_lab.config.schema import Config
 from moe_lab.engine.footprint import kept_in_training
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig, Phase
-from moe_lab.methods.finetune_freeze.parameter_groups import Groups, empty_model, parameter_groups, trainable
+from moe_lab.methods.finetune_freeze.parameter_groups import (
+    Groups,
+    empty_model,
+    parameter_groups,
+    trainable,
+)
 from moe_lab.models.facts import ModelFacts, resolve_device
 from moe_lab.models.memory import weight_bytes
 from moe_lab.models.source import load_config
@@ -118,7 +123,9 @@ def phase_memory(groups: Groups, phase: Phase, optimizer: str) -> dict[str, int]
     }
 
 
-def finetuning_peak(own: FinetuneConfig, config: Config, facts: ModelFacts, *, rows: int, length: int) -> int:
+def finetuning_peak(
+    own: FinetuneConfig, config: Config, facts: ModelFacts, *, rows: int, length: int
+) -> int:
     """The peak bytes of a training on one device, in the phase that takes most. Loads no weights.
 
     Args:
@@ -133,7 +140,9 @@ def finetuning_peak(own: FinetuneConfig, config: Config, facts: ModelFacts, *, r
         return model.to(getattr(torch, own.weights_dtype)), trainable(parameter_groups(model))
 
     # runs of a grid share it
-    model, groups = once(f"model to train {config.model} {config.offline} {own.weights_dtype}", built)
+    model, groups = once(
+        f"model to train {config.model} {config.offline} {own.weights_dtype}", built
+    )
     size = min(rows, own.pass_size)
 
     def of_phase(frozen: tuple[str, ...]) -> int:
@@ -152,5 +161,7 @@ def finetuning_peak(own: FinetuneConfig, config: Config, facts: ModelFacts, *, r
 
     balance = 0
     if own.router_aux_loss_coef:
-        balance = BALANCE_BYTES * size * length * facts.moe_layers * facts.experts * (facts.top_k + 1)
+        balance = (
+            BALANCE_BYTES * size * length * facts.moe_layers * facts.experts * (facts.top_k + 1)
+        )
     return balance + max(of_phase(frozen) for frozen in {phase.frozen for phase in own.all_phases})

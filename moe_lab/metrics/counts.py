@@ -80,7 +80,9 @@ class RouteTable:
         """The experts of these tokens by MoE layer: [tokens, K]. Raises RoutingError for an unknown token."""
         place = np.minimum(np.searchsorted(self.names_N, names), len(self.names_N) - 1)
         if not (self.names_N[place] == names).all():
-            raise RoutingError("The routing of an answered token was not recorded. Please report this.")
+            raise RoutingError(
+                "The routing of an answered token was not recorded. Please report this."
+            )
         return np.split(self.index[place], np.cumsum(self.top_k)[:-1], axis=1)
 
 
@@ -113,9 +115,13 @@ class Routes(Observer):
     def __call__(self, router: Router, routing: Routing) -> None:
         self.experts[router.layer] = routing.logits_TE.shape[-1]
         self.top_k[router.layer] = routing.index_TK.shape[-1]
-        self._pass[router.layer] = routing.index_TK.where(routing.weights_TK != 0, -1).to(torch.int16)
+        self._pass[router.layer] = routing.index_TK.where(routing.weights_TK != 0, -1).to(
+            torch.int16
+        )
 
-    def read(self, kind: str, request: Request, prompt: Sequence[int], answer: Sequence[int]) -> None:
+    def read(
+        self, kind: str, request: Request, prompt: Sequence[int], answer: Sequence[int]
+    ) -> None:
         mine = self._prompts.get(tuple(prompt))
         if mine is None:
             mine = self._prompts[tuple(prompt)] = prefix_names(prompt)
@@ -138,7 +144,9 @@ class Routes(Observer):
     def table(self) -> RouteTable:
         """The experts of all tokens so far."""
         self._keep_pass()
-        names_N, first_N = np.unique(np.concatenate([names for names, _ in self._blocks]), return_index=True)
+        names_N, first_N = np.unique(
+            np.concatenate([names for names, _ in self._blocks]), return_index=True
+        )
         index = np.concatenate([index for _, index in self._blocks])[first_N]
         return RouteTable(names_N, index, [self.top_k[layer] for layer in self.layers])
 
@@ -148,7 +156,9 @@ class Routes(Observer):
             return
         index_TC = torch.cat([self._pass[layer].cpu() for layer in self.layers], dim=-1).numpy()
         real = self._names != 0
-        small = np.uint8 if max(self.experts.values()) < 256 else np.int16  # -1 becomes 255 or stays
+        small = (
+            np.uint8 if max(self.experts.values()) < 256 else np.int16
+        )  # -1 becomes 255 or stays
         self._blocks.append((self._names[real], index_TC[real].astype(small)))
         self._pass = {}
 
@@ -187,10 +197,18 @@ def count(routes: Routes, documents: Sequence[Sequence[str]], groups: int | None
         tokens_P[phase] = sum(map(len, by_group))
         # batches of parts of similar length, of at most TOKENS_AT_ONCE tokens with padding
         step = TOKENS_AT_ONCE
-        parts = [(g, own[i : i + step]) for g, own in enumerate(by_group) for i in range(0, len(own), step)]
+        parts = [
+            (g, own[i : i + step])
+            for g, own in enumerate(by_group)
+            for i in range(0, len(own), step)
+        ]
         parts.sort(key=lambda part: -len(part[1]))
-        for batch in in_runs(parts, lambda own, _: len(own[0][1]) * (len(own) + 1) <= TOKENS_AT_ONCE):
-            counts_NLEE = pair_counts(table.of(np.concatenate([part for _, part in batch])), batch, E)
+        for batch in in_runs(
+            parts, lambda own, _: len(own[0][1]) * (len(own) + 1) <= TOKENS_AT_ONCE
+        ):
+            counts_NLEE = pair_counts(
+                table.of(np.concatenate([part for _, part in batch])), batch, E
+            )
             np.add.at(pairs_GPLEE[:, phase], [group for group, _ in batch], counts_NLEE)
     return Counts(pairs_GPLEE, experts, tokens_P, len(documents))
 
@@ -226,9 +244,13 @@ def _names(routes: Routes, documents: Sequence[Sequence[str]], G: int) -> list[l
     """The counted tokens by phase and group."""
     prompts, answers = [], []
     for group in range(G):
-        reads = [[read for key in keys for read in routes.reads[key]] for keys in documents[group::G]]
+        reads = [
+            [read for key in keys for read in routes.reads[key]] for keys in documents[group::G]
+        ]
         # a document's distinct prompts: the name of the last token is that of all
-        distinct = [{(len(r.prompt), int(r.prompt[-1])): r.prompt for r in document} for document in reads]
+        distinct = [
+            {(len(r.prompt), int(r.prompt[-1])): r.prompt for r in document} for document in reads
+        ]
         prompts.append(_joined([prompt for document in distinct for prompt in document.values()]))
         answers.append(_joined([read.answer for document in reads for read in document]))
     return [prompts, answers]

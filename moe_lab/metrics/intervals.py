@@ -149,14 +149,18 @@ def jackknife(counted: float, without_G: np.ndarray) -> tuple[float, Interval]:
     return value, (value - half, value + half)
 
 
-def differences(mine: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+def differences(
+    mine: dict[str, np.ndarray], theirs: dict[str, np.ndarray]
+) -> dict[str, dict[str, Any]]:
     """A `Difference` as JSON by path: each metric minus that of another run on the same documents.
 
     Load Balance and Collaboration use the jackknife of the difference. Capacity and Specialization are differences of
     accuracies already, and use `statistics.interval_of_difference`. Arrays whose shapes differ are left out.
     """
     found = {}
-    for path in (path for path in mine if path in theirs and mine[path].shape == theirs[path].shape):
+    for path in (
+        path for path in mine if path in theirs and mine[path].shape == theirs[path].shape
+    ):
         of, _, name = path.rpartition("/")
         compared = _left_out if name == LEFT_OUT else _losses
         found[of] = compared(mine[path], theirs[path]).to_json()
@@ -196,7 +200,9 @@ def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[s
     others = [{name: logged_values(samples[name]) for name in tasks} for samples in changed]
     by_task: dict[str, Any] = {
         name: {
-            metric: _loss(by_document, [other[name][metric] for other in others], aggregation(task, metric))
+            metric: _loss(
+                by_document, [other[name][metric] for other in others], aggregation(task, metric)
+            )
             for metric, by_document in base[name].items()
         }
         for name, task in tasks.items()
@@ -204,7 +210,11 @@ def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[s
     # the documents of all tasks as one sample, for the metrics that are means in every task
     if len(tasks) > 1:
         shared = set.intersection(*(set(values) for values in base.values()))
-        means = [m for m in sorted(shared) if all(aggregation(task, m) is None for task in tasks.values())]
+        means = [
+            m
+            for m in sorted(shared)
+            if all(aggregation(task, m) is None for task in tasks.values())
+        ]
         by_task["all"] = {
             metric: _loss(_joined(base, metric), [_joined(other, metric) for other in others], None)
             for metric in means
@@ -213,7 +223,9 @@ def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[s
 
 
 def _joined(values: dict[str, Values], metric: str) -> dict[Any, Any]:
-    return {(name, d): value for name, metrics in values.items() for d, value in metrics[metric].items()}
+    return {
+        (name, d): value for name, metrics in values.items() for d, value in metrics[metric].items()
+    }
 
 
 def _loss(
@@ -229,7 +241,9 @@ def _loss(
         n=len(documents),
         base=before,
         changed=float(np.mean(after)),
-        difference=float(np.mean([before - one for one in after])),  # exactly 0 where nothing changed
+        difference=float(
+            np.mean([before - one for one in after])
+        ),  # exactly 0 where nothing changed
         interval=(0.0 - limits[1], 0.0 - limits[0]) if limits else None,  # no -0.0
         runs=[paired(mine, run, aggregate).to_json() for run in runs],
     )

@@ -37,7 +37,9 @@ class Masked(Observer):
         at_1, lowest = torch.tensor([masked], device=routing.logits_TE.device), -torch.inf
         if router.family.rule.noise == LOGITS:  # in one family they are probabilities
             lowest = float(router.family.rule.logits(torch.tensor(-torch.inf)))
-        logits_TE = routing.logits_TE.index_fill(-1, at_1, lowest)  # the softmax gives the expert weight 0
+        logits_TE = routing.logits_TE.index_fill(
+            -1, at_1, lowest
+        )  # the softmax gives the expert weight 0
         scores_TE = router.scores(logits_TE).index_fill(-1, at_1, -torch.inf)
         index_TK = router.choose(scores_TE, routing.index_TK.shape[-1])
         weights_TK = router.weights(logits_TE, index_TK)
@@ -78,7 +80,9 @@ class RandomRouting(Observer):
         return Routing(routing.logits_TE, weights_TK, index_TK)
 
 
-def random_experts(seed: int, names_T: Tensor, position_T: Tensor, layer: int, E: int, K: int) -> Tensor:
+def random_experts(
+    seed: int, names_T: Tensor, position_T: Tensor, layer: int, E: int, K: int
+) -> Tensor:
     """int64 [T, K]: the K experts with the largest keyed noise, at sample index 0, which RoE does not use."""
     zero_T = torch.zeros_like(names_T)
     layer_L = torch.tensor([layer], device=names_T.device)

@@ -80,7 +80,9 @@ class InterventionMetric(ABC):
     """How often a run's examples are evaluated again."""
 
     @abstractmethod
-    def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
+    def evaluate(
+        self, selections: Selections, evaluate: Evaluate, losses: Losses
+    ) -> dict[str, Any]:
         """Evaluate a run again under each policy; returns the metric's block of expert_metrics.json."""
 
     @abstractmethod
@@ -125,11 +127,15 @@ class Capacity(InterventionMetric):
         """Without the least, and the most, selected expert of every layer. Among equals, without the first."""
         from moe_lab.metrics.interventions import Masked
 
-        counts = [row[:count] for row, count in zip(selections.counts_LE, selections.experts, strict=True)]
+        counts = [
+            row[:count] for row, count in zip(selections.counts_LE, selections.experts, strict=True)
+        ]
         least, most = ([int(choose(row)) for row in counts] for choose in (np.argmin, np.argmax))
         return {"least": Masked(least), "most": Masked(most)}
 
-    def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
+    def evaluate(
+        self, selections: Selections, evaluate: Evaluate, losses: Losses
+    ) -> dict[str, Any]:
         block = {}
         for which, policy in self.policies(selections).items():
             samples, cost = evaluate(f"capacity_{which}", policy)
@@ -152,10 +158,14 @@ class Specialization(InterventionMetric):
     training_seed = 0
     """One seed is enough in a training: each token has its own draw, so examples vary more than seeds."""
     label = "Specialization"
-    interventions = (Intervention("specialization", "specialization", f"random experts, {len(seeds)} seeds"),)
+    interventions = (
+        Intervention("specialization", "specialization", f"random experts, {len(seeds)} seeds"),
+    )
     evaluations = len(seeds)
 
-    def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
+    def evaluate(
+        self, selections: Selections, evaluate: Evaluate, losses: Losses
+    ) -> dict[str, Any]:
         from moe_lab.metrics.interventions import RandomRouting
 
         drawn = [evaluate(f"random_{seed}", RandomRouting(seed)) for seed in self.seeds]
@@ -195,12 +205,18 @@ def counted_metrics() -> dict[str, CountedMetric]:
 
 
 def intervention_metrics() -> dict[str, InterventionMetric]:
-    return {name: metric for name, metric in METRICS.items() if isinstance(metric, InterventionMetric)}
+    return {
+        name: metric for name, metric in METRICS.items() if isinstance(metric, InterventionMetric)
+    }
 
 
 def interventions() -> list[tuple[str, Intervention]]:
     """Every intervention with the name of its metric."""
-    return [(name, each) for name, metric in intervention_metrics().items() for each in metric.interventions]
+    return [
+        (name, each)
+        for name, metric in intervention_metrics().items()
+        for each in metric.interventions
+    ]
 
 
 def values_of(line: dict[str, Any]) -> dict[str, Value]:

@@ -42,7 +42,9 @@ class StoredMetrics:
 
     def entropies(self, name: str) -> dict[str, Entropy]:
         """A counted metric by the kind of tokens (all, prefill, decode), without kinds of which none was counted."""
-        return {of: Entropy.from_json(one) for of, one in self.content[name].items() if one is not None}
+        return {
+            of: Entropy.from_json(one) for of, one in self.content[name].items() if one is not None
+        }
 
     def losses(self, name: str, intervention: Intervention) -> dict[str, dict[str, Loss]]:
         """The losses by task and `metric,filter`; empty for a method that does not allow interventions."""
@@ -55,7 +57,9 @@ class StoredMetrics:
 
     def difference(self, other: str, *path: str) -> Difference:
         """The difference to another run ("baseline") at a path of the file; all values are None without one."""
-        return Difference.from_json(self.content["differences"].get(other, {}).get("/".join(path), {}))
+        return Difference.from_json(
+            self.content["differences"].get(other, {}).get("/".join(path), {})
+        )
 
 
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> StoredMetrics | None:
@@ -66,7 +70,9 @@ def stored_metrics(folder: Path, run_id: str, commit: str | None) -> StoredMetri
     content = whole_mapping(folder / FILE) or {}
     expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
     is_own = {key: content.get(key) for key in expected} == expected
-    complete = content.keys() >= HEADER | METRICS.keys() and (folder / FOLDER / BY_DOCUMENT).is_file()
+    complete = (
+        content.keys() >= HEADER | METRICS.keys() and (folder / FOLDER / BY_DOCUMENT).is_file()
+    )
     return StoredMetrics(content) if is_own and complete else None
 
 
@@ -90,7 +96,8 @@ def write_arrays(folder: Path, arrays: Arrays) -> None:
     from safetensors.numpy import save
 
     write_atomically(
-        folder / BY_DOCUMENT, save({path: np.ascontiguousarray(array) for path, array in arrays.items()})
+        folder / BY_DOCUMENT,
+        save({path: np.ascontiguousarray(array) for path, array in arrays.items()}),
     )
 
 

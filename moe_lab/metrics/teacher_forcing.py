@@ -28,7 +28,9 @@ TokenizedExample = Mapping[str, Sequence[int]]
 """`input_ids` and `labels` of the same length; a label is the token itself or NO_LABEL."""
 
 
-def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Observer) -> np.ndarray:
+def right_tokens(
+    model: nn.Module, rows: Sequence[TokenizedExample], policy: Observer
+) -> np.ndarray:
     """int64 [N]: the number of correctly predicted labels of each row under the policy.
 
     The passes run in evaluation mode, without gradients or random numbers. Then each module gets its own mode again.
@@ -50,7 +52,8 @@ def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Obs
                 torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
                 most = int(least)
             for numbers in in_runs(
-                _longest_first(rows), lambda own, _: len(rows[own[0]]["input_ids"]) * (len(own) + 1) <= most
+                _longest_first(rows),
+                lambda own, _: len(rows[own[0]]["input_ids"]) * (len(own) + 1) <= most,
             ):
                 trees = [TokenTree(rows[number]["input_ids"], []) for number in numbers]
                 tokens = collate(trees, 0, device)
@@ -70,7 +73,9 @@ def right_tokens(model: nn.Module, rows: Sequence[TokenizedExample], policy: Obs
 
 def labelled_tokens(rows: Sequence[TokenizedExample]) -> np.ndarray:
     """int64 [N]: the number of predicted tokens of each example; the first token is never predicted."""
-    labels = [rows[number]["labels"] for number in range(len(rows))]  # a data set is indexed, not iterated
+    labels = [
+        rows[number]["labels"] for number in range(len(rows))
+    ]  # a data set is indexed, not iterated
     return np.array([sum(label != NO_LABEL for label in own[1:]) for own in labels], dtype=np.int64)
 
 
@@ -86,9 +91,13 @@ def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> tup
 
     A decision counts if the token that the router routes has a label.
     """
-    names = [_names(routes, rows[n])[np.asarray(rows[n]["labels"]) != NO_LABEL] for n in range(len(rows))]
+    names = [
+        _names(routes, rows[n])[np.asarray(rows[n]["labels"]) != NO_LABEL] for n in range(len(rows))
+    ]
     E, by_layer = max(routes.experts.values()), routes.table().of(np.concatenate(names))
-    return np.stack([np.bincount(index.reshape(-1), minlength=E) for index in by_layer]), len(by_layer[0])
+    return np.stack([np.bincount(index.reshape(-1), minlength=E) for index in by_layer]), len(
+        by_layer[0]
+    )
 
 
 def _names(routes: Routes, row: TokenizedExample) -> np.ndarray:

@@ -22,7 +22,12 @@ from moe_lab.metrics.counts import Routes
 from moe_lab.metrics.intervals import entropies_of, ratio
 from moe_lab.metrics.registry import Selections, intervention_metrics, values_of
 from moe_lab.metrics.stored import without_arrays
-from moe_lab.metrics.teacher_forcing import TokenizedExample, count_rows, labelled_tokens, right_tokens
+from moe_lab.metrics.teacher_forcing import (
+    TokenizedExample,
+    count_rows,
+    labelled_tokens,
+    right_tokens,
+)
 from moe_lab.results.atomic import json_line, plain, write_file
 from moe_lab.results.measured import Interval, Measured
 from moe_lab.results.statistics import LEVEL
@@ -47,8 +52,12 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
         return ratio(right_N - right_tokens(model, rows, policy), answers_N).to_json()
 
     counts_LE = np.diagonal(pairs_GLEE.sum(axis=0), axis1=-2, axis2=-1)
-    selections = Selections(counts_LE, counts.experts, [routes.top_k[layer] for layer in routes.layers])
-    changed = {name: metric.measure(selections, lost) for name, metric in intervention_metrics().items()}
+    selections = Selections(
+        counts_LE, counts.experts, [routes.top_k[layer] for layer in routes.layers]
+    )
+    changed = {
+        name: metric.measure(selections, lost) for name, metric in intervention_metrics().items()
+    }
     return {
         "rows": len(rows),
         "tokens": counts.tokens_P[0],
@@ -76,13 +85,19 @@ class ExpertMetrics(TrainerCallback):
         self.folder = Path(folder)
         self.lines: list[dict[str, Any]] = []
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         """Measure before the first step; a resumed training drops the lines after its checkpoint."""
-        self.lines = [line for line in read_measurements(self.folder) if line["step"] <= state.global_step]
+        self.lines = [
+            line for line in read_measurements(self.folder) if line["step"] <= state.global_step
+        ]
         if state.global_step == 0 and not self.lines:
             self._measure(state, model)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         """Measure at the end of an epoch and of the training, before the checkpoint of that step."""
         if float(state.epoch).is_integer() or state.global_step == state.max_steps:
             self._measure(state, model)
@@ -127,7 +142,9 @@ def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     series = [values_of(line) for line in lines]
     return [
-        _correlation(one, other, [(point[one].value, point[other].value) for point in series]).to_json()
+        _correlation(
+            one, other, [(point[one].value, point[other].value) for point in series]
+        ).to_json()
         for one, other in combinations(series[0], 2)
     ]
 

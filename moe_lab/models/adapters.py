@@ -25,10 +25,16 @@ HUB_ID = re.compile(r"[^/.]+/[^/]+")
 def check_adapter(model: ModelConfig, folder: Path, quantized: bool) -> None:
     """Raise ModelError for an adapter that its configuration shows to be unfit, ConfigError for other keys."""
     if model.device_map or quantized:
-        remedy = "use a checkpoint that is not quantized" if quantized else "leave model.device_map out"
-        raise ConfigError(f"model.peft={model.peft} is merged into the weights on one device: {remedy}.")
+        remedy = (
+            "use a checkpoint that is not quantized" if quantized else "leave model.device_map out"
+        )
+        raise ConfigError(
+            f"model.peft={model.peft} is merged into the weights on one device: {remedy}."
+        )
     if absent := [name for name in (ADAPTER, ADAPTER_TENSORS) if not (folder / name).is_file()]:
-        raise ModelError(f"model.peft={model.peft} is no adapter in peft's format: it has no {absent[0]}.")
+        raise ModelError(
+            f"model.peft={model.peft} is no adapter in peft's format: it has no {absent[0]}."
+        )
     with reading(f"model.peft={model.peft}", raises=ModelError):
         content = json.loads((folder / ADAPTER).read_bytes())
         if content.get("megatron_config"):  # peft imports the module that it names

@@ -20,7 +20,9 @@ DAMAGED = "It is damaged or belongs to another configuration: fetch or save it a
 def check_complete(report: dict[str, Any], source: str, config: PreTrainedConfig) -> None:
     """Raise ModelError, naming a parameter, if transformers reports missing, misshapen or unexpected ones."""
     unexpected = set(report["unexpected_keys"])
-    if config.get_text_config() is not config:  # the parts of a larger model that read no text are left out
+    if (
+        config.get_text_config() is not config
+    ):  # the parts of a larger model that read no text are left out
         unexpected = {name for name in unexpected if not NO_TEXT.search(name)}
     problems = {
         "lacks parameters of the model": report["missing_keys"],
@@ -41,7 +43,9 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def check_weights(model: nn.Module, source: str) -> None:
     """Raise ModelError, naming a parameter, for weights that are NaN or infinite."""
     if name := not_finite(model):
-        raise ModelError(f"{source} has weights that are NaN or infinite, in {name}: use another checkpoint.")
+        raise ModelError(
+            f"{source} has weights that are NaN or infinite, in {name}: use another checkpoint."
+        )
 
 
 @torch.no_grad()
@@ -53,7 +57,9 @@ def not_finite(model: nn.Module) -> str | None:
     for name, stored in model.state_dict().items():
         tensor = stored.to_local() if hasattr(stored, "to_local") else stored
         read = tensor.device.type != "meta" and tensor.dtype in FLOATS and tensor.numel()
-        if read and not torch.stack(torch.aminmax(tensor)).isfinite().all():  # without a copy of the tensor
+        if (
+            read and not torch.stack(torch.aminmax(tensor)).isfinite().all()
+        ):  # without a copy of the tensor
             return name
     return None
 
@@ -72,7 +78,9 @@ def check_pass(model: Any, device: torch.device, source: str) -> None:
             "Its config.json does not fit its weights, or this version of transformers: use another checkpoint."
         ) from error
     if not logits.isfinite().all():
-        raise ModelError(f"{source} gives logits that are no numbers. Try another dtype or checkpoint.")
+        raise ModelError(
+            f"{source} gives logits that are no numbers. Try another dtype or checkpoint."
+        )
 
 
 def prove_seam(model: Any, device: torch.device, source: str) -> None:
@@ -88,11 +96,15 @@ def prove_seam(model: Any, device: torch.device, source: str) -> None:
         with torch.no_grad(), routed(model, _check_rule):
             model(torch.arange(TOKENS, device=device)[None], use_cache=False)
         if unread:
-            raise RoutingError("Parameters of its routers are on disk: it needs memory for all its weights")
+            raise RoutingError(
+                "Parameters of its routers are on disk: it needs memory for all its weights"
+            )
     except torch.OutOfMemoryError:
         raise
     except (RoutingError, RuntimeError) as error:
-        raise ModelError(f"{source} cannot be routed as it was loaded. {first_line(error)}.") from error
+        raise ModelError(
+            f"{source} cannot be routed as it was loaded. {first_line(error)}."
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -110,7 +122,9 @@ def check_vocabulary(tokenizer: Any, model: Any, source: str) -> None:
     """Raise ModelError for a tokenizer with ids that the model has no embedding for; added tokens may be unused."""
     rows = model.get_input_embeddings().weight.shape[0]
     added = tokenizer.get_added_vocab()
-    most = max((index for token, index in tokenizer.get_vocab().items() if token not in added), default=0)
+    most = max(
+        (index for token, index in tokenizer.get_vocab().items() if token not in added), default=0
+    )
     if most >= rows:
         raise ModelError(
             f"The tokenizer of {source} has ids up to {most:,}, and the model has embeddings of {rows:,} tokens: they "

@@ -26,7 +26,9 @@ def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
     stored = getattr(config, "quantization_config", None) or getattr(
         config.get_text_config(), "quantization_config", None
     )
-    return None if stored is None else dict(stored if isinstance(stored, dict) else stored.to_dict())
+    return (
+        None if stored is None else dict(stored if isinstance(stored, dict) else stored.to_dict())
+    )
 
 
 def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -> None:
@@ -39,7 +41,9 @@ def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -
     method = _method(stored)
     try:
         if moe_layers and method in LINEAR_ONLY.split():
-            raise ValueError("transformers loads it into linear layers only, and experts are fused tensors")
+            raise ValueError(
+                "transformers loads it into linear layers only, and experts are fused tensors"
+            )
         options = loading_options(config).get("quantization_config", stored)
         quantizer = AutoHfQuantizer.from_config(options, pre_quantized=True)
         quantizer.validate_environment(device_map=None, weights_only=True)
@@ -206,7 +210,9 @@ def resolve_device(device: str) -> torch.device:
         missing = "GPU" if resolved.type == "cuda" else f"device of type {resolved.type}"
     except (RuntimeError, AttributeError):
         missing = "such device"
-    raise ConfigError(f"device={device}: torch {torch.__version__} sees no {missing} here. Use device=cpu.")
+    raise ConfigError(
+        f"device={device}: torch {torch.__version__} sees no {missing} here. Use device=cpu."
+    )
 
 
 def leave_out_cudnn_attention() -> None:
@@ -227,5 +233,7 @@ def resolve_dtype(dtype: str, device: torch.device, config: Any) -> str:
     if device.type == "cpu":
         return "float32"
     if config.dtype is None:
-        raise ConfigError("dtype=auto: config.json of the model names no dtype. Use dtype=bfloat16.")
+        raise ConfigError(
+            "dtype=auto: config.json of the model names no dtype. Use dtype=bfloat16."
+        )
     return str(config.dtype).removeprefix("torch.")

@@ -34,7 +34,9 @@ def is_offline() -> bool:
     return constants.is_offline_mode()
 
 
-def commit_of(id: str, kind: str = "model", revision: str | None = None, *, offline: bool = False) -> str:
+def commit_of(
+    id: str, kind: str = "model", revision: str | None = None, *, offline: bool = False
+) -> str:
     """The commit of a revision of a model or dataset, requested once per process; offline, that of the cache.
 
     If the hub cannot be reached, the process prints a line on stderr and continues as with offline=true. Raises the
@@ -83,7 +85,11 @@ def _requested(id: str, kind: str, revision: str | None) -> Revision:
     )
     commit = str(info.sha)
     if revision != commit:  # where the hub's client looks for the commit of a branch or tag offline
-        ref = snapshot(id, kind, commit).parents[1] / "refs" / (revision or constants.DEFAULT_REVISION)
+        ref = (
+            snapshot(id, kind, commit).parents[1]
+            / "refs"
+            / (revision or constants.DEFAULT_REVISION)
+        )
         ref.parent.mkdir(parents=True, exist_ok=True)
         ref.write_text(commit, encoding="utf-8")
     return Revision(commit, frozenset(file.rfilename for file in info.siblings or ()))
@@ -104,7 +110,9 @@ def snapshot(id: str, kind: str, commit: str) -> Path:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=id, repo_type=kind), "snapshots", commit)
+    return Path(
+        constants.HF_HUB_CACHE, repo_folder_name(repo_id=id, repo_type=kind), "snapshots", commit
+    )
 
 
 @lru_cache(maxsize=256)
@@ -148,6 +156,9 @@ def explain(error: BaseException, source: str, what: str) -> str:
         BaseException: "could not be read: {}.",
     }
     reason, cause = next(
-        (reason, cause) for kind, reason in reasons.items() for cause in causes if isinstance(cause, kind)
+        (reason, cause)
+        for kind, reason in reasons.items()
+        for cause in causes
+        if isinstance(cause, kind)
     )
     return without_passwords(f"The {what} {source} {reason.replace('{}', first_line(cause))}")

@@ -64,7 +64,9 @@ def _hash(file: Path, size: int) -> str:
         Progress(size, f"hashing {file.name}", "B", shown=size >= SHOWN_BYTES) as progress,
     ):
         starts = range(0, size, CHUNK)
-        chunks = pool.map(lambda at: hashlib.sha256(os.pread(opened.fileno(), CHUNK, at)).digest(), starts)
+        chunks = pool.map(
+            lambda at: hashlib.sha256(os.pread(opened.fileno(), CHUNK, at)).digest(), starts
+        )
         for start, hashed in zip(starts, chunks, strict=True):
             digest.update(hashed)
             progress.at(min(start + CHUNK, size))
@@ -93,10 +95,16 @@ def known_weights(folder: Path) -> list[str]:
     first = next((name for name in LOADED if (folder / name).exists()), None)
     if first is None or not first.endswith(".index.json"):
         return [first] if first else []
-    with reading(folder / first, "Save or copy the model again.", raises=ModelError, says="is damaged"):
+    with reading(
+        folder / first, "Save or copy the model again.", raises=ModelError, says="is damaged"
+    ):
         names = sorted(set(json.loads((folder / first).read_bytes())["weight_map"].values()))
-        if outside := [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]:
-            raise ModelError(f"{outside[0]} is outside of the model's folder. Keep all weights in it.")
+        if outside := [
+            name for name in names if Path(name).is_absolute() or ".." in Path(name).parts
+        ]:
+            raise ModelError(
+                f"{outside[0]} is outside of the model's folder. Keep all weights in it."
+            )
     return [first, *names]
 
 
@@ -138,4 +146,8 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
 def source_identity(source: str, revision: str | None) -> dict[str, Any]:
     """{"hub": id, "revision": ...}, or {"files": {name: hash}} for a local folder."""
     folder = user_path(source)
-    return {"files": folder_content(folder)} if folder.is_dir() else {"hub": source, "revision": revision}
+    return (
+        {"files": folder_content(folder)}
+        if folder.is_dir()
+        else {"hub": source, "revision": revision}
+    )

@@ -62,7 +62,9 @@ def load_model(
     folder = model_folder(model, offline=offline, weights=True)
     if (folder / "generation_config.json").is_file():
         with reading(folder / "generation_config.json", "Correct or delete it.", raises=ModelError):
-            GenerationConfig.from_pretrained(folder, local_files_only=True)  # transformers would ignore it
+            GenerationConfig.from_pretrained(
+                folder, local_files_only=True
+            )  # transformers would ignore it
     start = time.perf_counter()
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
     options = placement(model, config, place, disk, shard) | loading_options(config)
@@ -96,14 +98,22 @@ def load_model(
                 "Take safetensors of the model, or save its tensors alone."
             ) from error
         if "CONVERSION" in str(error):  # transformers could not fuse the experts
-            raise ModelError(f"Experts of {source} are missing, or of other shapes. {DAMAGED}") from error
-        raise ModelError(f"The weights of {source} could not be loaded: {first_line(error)}.") from error
+            raise ModelError(
+                f"Experts of {source} are missing, or of other shapes. {DAMAGED}"
+            ) from error
+        raise ModelError(
+            f"The weights of {source} could not be loaded: {first_line(error)}."
+        ) from error
     check_complete(report, source, config)
     avoid_grouped_products(loaded, model.experts_implementation)
-    loaded = merged(loaded.eval(), adapter, str(model.peft)) if adapter is not None else loaded.eval()
+    loaded = (
+        merged(loaded.eval(), adapter, str(model.peft)) if adapter is not None else loaded.eval()
+    )
     weakref.finalize(loaded, disk.cleanup)
     if next(loaded.parameters()).is_meta:
-        raise ModelError("model.device_map=auto put all weights on disk: free memory for the embeddings.")
+        raise ModelError(
+            "model.device_map=auto put all weights on disk: free memory for the embeddings."
+        )
     # inputs go to the first device that a device map computes on
     if places := list(getattr(loaded, "hf_device_map", {}).values()):
         place = torch.device(next((each for each in places if each not in ("cpu", "disk")), "cpu"))
@@ -124,7 +134,11 @@ def load_model(
 
 
 def placement(
-    model: ModelConfig, config: PreTrainedConfig, device: torch.device, disk: TemporaryDirectory, shard: bool
+    model: ModelConfig,
+    config: PreTrainedConfig,
+    device: torch.device,
+    disk: TemporaryDirectory,
+    shard: bool,
 ) -> dict[str, Any]:
     """The options of `from_pretrained` that place weights; `disk` takes weights that fit nowhere else."""
     if shard:

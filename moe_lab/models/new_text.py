@@ -32,7 +32,9 @@ class NewText:
         self.tokenizer = tokenizer
         self.needs_prompt = depends_on_context(tokenizer)
 
-    def __call__(self, prompt: Sequence[int], new: Sequence[int], skip_special_tokens: bool = True) -> str:
+    def __call__(
+        self, prompt: Sequence[int], new: Sequence[int], skip_special_tokens: bool = True
+    ) -> str:
         def text_of(ids: Sequence[int]) -> str:
             text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
             return text

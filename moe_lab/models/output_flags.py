@@ -29,7 +29,9 @@ def reset_flags(config: Any) -> None:
 @contextmanager
 def expected_flags(config: Any) -> Iterator[None]:
     """Inside the context the flags have their expected values."""
-    before = [(part, {name: getattr(part, name) for name in _expected(part)}) for part in _parts(config)]
+    before = [
+        (part, {name: getattr(part, name) for name in _expected(part)}) for part in _parts(config)
+    ]
     reset_flags(config)
     try:
         yield

@@ -28,7 +28,9 @@ def set_experts_per_token(config: Any, count: int) -> None:
     text = config.get_text_config()
     family = family_of_type(text.model_type)
     if family is None or family.fixed_top_k:
-        raise ConfigError(f"model.experts_per_token: {text.model_type} models cannot have another number.")
+        raise ConfigError(
+            f"model.experts_per_token: {text.model_type} models cannot have another number."
+        )
     most = family.most_experts_per_token(text)
     if not 1 <= count <= most:
         raise ConfigError(
@@ -110,7 +112,9 @@ def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(file.parent, local_files_only=True, **NO_CODE)
         for part in (config, config.get_text_config()):
             if "/" in str(kernel := attention_of(part)):
-                raise ValueError(f"attn_implementation={kernel} is code of the hub, which is never run")
+                raise ValueError(
+                    f"attn_implementation={kernel} is code of the hub, which is never run"
+                )
     reset_flags(config)
     return config
 
@@ -138,7 +142,9 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
     """
     source = model_source(model)
     commit = model_commit(model, offline=offline)
-    folder = Path(source) if commit is None else _fetched(source, SMALL_FILES, "model", offline, commit)
+    folder = (
+        Path(source) if commit is None else _fetched(source, SMALL_FILES, "model", offline, commit)
+    )
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
@@ -168,7 +174,9 @@ def first_weights(model: ModelConfig, folder: Path, *, offline: bool) -> str:
     """
     source = model_source(model)
     is_local = _is_folder(source)
-    listed = None if is_local else repository_files(source, "model", model.revision, offline=offline)
+    listed = (
+        None if is_local else repository_files(source, "model", model.revision, offline=offline)
+    )
     if listed is None:
         listed = frozenset(file.name for file in folder.iterdir())
     for name in LOADED:
@@ -219,7 +227,9 @@ def _is_folder(source: str) -> bool:
     path = Path(source)
     looks_local = path.is_absolute() or source.startswith(".") or source.count("/") > 1
     if looks_local and not path.is_dir():
-        raise ModelError(f"There is no folder {source}. Give a local folder or a hub id like owner/name.")
+        raise ModelError(
+            f"There is no folder {source}. Give a local folder or a hub id like owner/name."
+        )
     return path.is_dir()
 
 

@@ -62,7 +62,9 @@ def with_template(tokenizer: Any) -> None:
     """Set the plain chat template on a tokenizer without one."""
     if not tokenizer.chat_template:
         if tokenizer.eos_token is None:
-            raise ConfigError("The tokenizer has neither a chat template nor a token that ends an answer.")
+            raise ConfigError(
+                "The tokenizer has neither a chat template nor a token that ends an answer."
+            )
         tokenizer.chat_template = PLAIN_TEMPLATE
 
 
@@ -123,7 +125,9 @@ class Framing:
         if self._template_name:
             from lm_eval.api.model import TemplateLM
 
-            template = TemplateLM.chat_template(SimpleNamespace(tokenizer=tokenizer), self._template_name)
+            template = TemplateLM.chat_template(
+                SimpleNamespace(tokenizer=tokenizer), self._template_name
+            )
             tokenizer.chat_template = dated(template)
         return tokenizer
 
@@ -138,5 +142,6 @@ class Framing:
 
         hf: Any = HFLM  # its method reads the tokenizer and chat_template_args alone
         return rendered(
-            self.tokenizer, lambda: hf.apply_chat_template(self, chat_history, add_generation_prompt)
+            self.tokenizer,
+            lambda: hf.apply_chat_template(self, chat_history, add_generation_prompt),
         )

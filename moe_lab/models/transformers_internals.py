@@ -68,7 +68,9 @@ def drops_cache(model: Any, length: int) -> bool:
     return prepared["input_ids"].shape[1] > 1
 
 
-def generation_blocks(tokenizer: Any, conversation: Sequence[Any]) -> tuple[str, list[tuple[int, int]]]:
+def generation_blocks(
+    tokenizer: Any, conversation: Sequence[Any]
+) -> tuple[str, list[tuple[int, int]]]:
     """(the text of a conversation, the first and last character of each `{% generation %}` block of the template).
 
     `apply_chat_template` returns the tokens of all blocks together.
@@ -110,7 +112,9 @@ def replaced_attention(model: Any, usual: str, name: str) -> Iterator[None]:
 
     `set_attn_implementation` would read each model file's source to find out whether it may.
     """
-    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    configs = {
+        id(module.config): module.config for module in model.modules() if hasattr(module, "config")
+    }
     changed = [config for config in configs.values() if attention_of(config) == usual]
     for config in changed:
         config._attn_implementation_internal = name

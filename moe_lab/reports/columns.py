@@ -50,11 +50,17 @@ class Column:
 
 def names(**columns: Iterable[str]) -> list[Column]:
     """Columns that say what the rows are, by heading."""
-    return [Column(heading=heading, cells=list(cells), name=True) for heading, cells in columns.items()]
+    return [
+        Column(heading=heading, cells=list(cells), name=True) for heading, cells in columns.items()
+    ]
 
 
 def numbers(
-    heading: str, values: Sequence[Any], text: Callable[[Any], str], spare: int = 0, name: bool = False
+    heading: str,
+    values: Sequence[Any],
+    text: Callable[[Any], str],
+    spare: int = 0,
+    name: bool = False,
 ) -> Column:
     """A column of numbers, each as its text; a missing number is None and empty."""
     cells = ["" if value is None else text(value) for value in values]
@@ -109,7 +115,12 @@ def table_text(title: str, columns: Sequence[Column], width: int = WITHOUT_TERMI
     """
     # No markup and no colours: overrides may have brackets, and stdout shows escape sequences instead of sending them.
     console = Console(
-        file=io.StringIO(), width=width, markup=False, emoji=False, color_system=None, highlight=False
+        file=io.StringIO(),
+        width=width,
+        markup=False,
+        emoji=False,
+        color_system=None,
+        highlight=False,
     )
     shared, kept = split_title(columns)
     left_out: list[str] = []
@@ -126,7 +137,10 @@ def table_text(title: str, columns: Sequence[Column], width: int = WITHOUT_TERMI
     for column in kept:
         is_number = column.values is not None
         grid.add_column(
-            column.heading, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+            column.heading,
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
+            overflow="fold",
         )
     for row in zip(*(column.cells for column in kept), strict=True):
         grid.add_row(*map(one_line, row))

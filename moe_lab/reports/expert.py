@@ -90,8 +90,12 @@ def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
         interval_column("95% interval", [line.interval for line in found], spare=2),
         texts("at most, or accuracy", [line.bound for line in found], spare=1),
         numbers("p (Holm)" if family.tests[EXPERT_METRICS] > 1 else "p", corrected, number),
-        numbers("to base", [line.difference.difference for line in found], partial(number, sign=True)),
-        interval_column("95% interval", [line.difference.interval for line in found], sign=True, spare=3),
+        numbers(
+            "to base", [line.difference.difference for line in found], partial(number, sign=True)
+        ),
+        interval_column(
+            "95% interval", [line.difference.interval for line in found], sign=True, spare=3
+        ),
     ]
 
 

@@ -18,11 +18,29 @@ if TYPE_CHECKING:
 
     from moe_lab.config.schema import Config
 
-SHOWN_ELSEWHERE = ("model.name", "method.name", "task.name", "task.metric", "seed", "seeds", "overrides")
+SHOWN_ELSEWHERE = (
+    "model.name",
+    "method.name",
+    "task.name",
+    "task.metric",
+    "seed",
+    "seeds",
+    "overrides",
+)
 """Settings that are columns already, or that repeat others."""
 WHOLE = ("seed", "seeds", "examples", "family", "to_right", "to_wrong")
 """Columns of whole numbers, of which some may be missing."""
-TEXTS = ("model", "method", "task", "metric", "compared_with", "difference_over", "test", "question", "notes")
+TEXTS = (
+    "model",
+    "method",
+    "task",
+    "metric",
+    "compared_with",
+    "difference_over",
+    "test",
+    "question",
+    "notes",
+)
 NUMBERS = [name for name in NO_SCORE.columns() if name not in (*WHOLE, *TEXTS)]
 
 
@@ -36,7 +54,9 @@ def settings_of(
     """
     asked_for = [flat(asdict(config)) for config in asked]
     keys = [
-        key for key in dict.fromkeys(key for one in asked_for for key in one) if key not in SHOWN_ELSEWHERE
+        key
+        for key in dict.fromkeys(key for one in asked_for for key in one)
+        if key not in SHOWN_ELSEWHERE
     ]
     if not every:
         values: dict[tuple[str, str], set[str]] = {}
@@ -46,7 +66,9 @@ def settings_of(
                 values.setdefault((key, repr(option)), set()).add(repr(value))
         differing = {key for (key, _), found in values.items() if len(found) > 1}
         keys = [key for key in keys if key in differing]
-    return [{key: one.get(key) for key in keys} for one in (flat(asdict(config)) for config in configs)]
+    return [
+        {key: one.get(key) for key in keys} for one in (flat(asdict(config)) for config in configs)
+    ]
 
 
 # The score table
@@ -94,37 +116,60 @@ def typed_frame(
 
 
 def settings_by_run(
-    results: Sequence[RunResult], configs: Mapping[str, Config], asked: Sequence[Config], every: bool = False
+    results: Sequence[RunResult],
+    configs: Mapping[str, Config],
+    asked: Sequence[Config],
+    every: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """The settings of each result's configuration (`settings_of`) by run id."""
     ids = [result.run_id for result in results]
-    return dict(zip(ids, settings_of([configs[run_id] for run_id in ids], asked, every), strict=True))
+    return dict(
+        zip(ids, settings_of([configs[run_id] for run_id in ids], asked, every), strict=True)
+    )
 
 
 def with_counts(frame: pd.DataFrame, settings: Collection[Mapping[str, Any]]) -> pd.DataFrame:
     """The frame with whole numbers in the columns of settings that are whole numbers wherever they are given."""
     names = next(iter(settings), {})
-    known = {name: [value for one in settings if (value := one[name]) is not None] for name in names}
-    whole = [name for name, values in known.items() if values and all(type(value) is int for value in values)]
+    known = {
+        name: [value for one in settings if (value := one[name]) is not None] for name in names
+    }
+    whole = [
+        name
+        for name, values in known.items()
+        if values and all(type(value) is int for value in values)
+    ]
     return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
 # The examples
 
 
-def example_frame(results: Sequence[RunResult], settings: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+def example_frame(
+    results: Sequence[RunResult], settings: Mapping[str, Mapping[str, Any]]
+) -> pd.DataFrame:
     """The frame of `Results.examples`; `settings` are those of each run, by run id. Raises DamagedError."""
     import pandas as pd
 
     rows = []
     for result in results:
-        run = {"model": result.model, "method": result.method, **settings[result.run_id], "seed": result.seed}
+        run = {
+            "model": result.model,
+            "method": result.method,
+            **settings[result.run_id],
+            "seed": result.seed,
+        }
         for task, lines in read_samples(result).items():
-            rows += [run | row | {"run": result.stored_in.name} for row in example_rows(result, task, lines)]
+            rows += [
+                run | row | {"run": result.stored_in.name}
+                for row in example_rows(result, task, lines)
+            ]
     return with_counts(pd.DataFrame(rows), settings.values()).astype({"seed": "Int64"})
 
 
-def example_rows(result: RunResult, task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+def example_rows(
+    result: RunResult, task: str, samples: Sequence[Sample]
+) -> Iterator[dict[str, Any]]:
     """One row per example, by the filter of the task's headline metric."""
     key = headline(result.scores(task), result.metric)
     metric, _, filter_name = key.partition(",")
@@ -132,7 +177,11 @@ def example_rows(result: RunResult, task: str, samples: Sequence[Sample]) -> Ite
     for sample in samples:
         if sample.filter == filter_name or key == "-":
             place = {"task": task, "document": sample.document}
-            yield place | _texts(sample, metric) | {"score": values.get(sample.document), "metric": key}
+            yield (
+                place
+                | _texts(sample, metric)
+                | {"score": values.get(sample.document), "metric": key}
+            )
 
 
 def _texts(sample: Sample, metric: str) -> dict[str, Any]:

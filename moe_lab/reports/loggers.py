@@ -52,7 +52,9 @@ class Logger:
     def log_results(self, result: RunResult) -> None:
         """A run ended. Its sample logs are in its folder."""
 
-    def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
+    def log_trial(
+        self, number: int, value: float | None, temperatures: Sequence[float], state: str
+    ) -> None:
         """A trial of a study ended. `temperatures` has one entry per MoE layer; `value` is None for a pruned trial."""
 
     def log_study(self, folder: Path) -> None:
@@ -125,14 +127,24 @@ class WandbLogger(Logger):
     """Why this process did not reach the server, which it waits for once."""
 
     def __init__(
-        self, config: Config, kind: str, name: str, group: str | None, mode: str | None, folder: Path | None
+        self,
+        config: Config,
+        kind: str,
+        name: str,
+        group: str | None,
+        mode: str | None,
+        folder: Path | None,
     ):
         self._config, self._kind, self._name, self._mode = config, kind, name, mode
         self._group = config.logger.group or os.environ.get("WANDB_RUN_GROUP") or group
         project = config.logger.project or os.environ.get("WANDB_PROJECT", PROJECT)
         # a run or study that is continued continues its W&B run
         self._id = os.environ.get("WANDB_RUN_ID") or name[-MOST_OF_AN_ID:]
-        self._place: dict[str, Any] = {"entity": config.logger.entity, "project": project, "id": self._id}
+        self._place: dict[str, Any] = {
+            "entity": config.logger.entity,
+            "project": project,
+            "id": self._id,
+        }
         self._record = folder / RECORD if folder is not None and kind == "run" else None
         self._shared = folder / LOCK if folder is not None and kind == "study" else None
         self._lock: FileLock | None = None
@@ -168,7 +180,9 @@ class WandbLogger(Logger):
             write_json(self._record, self._place)
 
     @_guarded
-    def log_trial(self, number: int, value: float | None, temperatures: Sequence[float], state: str) -> None:
+    def log_trial(
+        self, number: int, value: float | None, temperatures: Sequence[float], state: str
+    ) -> None:
         for metric in ("value", "temperature/*"):
             self._run.define_metric(metric, step_metric="trial")
         scored = {} if value is None else {"value": value}
@@ -219,8 +233,13 @@ class WandbLogger(Logger):
         folder = Path(os.environ.get("WANDB_DIR") or self._config.output_dir).absolute()
         # W&B is to write under `folder` alone, and to send no error reports
         (folder / "wandb").mkdir(parents=True, exist_ok=True)
-        folders = {f"WANDB_{name}_DIR": str(folder / "wandb" / name.lower()) for name in ("DATA", "CACHE")}
-        for name, value in folders.items() | {("WANDB_ERROR_REPORTING", "false"), ("WANDB_SILENT", "true")}:
+        folders = {
+            f"WANDB_{name}_DIR": str(folder / "wandb" / name.lower()) for name in ("DATA", "CACHE")
+        }
+        for name, value in folders.items() | {
+            ("WANDB_ERROR_REPORTING", "false"),
+            ("WANDB_SILENT", "true"),
+        }:
             os.environ.setdefault(name, value)
         mode, why = self._mode or "online", WandbLogger.unreached
         if mode == "online" and not has_key():
@@ -288,7 +307,9 @@ def scores(result: RunResult) -> dict[str, object]:
         for key, value in result.other_scores(task).items()
     }
     values |= {f"cost/{key}": value for key, value in result.cost.items()}
-    return {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {
+        k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
+    }
 
 
 def training_lines(result: RunResult) -> list[dict[str, object]]:
@@ -298,9 +319,15 @@ def training_lines(result: RunResult) -> list[dict[str, object]]:
     """
     folder, lines = model_folder(result), list[dict[str, object]]()
     for line in (folder and read_lines(folder / "log.jsonl")) or []:
-        flat = {f"training/{name}": value for name, value in line.items() if not isinstance(value, list)}
+        flat = {
+            f"training/{name}": value for name, value in line.items() if not isinstance(value, list)
+        }
         by_layer = {name: value for name, value in line.items() if isinstance(value, list)}
-        flat |= {f"training/{name}/layer_{i}": n for name, own in by_layer.items() for i, n in enumerate(own)}
+        flat |= {
+            f"training/{name}/layer_{i}": n
+            for name, own in by_layer.items()
+            for i, n in enumerate(own)
+        }
         lines.append(flat)
     return lines
 
@@ -314,7 +341,9 @@ def by_layer(temperatures: Sequence[float]) -> dict[str, float]:
 def _table(frame: pd.DataFrame) -> Any:
     import wandb
 
-    return wandb.Table(dataframe=frame.astype(object).where(frame.notna(), None), allow_mixed_types=True)
+    return wandb.Table(
+        dataframe=frame.astype(object).where(frame.notna(), None), allow_mixed_types=True
+    )
 
 
 def has_key() -> bool:

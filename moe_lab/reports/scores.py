@@ -30,7 +30,10 @@ from moe_lab.results.scores import (
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "task.metric=", "seed=", "seeds=")
 PROFILE = re.compile(r"(?<=[=:])[^=:{},]*/([^/]+)/best\.yaml")
 
-JUDGED: tuple[tuple[str, Literal["empty", "all_cut"]], ...] = (("empty", "empty"), ("cut", "all_cut"))
+JUDGED: tuple[tuple[str, Literal["empty", "all_cut"]], ...] = (
+    ("empty", "empty"),
+    ("cut", "all_cut"),
+)
 """Columns of judged scores with their numbers in `JudgeCounts`; one without any is not shown."""
 
 
@@ -48,7 +51,9 @@ class ScoreLine:
     def name(self) -> str:
         score, settings = self.score, f" ({self.label})" if self.label else ""
         return (
-            f"{score.method} on {score.task}{settings}" if score.method else f"{self.label} on {score.task}"
+            f"{score.method} on {score.task}{settings}"
+            if score.method
+            else f"{self.label} on {score.task}"
         )
 
     def cost(self, key: str) -> float | None:
@@ -107,7 +112,9 @@ class CommandTable:
         """The lines of a short table: a mean in the place of its seeds, a group in the place of its parts."""
         seeds = {run.run_id for group in self.groups if group.summary for run in group.results}
         return [
-            line for line in self.lines if line.score.run_id not in seeds and PART not in line.score.marks
+            line
+            for line in self.lines
+            if line.score.run_id not in seeds and PART not in line.score.marks
         ]
 
     def times_base(self, line: ScoreLine) -> float | None:
@@ -121,7 +128,9 @@ class CommandTable:
         lines = self.shown if lines is None else lines
         costly = [line if line.score.other == BASE else None for line in lines]  # each run once
         cost = [
-            numbers("time", [line and line.cost("wall_seconds") for line in costly], seconds, spare=5),
+            numbers(
+                "time", [line and line.cost("wall_seconds") for line in costly], seconds, spare=5
+            ),
             numbers("tokens", [line and line.cost("tokens_in") for line in costly], count, spare=6),
             numbers("× base", [line and self.times_base(line) for line in costly], fixed, spare=1),
         ]
@@ -171,17 +180,24 @@ def difference_columns(scores: Sequence[Score]) -> list[Column]:
     several = any((score.family or 1) > 1 for score in scores)
     p = numbers("p (Holm)" if several else "p", [score.p_holm for score in scores], number)
     changed = [
-        "" if score.changed is None else f"+{score.changed[0]} -{score.changed[1]}" for score in scores
+        "" if score.changed is None else f"+{score.changed[0]} -{score.changed[1]}"
+        for score in scores
     ]
     return [
-        numbers("difference", [score.difference for score in scores], lambda value: number(value, sign=True)),
+        numbers(
+            "difference",
+            [score.difference for score in scores],
+            lambda value: number(value, sign=True),
+        ),
         *(
             interval_column(
                 f"95% over {over}",
                 [score.tested_interval if score.tested_over == over else None for score in scores],
                 sign=True,
             )
-            for over in dict.fromkeys(score.tested_over for score in scores if score.tested_interval)
+            for over in dict.fromkeys(
+                score.tested_over for score in scores if score.tested_interval
+            )
         ),
         p,
         Column(
@@ -193,10 +209,14 @@ def difference_columns(scores: Sequence[Score]) -> list[Column]:
     ]
 
 
-def interval_column(heading: str, bounds: Sequence[Any], sign: bool = False, spare: int = 0) -> Column:
+def interval_column(
+    heading: str, bounds: Sequence[Any], sign: bool = False, spare: int = 0
+) -> Column:
     """A column of intervals, which a page sorts by their lower limits."""
     cells = [interval_text(one, sign) for one in bounds]
-    return Column(heading=heading, cells=cells, values=[one and one[0] for one in bounds], spare=spare)
+    return Column(
+        heading=heading, cells=cells, values=[one and one[0] for one in bounds], spare=spare
+    )
 
 
 def plotted(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
@@ -209,7 +229,8 @@ def plotted(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
     tested = [line for line in lines if line.score.tested_interval is not None]
     labels = [_plot_label(line, several, _settings_without_studies(line)) for line in tested]
     places = Counter(
-        (line.score.task, line.score.metric, label) for line, label in zip(tested, labels, strict=True)
+        (line.score.task, line.score.metric, label)
+        for line, label in zip(tested, labels, strict=True)
     )
     found = []
     for line, label in zip(tested, labels, strict=True):
@@ -290,10 +311,14 @@ def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) ->
     labels = []
     for typed, own, seed in zip(overrides, methods, seeds, strict=True):
         shown = [
-            text for text in typed if text not in shared[own] or (several and text.startswith("method."))
+            text
+            for text in typed
+            if text not in shared[own] or (several and text.startswith("method."))
         ]
         shown = [PROFILE.sub(r"\1", text) for text in shown if not text.startswith(NAMED_ELSEWHERE)]
-        labels.append(" ".join(shown if seed is None or not any(seeds) else [*shown, f"seed={seed}"]))
+        labels.append(
+            " ".join(shown if seed is None or not any(seeds) else [*shown, f"seed={seed}"])
+        )
     return labels
 
 
@@ -326,7 +351,9 @@ def sentence(line: ScoreLine, against: str | None = None) -> str:
         against: the name of the run that it is compared with; by default the base model or `score.other`.
     """
     score = line.score
-    against = against or ("the base model" if score.other == BASE else score.other.replace("_", " "))
+    against = against or (
+        "the base model" if score.other == BASE else score.other.replace("_", " ")
+    )
     if score.verdict == EQUAL_RUNS:
         return f"{line.name} equals {against} within rounding in every document ({score.metric})."
     outcome = {
@@ -338,7 +365,11 @@ def sentence(line: ScoreLine, against: str | None = None) -> str:
     if score.tested_interval is not None:
         text += f", 95% over {score.tested_over} {interval_text(score.tested_interval, sign=True)}"
     if score.p is not None:
-        holm = "" if score.p_holm is None or (score.family or 1) < 2 else f", {score.p_holm:.2g} by Holm"
+        holm = (
+            ""
+            if score.p_holm is None or (score.family or 1) < 2
+            else f", {score.p_holm:.2g} by Holm"
+        )
         text += f", p {score.p:.2g}{holm}"
     if score.changed is not None:
         text += f"; changed answers +{score.changed[0]:,} -{score.changed[1]:,}"
@@ -349,7 +380,9 @@ def by_outcome(lines: Iterable[ScoreLine]) -> dict[str, list[ScoreLine]]:
     """The lines by verdict; an outcome that has none is absent, but for better, worse and not significant."""
     every, order = list(lines), (BETTER, WORSE, DIFFERENT, EQUAL_RUNS, NOT_SIGNIFICANT)
     found = {kind: [line for line in every if line.score.verdict == kind] for kind in order}
-    return {kind: own for kind, own in found.items() if own or kind in (BETTER, WORSE, NOT_SIGNIFICANT)}
+    return {
+        kind: own for kind, own in found.items() if own or kind in (BETTER, WORSE, NOT_SIGNIFICANT)
+    }
 
 
 def conclusion(lines: Sequence[ScoreLine], against: str | None = None) -> str:
@@ -358,5 +391,7 @@ def conclusion(lines: Sequence[ScoreLine], against: str | None = None) -> str:
         return "".join(sentence(line, against) for line in lines)
     counts = ", ".join(f"{len(own)} {kind}" for kind, own in by_outcome(lines).items())
     others = {line.score.other for line in lines}
-    against = against or ("the base model" if others == {BASE} else "the base model and its controls")
+    against = against or (
+        "the base model" if others == {BASE} else "the base model and its controls"
+    )
     return f"Of {len(lines)} comparisons with {against}: {counts}."

@@ -24,9 +24,7 @@ TWO_FORMS = (
     "task.answer: letters asks for the letter of the right choice, text scores the text of each choice, as lm-eval "
     "does. With task.answer=text or letters for all runs, their scores can be compared."
 )
-NOT_COMPARED = (
-    "Not compared with one another; for runs with the same prompts: mode=compare a=<folder> b=<folder>."
-)
+NOT_COMPARED = "Not compared with one another; for runs with the same prompts: mode=compare a=<folder> b=<folder>."
 ONE_STUDY = (
     "1 study: all seeds have its temperatures, so the spread is that of the evaluation's routing noise alone; "
     "tuning.seeds= repeats the study, too."
@@ -38,8 +36,12 @@ def print_scores(table: CommandTable, footnotes: Sequence[str] = ()) -> None:
     lines = table.shown
     lower = {line.score.metric: line.score.lower_is_better for line in lines}
     # metrics are named if the table also has some for which higher is better
-    named = "" if all(lower.values()) else f": {', '.join(metric for metric in lower if lower[metric])}"
-    print_table(f"Results{f' (lower is better{named})' if any(lower.values()) else ''}", table.columns())
+    named = (
+        "" if all(lower.values()) else f": {', '.join(metric for metric in lower if lower[metric])}"
+    )
+    print_table(
+        f"Results{f' (lower is better{named})' if any(lower.values()) else ''}", table.columns()
+    )
     for line in [*notes(table), *footnotes]:
         print_line(line)
 
@@ -56,7 +58,9 @@ def notes(table: CommandTable) -> list[str]:
         lines.append(
             f"p is corrected by Holm for the comparisons of the same question ({table.family.note})."
         )
-    lines += explained_marks(mark for line in table.lines for mark in line.score.marks if mark != PART)
+    lines += explained_marks(
+        mark for line in table.lines for mark in line.score.marks if mark != PART
+    )
     lines += sorted({line for run in table.runs for line in [*run.version_notes, *run.unjudged]})
     if parts := {line.score.task for line in table.lines if PART in line.score.marks}:
         lines.append(
@@ -76,7 +80,8 @@ def print_studies(folders: Sequence[Path]) -> None:
     if not profiles:
         return
     print_table(
-        "Tuning, on documents that are excluded from the test", study_columns(list(profiles.values()))
+        "Tuning, on documents that are excluded from the test",
+        study_columns(list(profiles.values())),
     )
     for file in profiles:
         print_line(str(file))
@@ -86,14 +91,21 @@ def print_studies(folders: Sequence[Path]) -> None:
 def study_columns(profiles: Sequence[Mapping[str, Any]]) -> list[Column]:
     """One row per profile (best.yaml): the base model, the base model at its best logit scale, the best trial."""
     scales = [profile.get("logit_scale", 1) for profile in profiles]
-    given = [", ".join(f"{k}={v}" for k, v in (one.get("settings") or {}).items()) for one in profiles]
+    given = [
+        ", ".join(f"{k}={v}" for k, v in (one.get("settings") or {}).items()) for one in profiles
+    ]
     return [
         *names(
             model=[one["model"] for one in profiles],
             task=[one["task"] for one in profiles],
             metric=[f"{one['metric']} ({one['split']})" for one in profiles],
         ),
-        numbers("documents", [sum(map(len, one["samples"].values())) for one in profiles], count, spare=3),
+        numbers(
+            "documents",
+            [sum(map(len, one["samples"].values())) for one in profiles],
+            count,
+            spare=3,
+        ),
         numbers("trials", [one["trials"] for one in profiles], count, spare=2),
         numbers("best trial", [one["trial"] for one in profiles], count, spare=4),
         numbers("trial 0", [one["untuned_score"] for one in profiles], number),
@@ -101,7 +113,10 @@ def study_columns(profiles: Sequence[Mapping[str, Any]]) -> list[Column]:
         numbers("tuned", [one["score"] for one in profiles], number),
         *[numbers("logit scale", scales, fixed)] * any(scale != 1 for scale in scales),
         texts("at bound", [", ".join(one.get("at_bound", [])) for one in profiles]),
-        texts("temperature per MoE layer", [" ".join(map(fixed, one["temperature"])) for one in profiles]),
+        texts(
+            "temperature per MoE layer",
+            [" ".join(map(fixed, one["temperature"])) for one in profiles],
+        ),
         texts("settings", given),
     ]
 
@@ -116,7 +131,9 @@ def print_comparison(comparison: Comparison) -> None:
         if below := "  ".join([*filter(None, [evaluation.settings]), *evaluation.marks]):
             print_line(f"   {below}")
     print_table("Compared with a", comparison_columns(comparison))
-    marks = explained_marks(mark for evaluation in comparison.evaluations for mark in evaluation.marks)
+    marks = explained_marks(
+        mark for evaluation in comparison.evaluations for mark in evaluation.marks
+    )
     lines = [ScoreLine(score, score.run_id) for score in comparison.scores]
     for line in [conclusion(lines, "a"), *marks, *comparison.notes]:
         print_line(line)

@@ -33,7 +33,9 @@ def writing(path: Path) -> Iterator[None]:
         reason = _why_not_written(error)
         if reason is None:
             raise
-        raise ResultsError(f"{path} could not be written: {reason}. What was finished is kept.") from error
+        raise ResultsError(
+            f"{path} could not be written: {reason}. What was finished is kept."
+        ) from error
 
 
 def _why_not_written(error: Exception) -> str | None:
@@ -57,7 +59,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             # a lone surrogate, which data may contain, becomes its JSON escape
-            encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+            encoded = (
+                content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+            )
             with os.fdopen(handle, "wb") as file:
                 file.write(encoded)
                 file.flush()

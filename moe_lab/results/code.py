@@ -76,7 +76,11 @@ def forget_edited_code() -> None:
 
     An edit concerns the module and all modules that import it. Called at the begin of a command.
     """
-    edited = {file for file, content in _read.items() if not file.is_file() or file.read_bytes() != content}
+    edited = {
+        file
+        for file, content in _read.items()
+        if not file.is_file() or file.read_bytes() != content
+    }
     if not edited:
         return
     concerned: set[Path] = set()
@@ -156,7 +160,11 @@ def _code(file: Path, folder: Path | None = None) -> dict[str, str]:
         one, source = left.popitem()
         tree, text = _parsed(source, one)
         found[relpath(one, file.parent)] = text
-        new = [other for other in _imported(tree, one, folder) if relpath(other, file.parent) not in found]
+        new = [
+            other
+            for other in _imported(tree, one, folder)
+            if relpath(other, file.parent) not in found
+        ]
         left |= {other: _source(other) for other in new}
         files.update(new)
     _files_of[file] = frozenset(files)
@@ -175,7 +183,9 @@ def _parsed(source: bytes, file: Path) -> tuple[ast.Module, str]:
     try:
         tree = ast.parse(source, str(file))
     except SyntaxError as error:
-        raise TaskError(f"{file}, line {error.lineno}: {error.msg}. The task imports this file.") from error
+        raise TaskError(
+            f"{file}, line {error.lineno}: {error.msg}. The task imports this file."
+        ) from error
     return tree, _text(tree)
 
 
@@ -187,9 +197,7 @@ def _text(node: Any) -> str:
     """
     if isinstance(node, ast.AST):
         fields = {name: _text(value) for name, value in ast.iter_fields(node) if name != "kind"}
-        return (
-            f"{type(node).__name__}({', '.join(f'{name}={text}' for name, text in fields.items() if text)})"
-        )
+        return f"{type(node).__name__}({', '.join(f'{name}={text}' for name, text in fields.items() if text)})"
     if isinstance(node, list):
         items = [_text(item) or "None" for item in node if not _is_docstring(item)]
         return f"[{', '.join(items)}]" if items else ""

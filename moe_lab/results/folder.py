@@ -61,14 +61,18 @@ class RunFolder:
         try:
             lock = acquire(self.path / ".lock")
         except OSError as error:
-            raise ResultsError(f"{self.path} cannot be locked: {error.strerror or error}.") from error
+            raise ResultsError(
+                f"{self.path} cannot be locked: {error.strerror or error}."
+            ) from error
         if lock is None:
             raise self._held_error()
         try:
             with writing(self.path):
                 tidy(self.path)
                 since = f"since {datetime.now(UTC).isoformat(timespec='seconds')}"
-                (self.path / HOLDER).write_text(f"process {os.getpid()} on {socket.gethostname()} {since}")
+                (self.path / HOLDER).write_text(
+                    f"process {os.getpid()} on {socket.gethostname()} {since}"
+                )
             yield
         finally:
             lock.release()

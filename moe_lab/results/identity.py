@@ -55,7 +55,17 @@ RESOLVED = frozenset(
 )
 """Fields that are hashed as what they resolve to: content, document numbers, the task's settings, the dtype."""
 RUNTIME = frozenset(
-    {"mode", "seeds", "batch_size", "max_batch_size", "device", "output_dir", "offline", "baseline", "rerun"}
+    {
+        "mode",
+        "seeds",
+        "batch_size",
+        "max_batch_size",
+        "device",
+        "output_dir",
+        "offline",
+        "baseline",
+        "rerun",
+    }
     | {"wait", "metrics", "experiment", "scale", "overrides", "config_dirs", "logger", "launcher"}
     | {"tuning", "distributed", "a", "b"}
 )
@@ -76,18 +86,27 @@ def task_settings(task: Any) -> dict[str, object]:
 
     A function is represented by `function_identity`.
     """
-    settings = {key: value for key, value in set_settings(task.config).items() if key not in UNNAMED}
+    settings = {
+        key: value for key, value in set_settings(task.config).items() if key not in UNNAMED
+    }
     if isinstance(choices := settings.get("doc_to_choice"), dict):
         settings["doc_to_choice"] = list(choices.items())  # their order counts
     code = getattr(task, "code", None)
-    return {"version": str(task.VERSION), **_plain(settings)} | ({"code": _plain(code)} if code else {})
+    return {"version": str(task.VERSION), **_plain(settings)} | (
+        {"code": _plain(code)} if code else {}
+    )
 
 
 def group_settings(group: Any) -> dict[str, object]:
     """An lm-eval group's version, tasks, aggregated metrics and code."""
     metrics = _plain(group.aggregate_metric_list)
     code = _plain(getattr(group, "code", None))
-    return {"version": group.version, "tasks": sorted(group.child_names), "metrics": metrics, "code": code}
+    return {
+        "version": group.version,
+        "tasks": sorted(group.child_names),
+        "metrics": metrics,
+        "code": code,
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -99,7 +118,11 @@ def _plain(value: Any) -> Any:
         return value
     value = unwrap(value)
     if isinstance(value, partial):
-        return {"call": _plain(value.func), "args": _plain(value.args), "kwargs": _plain(value.keywords)}
+        return {
+            "call": _plain(value.func),
+            "args": _plain(value.args),
+            "kwargs": _plain(value.keywords),
+        }
     if callable(value):
         return function_identity(value)
     return _plain(vars(value)) if hasattr(value, "__dict__") else str(value)

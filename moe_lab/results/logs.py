@@ -43,7 +43,9 @@ class Line:
 
     def encode(self) -> bytes:
         parts = {one.name: getattr(self, one.name) for one in fields(self)}
-        return (json.dumps({name: part for name, part in parts.items() if part is not None}) + "\n").encode()
+        return (
+            json.dumps({name: part for name, part in parts.items() if part is not None}) + "\n"
+        ).encode()
 
 
 def request_key(kind: str, args: tuple[Any, ...], repeat: int) -> str:
@@ -101,7 +103,9 @@ class ResponseLog(Answers):
         """Store one answer and its cost. Raises ResultsError if it cannot be written."""
         self._append(Line(key=key, response=response, cost=cost or None))
 
-    def spend(self, cost: dict[str, float], environment: Mapping[str, object] | None = None) -> None:
+    def spend(
+        self, cost: dict[str, float], environment: Mapping[str, object] | None = None
+    ) -> None:
         """Store a cost that belongs to no single answer, such as loading, and its environment."""
         self._append(Line(cost=cost, environment=dict(environment) if environment else None))
 
@@ -141,7 +145,9 @@ def answers_in(path: Path, header: Header) -> int:
     """The number of answers in a log with this header, and in those of other processes of torchrun."""
     logs = [path, *logs_of_ranks(path)]
     read = [_readable(log.read_bytes()) for log in logs if log.is_file()]
-    return len(_answers(line for lines in read if lines and lines[0].header == header for line in lines))
+    return len(
+        _answers(line for lines in read if lines and lines[0].header == header for line in lines)
+    )
 
 
 def _answers(lines: Iterable[Line]) -> Answers:

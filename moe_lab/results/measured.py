@@ -99,7 +99,11 @@ class Paired(Measured):
     @property
     def changed(self) -> tuple[int, int] | None:
         """`to_right` and `to_wrong`."""
-        return None if self.to_right is None or self.to_wrong is None else (self.to_right, self.to_wrong)
+        return (
+            None
+            if self.to_right is None or self.to_wrong is None
+            else (self.to_right, self.to_wrong)
+        )
 
 
 @dataclass(frozen=True)

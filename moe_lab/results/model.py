@@ -10,7 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from moe_lab.results.identity import decisive_versions
 from moe_lab.results.measured import Interval, Paired, read_interval
@@ -166,7 +174,9 @@ class RunResult(LmEvalResults):
     """Of an MoE layer."""
     top_k: int | None = _block("model", "top_k", default=None)
     method: Name = _block("method", "name")
-    method_config: Annotated[dict[str, Any], AfterValidator(flat)] = _block("method", "config", default={})
+    method_config: Annotated[dict[str, Any], AfterValidator(flat)] = _block(
+        "method", "config", default={}
+    )
     """The method's keys, nested ones with dots: `space.scale`."""
     requested: Annotated[
         list[Name], BeforeValidator(lambda name: [name] if isinstance(name, str) else name)
@@ -220,7 +230,11 @@ class RunResult(LmEvalResults):
     def version_notes(self) -> list[str]:
         """A note for each decisive package with another version now: "made with lm_eval 0.4.12, now 0.4.13"."""
         pairs = {name: (self.versions.get(name), now) for name, now in decisive_versions().items()}
-        return [f"made with {name} {then}, now {now}" for name, (then, now) in pairs.items() if then != now]
+        return [
+            f"made with {name} {then}, now {now}"
+            for name, (then, now) in pairs.items()
+            if then != now
+        ]
 
     @property
     def older_intervals(self) -> bool:
@@ -244,7 +258,10 @@ class RunResult(LmEvalResults):
     def answer_form(self, name: str) -> str:
         """How the choices of a task or a group were asked for (`task.answer`): text or letters."""
         # the column of `moe_lab.tasks.answer_forms`, which replaces the task's own
-        asked = [self.configs.get(task, {}).get("doc_to_choice") == "letters" for task in self.tasks_of(name)]
+        asked = [
+            self.configs.get(task, {}).get("doc_to_choice") == "letters"
+            for task in self.tasks_of(name)
+        ]
         return "letters" if any(asked) else "text"
 
     def examples_of_test(self, name: str | None = None) -> bool:
@@ -278,7 +295,11 @@ class RunResult(LmEvalResults):
 
     def reports(self, key: str) -> bool:
         """Whether a block that the run's method wrote has a true value for a key (`Method.report`)."""
-        return any(block.get(key) for block in self.content["moe_lab"].values() if isinstance(block, Mapping))
+        return any(
+            block.get(key)
+            for block in self.content["moe_lab"].values()
+            if isinstance(block, Mapping)
+        )
 
     # Comparisons on the same documents.
 
@@ -331,7 +352,9 @@ def stored_results(content: Mapping[str, Any], file: Path, advice: str = AGAIN) 
         return RunResult(content, file.parent) if "moe_lab" in content else LmEvalResults(**content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise damaged(file, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", advice) from error
+        raise damaged(
+            file, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", advice
+        ) from error
 
 
 def read_run(folder: Path) -> RunResult | None:

@@ -57,6 +57,8 @@ class Rounding:
             return apart <= bound(max(abs(mine), abs(theirs)), words)
         return self.measured is not None and apart <= self.measured
 
-    def equals(self, values: Sequence[Any], baseline: Sequence[Any], words: Sequence[int]) -> list[bool]:
+    def equals(
+        self, values: Sequence[Any], baseline: Sequence[Any], words: Sequence[int]
+    ) -> list[bool]:
         """`equal` of each example."""
         return [self.equal(*one) for one in zip(values, baseline, words, strict=True)]

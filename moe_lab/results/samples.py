@@ -115,7 +115,8 @@ def write_samples(folder: Path, samples: Log) -> None:
                 "arguments": arguments,
                 "resps": sanitize_list(sample["resps"]),
                 "filtered_resps": [
-                    one if isinstance(one, dict) else sanitize_list(one) for one in sample["filtered_resps"]
+                    one if isinstance(one, dict) else sanitize_list(one)
+                    for one in sample["filtered_resps"]
                 ],
                 "target": str(sample["target"]),
             }
@@ -140,7 +141,9 @@ def read_samples(result: RunResult) -> dict[str, list[Sample]]:
         for line in lines:
             logged.setdefault(line.filter, set()).add(line.document)
         if not logged or any(numbers != set(documents) for numbers in logged.values()):
-            raise damaged(file, f"{len(lines):,} lines are not those of {len(documents):,} documents", advice)
+            raise damaged(
+                file, f"{len(lines):,} lines are not those of {len(documents):,} documents", advice
+            )
         samples[task] = lines
     return samples
 

@@ -50,7 +50,9 @@ class Family:
     questions: Mapping[ComparisonKey, str]
 
     @classmethod
-    def of(cls, p_values: Mapping[ComparisonKey, float | None], controls: Container[str] = ()) -> Self:
+    def of(
+        cls, p_values: Mapping[ComparisonKey, float | None], controls: Container[str] = ()
+    ) -> Self:
         """The families of some p.
 
         Args:
@@ -62,7 +64,9 @@ class Family:
         for question in dict.fromkeys(asked.values()):
             own = {one: p for one, p in known.items() if asked[one] == question}
             corrected |= {
-                one: p for one, p in zip(own, holm(list(own.values())), strict=True) if p is not None
+                one: p
+                for one, p in zip(own, holm(list(own.values())), strict=True)
+                if p is not None
             }
         return cls(corrected, {one: asked[one] for one in corrected})
 
@@ -78,7 +82,9 @@ class Family:
         """
         question = self.questions.get(score.comparison)
         family = self.tests[question] if question else None
-        return replace(score, p_holm=self.corrected.get(score.comparison), question=question, family=family)
+        return replace(
+            score, p_holm=self.corrected.get(score.comparison), question=question, family=family
+        )
 
     @property
     def note(self) -> str:

@@ -141,7 +141,8 @@ class Score:
         """Its columns in every data frame and CSV file (`moe_lab.Results.frame`); a missing number is None."""
         nothing = (None, None)
         value, seed, difference = (
-            limits or nothing for limits in (self.interval, self.seed_interval, self.tested_interval)
+            limits or nothing
+            for limits in (self.interval, self.seed_interval, self.tested_interval)
         )
         return {
             "model": self.model,
@@ -199,13 +200,19 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
             of_parts = pooled(score, [_score(result, task, metric, other) for task in parts])
         scores.append(of_parts or score)
     # a group that was asked for, whose score is over all its documents as one sample
-    asked = [one.task for one in scores if one.task in result.requested and one.interval is not None]
+    asked = [
+        one.task for one in scores if one.task in result.requested and one.interval is not None
+    ]
     whole = {task for name in asked if name not in result.samples for task in result.tasks_of(name)}
 
     def of_whole(score: Score) -> Score:
         if NOT_REPRODUCIBLE in score.marks:
             return replace(score, p=None, test=None)
-        if not whole or score.task in result.requested or not whole.issuperset(result.tasks_of(score.task)):
+        if (
+            not whole
+            or score.task in result.requested
+            or not whole.issuperset(result.tasks_of(score.task))
+        ):
             return score
         return replace(score, p=None, test=None, marks=(*score.marks, PART))
 
@@ -222,11 +229,15 @@ def empty_score(result: RunResult, metric: str) -> Score:
 def shown_scores(result: RunResult, other: str = BASE) -> list[Score]:
     """The scores of the headline metric and of every judge's first metric; `other` as in `scores_of`."""
     metrics = [result.metric, *(judge.metrics[0] for judge in result.judges.values())]
-    scores = [score for metric in dict.fromkeys(metrics) for score in scores_of(result, metric, other)]
+    scores = [
+        score for metric in dict.fromkeys(metrics) for score in scores_of(result, metric, other)
+    ]
     return list({(score.task, score.metric): score for score in scores}.values())
 
 
-def marks_of(result: RunResult, task: str | None = None, metric: str | None = None) -> tuple[str, ...]:
+def marks_of(
+    result: RunResult, task: str | None = None, metric: str | None = None
+) -> tuple[str, ...]:
     """The notes of a run, or of one of its scores."""
     judges = [judge for judge in result.judges.values() if metric in (None, *judge.metrics)]
     holds = {
@@ -267,7 +278,9 @@ def _tuned_elsewhere(result: RunResult) -> bool:
     config = {key.removeprefix("roe."): value for key, value in result.method_config.items()}
     settings = {"n": None, "noise": "gumbel"}
     ensemble = "n" in config  # a method without routing samples takes the logit scale alone
-    other = ensemble and any(tuned.get(key, it) != config.get(key, it) for key, it in settings.items())
+    other = ensemble and any(
+        tuned.get(key, it) != config.get(key, it) for key, it in settings.items()
+    )
     return bool(tuned) and (other or tuned["model"] != result.model)
 
 
@@ -281,7 +294,10 @@ def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
     counts = [round((task.value or 0.0) * (task.n or 0)) for task in tasks]
     shares = [count / (task.n or 1) for count, task in zip(counts, tasks, strict=True)]
     right, total = sum(counts), whole.n or 0
-    pairs = [*zip(shares, (task.value for task in tasks), strict=True), (right / max(total, 1), whole.value)]
+    pairs = [
+        *zip(shares, (task.value for task in tasks), strict=True),
+        (right / max(total, 1), whole.value),
+    ]
     if any(value is None or abs(share - value) > 1e-9 for share, value in pairs):
         return None
     score = replace(whole, interval=wilson(right, total) if total > 1 else None)

@@ -79,7 +79,9 @@ def randomization_test(
         differences = np.array(list(_swapped_differences(values, baseline, aggregate)))
     observed, swapped = abs(differences[0]), np.abs(differences[1:])
     rounding = 1e-12 * max(observed, float(swapped.max(initial=0.0)))
-    return float((1 + np.sum(~(swapped < observed - rounding))) / len(differences))  # 1 where a value is NaN
+    return float(
+        (1 + np.sum(~(swapped < observed - rounding))) / len(differences)
+    )  # 1 where a value is NaN
 
 
 def log_likelihoods(
@@ -115,7 +117,9 @@ def _swapped_differences(
     pairs = list(zip(values, baseline, strict=True))
     nothing = np.zeros(len(pairs), dtype=int)
     for swap in [nothing, *(random.integers(2, size=len(pairs)) for _ in range(SLOW_SWAPS))]:
-        mine, theirs = ([pair[side ^ one] for pair, one in zip(pairs, swap, strict=True)] for side in (0, 1))
+        mine, theirs = (
+            [pair[side ^ one] for pair, one in zip(pairs, swap, strict=True)] for side in (0, 1)
+        )
         yield score_of_draw(aggregate, mine) - score_of_draw(aggregate, theirs)
 
 
@@ -205,5 +209,7 @@ def paired(
     equal = list(map(eq, values, baseline)) if equal is None else equal
     if all(equal):
         return replace(found, equal=True)
-    tied = [mine if tie else theirs for mine, theirs, tie in zip(values, baseline, equal, strict=True)]
+    tied = [
+        mine if tie else theirs for mine, theirs, tie in zip(values, baseline, equal, strict=True)
+    ]
     return replace(found, p_permutation=randomization_test(values, tied, aggregate))

@@ -40,7 +40,9 @@ def score_interval(values: Sequence[Any], aggregate: Aggregate | None = None) ->
     return interval_of_mean([values], aggregate)
 
 
-def interval_of_mean(samples: Sequence[Sequence[Any]], aggregate: Aggregate | None = None) -> Interval | None:
+def interval_of_mean(
+    samples: Sequence[Sequence[Any]], aggregate: Aggregate | None = None
+) -> Interval | None:
     """95% interval over documents of the mean of several runs' scores on the same documents."""
     if len(samples[0]) < 2:
         return None
@@ -57,7 +59,9 @@ def bootstrap_interval(values: Any) -> Interval:
 
 
 def interval_of_difference(
-    samples: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]], aggregate: Aggregate | None = None
+    samples: Sequence[Sequence[Any]],
+    others: Sequence[Sequence[Any]],
+    aggregate: Aggregate | None = None,
 ) -> Interval | None:
     """95% interval over documents of several runs' mean score minus that of other runs, on the same documents."""
     if len(others[0]) < 2:
@@ -99,8 +103,12 @@ def tango(to_right: float, to_wrong: float, n: float) -> Interval:
         return side * (n * (difference - d)) - Z * math.sqrt(max(0.0, variance))
 
     beside = 1e-9  # at the difference itself the variance may be 0
-    low = -1.0 if difference <= -1 else brentq(excess, -1, difference - beside, args=(1,), xtol=1e-12)
-    high = 1.0 if difference >= 1 else brentq(excess, difference + beside, 1, args=(-1,), xtol=1e-12)
+    low = (
+        -1.0 if difference <= -1 else brentq(excess, -1, difference - beside, args=(1,), xtol=1e-12)
+    )
+    high = (
+        1.0 if difference >= 1 else brentq(excess, difference + beside, 1, args=(-1,), xtol=1e-12)
+    )
     return float(low), float(high)
 
 
@@ -136,7 +144,9 @@ def interval_of_mean_of_tasks(values: Sequence[float], intervals: Sequence[Inter
     limits = np.asarray(intervals, dtype=float)
     inside = (limits[:, 0] <= values) & (values <= limits[:, 1])
     centres = np.where(inside, values, limits.mean(axis=1))
-    below, above = (float(np.linalg.norm(centres - limits[:, side])) / len(centres) for side in (0, 1))
+    below, above = (
+        float(np.linalg.norm(centres - limits[:, side])) / len(centres) for side in (0, 1)
+    )
     return float(centres.mean()) - below, float(centres.mean()) + above
 
 
@@ -180,7 +190,9 @@ def mean_of_differences(differences: Sequence[float]) -> float:
 
 def is_binary(values: Sequence[Any]) -> bool:
     """Whether all values are 0 or 1."""
-    return all(isinstance(value, bool | int | float | np.number) and value in (0, 1) for value in values)
+    return all(
+        isinstance(value, bool | int | float | np.number) and value in (0, 1) for value in values
+    )
 
 
 def likelihood_terms(values: Sequence[Any], aggregate: Aggregate) -> np.ndarray | None:
@@ -191,7 +203,11 @@ def likelihood_terms(values: Sequence[Any], aggregate: Aggregate) -> np.ndarray 
     name = getattr(aggregate, "__name__", "")
     if name == "perplexity":
         return np.array([values, [1.0] * len(values)], dtype=float)
-    return np.array(values, dtype=float).T if name in ("weighted_perplexity", "bits_per_byte") else None
+    return (
+        np.array(values, dtype=float).T
+        if name in ("weighted_perplexity", "bits_per_byte")
+        else None
+    )
 
 
 def _perplexities(sums_R2: np.ndarray, aggregate: Aggregate) -> np.ndarray:
@@ -226,9 +242,14 @@ def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.nda
     terms = [likelihood_terms(values, aggregate) for values in samples]
     if known := [term for term in terms if term is not None]:
         sums = _resampled_sums(np.concatenate(known))
-        return np.array([_perplexities(sums[:, 2 * i : 2 * i + 2], aggregate) for i in range(len(known))])
+        return np.array(
+            [_perplexities(sums[:, 2 * i : 2 * i + 2], aggregate) for i in range(len(known))]
+        )
     draws = np.random.default_rng(SEED).integers(count, size=(SLOW_RESAMPLES, count))
-    scores = [[score_of_draw(aggregate, [values[i] for i in draw]) for draw in draws] for values in samples]
+    scores = [
+        [score_of_draw(aggregate, [values[i] for i in draw]) for draw in draws]
+        for values in samples
+    ]
     return np.array(scores)
 
 
@@ -238,7 +259,9 @@ def score_of_draw(aggregate: Aggregate, values: list[Any]) -> float:
     The function does not fail with all documents.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scikit-learn warns of draws in which all answers are alike
+        warnings.simplefilter(
+            "ignore"
+        )  # scikit-learn warns of draws in which all answers are alike
         try:
             return float(aggregate(values))
         except (ArithmeticError, ValueError):

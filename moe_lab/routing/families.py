@@ -42,7 +42,10 @@ def sparse_step(config: Any) -> int:
     """Every `decoder_sparse_step`-th layer, except those in `mlp_only_layers`."""
     step, dense = config.decoder_sparse_step, config.mlp_only_layers
     layers = range(config.num_hidden_layers)
-    return sum(config.num_experts > 0 and layer not in dense and (layer + 1) % step == 0 for layer in layers)
+    return sum(
+        config.num_experts > 0 and layer not in dense and (layer + 1) % step == 0
+        for layer in layers
+    )
 
 
 def deepseek_layers(config: Any) -> int:
@@ -51,7 +54,11 @@ def deepseek_layers(config: Any) -> int:
 
 def ernie_layers(config: Any) -> int:
     """Every `moe_layer_interval`-th layer from the first to the last MoE layer."""
-    first, last, step = config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval
+    first, last, step = (
+        config.moe_layer_start_index,
+        config.moe_layer_end_index,
+        config.moe_layer_interval,
+    )
     last = config.num_hidden_layers - 1 if last == -1 else last
     return sum((i + 1) % step == 0 and first <= i <= last for i in range(config.num_hidden_layers))
 
@@ -145,7 +152,9 @@ def _most(value: int | list[int]) -> int:
 
 _BIAS = "e_score_correction_bias"
 _V3_RULE = rules.sigmoid(eps=1e-20, scale="routed_scaling_factor")
-_v3 = partial(Family, rule=_V3_RULE, moe_layers=listed_layers, experts="n_routed_experts", bias=_BIAS)
+_v3 = partial(
+    Family, rule=_V3_RULE, moe_layers=listed_layers, experts="n_routed_experts", bias=_BIAS
+)
 """A family with the router and the names of DeepSeek-V3."""
 _granite = partial(Family, rule=rules.softmax_of_chosen(), experts="num_local_experts")
 """A family with the router and the names of Granite-MoE."""
@@ -159,7 +168,9 @@ _DESIGN = Family(
     module="moe_lab.models.designs.routers",
     fixed=fixed_routing,
 )
-_BIASED_DESIGN = replace(_DESIGN, router="BiasedTopKRouter", rule=rules.BIASED, bias="selection_bias")
+_BIASED_DESIGN = replace(
+    _DESIGN, router="BiasedTopKRouter", rule=rules.BIASED, bias="selection_bias"
+)
 
 # fmt: off
 FAMILIES = (

@@ -23,7 +23,14 @@ from torch import Tensor, nn
 
 from moe_lab.errors import ModelError, RoutingError
 from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
-from moe_lab.routing.passes import ONE_THREAD, around, in_backward, in_use, on_passes, transformers_model
+from moe_lab.routing.passes import (
+    ONE_THREAD,
+    around,
+    in_backward,
+    in_use,
+    on_passes,
+    transformers_model,
+)
 from moe_lab.routing.rules import Decide, Routing
 from moe_lab.routing.transient import TransientHook
 
@@ -99,7 +106,9 @@ def require_routers(model: nn.Module) -> list[Router]:
     inner = transformers_model(model)
     if routers := find_routers(model):
         return routers
-    raise ModelError(no_router_message(type(inner).__name__, getattr(inner.config, "model_type", "")))
+    raise ModelError(
+        no_router_message(type(inner).__name__, getattr(inner.config, "model_type", ""))
+    )
 
 
 def why_fixed(model: nn.Module) -> str | None:
@@ -179,7 +188,9 @@ def routed(
             handle.remove()
         for router in routers:
             if router.module in _last:
-                _last[router.module] = [each for each in _last[router.module] if each not in handles]
+                _last[router.module] = [
+                    each for each in _last[router.module] if each not in handles
+                ]
 
 
 def _hook(decide: Decide) -> Callable[[nn.Module, tuple, tuple], tuple | None]:
@@ -206,7 +217,9 @@ class _Watch:
     def start(self, args: tuple, kwargs: dict) -> None:
         self.called.clear()
         if self.model.training and torch.is_grad_enabled():
-            self._refuse(bool(getattr(transformers_model(self.model), "is_activation_checkpointing", False)))
+            self._refuse(
+                bool(getattr(transformers_model(self.model), "is_activation_checkpointing", False))
+            )
 
     def _refuse(self, checkpointing: bool) -> None:
         if checkpointing and not self.repeats:
@@ -252,13 +265,17 @@ class _Watch:
             if layers not in self.nan:
                 with torch.inference_mode(False):  # so that passes of either mode may change it
                     self.nan[layers] = torch.zeros(len(layers), dtype=torch.bool, device=nan.device)
-            self.nan[layers].logical_or_(nan)  # in place, so that a graph of the device can repeat it
+            self.nan[layers].logical_or_(
+                nan
+            )  # in place, so that a graph of the device can repeat it
             self.sums.clear()
 
     def check_nan(self) -> None:
         """Raise RoutingError if a router's logits were NaN. Waits for the device."""
         self._note_nan()
-        nan = {layer for layers, each in self.nan.items() for layer in compress(layers, each.tolist())}
+        nan = {
+            layer for layers, each in self.nan.items() for layer in compress(layers, each.tolist())
+        }
         self.nan.clear()
         for router in self.routers:
             if router.layer in nan:

@@ -71,9 +71,13 @@ def gumbel(
     `u = (k + 0.5) / 2**53`, and the noise is `-log(-log(u))`, computed in float64.
     """
     position_T = torch.as_tensor(positions, dtype=torch.int64)
-    document_T, repeat_T, row_T = (torch.full_like(position_T, value) for value in (document, repeat, row))
+    document_T, repeat_T, row_T = (
+        torch.full_like(position_T, value) for value in (document, repeat, row)
+    )
     layer_L = torch.tensor([layer], device=position_T.device)
-    return gumbel_for_tokens(seed, document_T, repeat_T, row_T, position_T, layer_L, n_experts, antithetic)[0]
+    return gumbel_for_tokens(
+        seed, document_T, repeat_T, row_T, position_T, layer_L, n_experts, antithetic
+    )[0]
 
 
 def gumbel_for_tokens(
@@ -93,10 +97,17 @@ def gumbel_for_tokens(
 
 
 def _hash(
-    seed: int, document_T: Tensor, repeat_T: Tensor, row_T: Tensor, layer_L: Tensor, antithetic: bool
+    seed: int,
+    document_T: Tensor,
+    repeat_T: Tensor,
+    row_T: Tensor,
+    layer_L: Tensor,
+    antithetic: bool,
 ) -> Tensor:
     """int64 [L, T]: the part of the hash that all positions of a sample and all experts share."""
-    if antithetic:  # an even sample takes the hash of the odd one before it, and 1 - u in place of u
+    if (
+        antithetic
+    ):  # an even sample takes the hash of the odd one before it, and 1 - u in place of u
         row_T = row_T - _mirrored(row_T).long()
     hash_: Any = _seed_hash(seed)
     for value_T in (document_T, repeat_T, row_T):
@@ -180,7 +191,9 @@ class DecisionCounter:
 
     def add(self, index_NK: Tensor, before_TK: Tensor) -> None:
         """Keep the decisions for N of T tokens, and those before them, until `compare`."""
-        self._pairs.setdefault((index_NK.device, index_NK.shape[-1]), []).append((index_NK, before_TK))
+        self._pairs.setdefault((index_NK.device, index_NK.shape[-1]), []).append(
+            (index_NK, before_TK)
+        )
 
     def compare(self, tokens: NoisyTokens | None = None) -> None:
         """Count the decisions that were added for these tokens; None: for all tokens of the pass."""
@@ -236,7 +249,9 @@ class GumbelTopK:
         self.seed = seed
         self.perturbed_weights = perturbed_weights
         self.antithetic = antithetic
-        self._noisy_layers = [layer for layer, temperature in enumerate(temperatures) if temperature > 0]
+        self._noisy_layers = [
+            layer for layer, temperature in enumerate(temperatures) if temperature > 0
+        ]
         self._expected = False
         self._tokens: NoisyTokens | None = None
         self._noise: dict[int, Tensor] = {}
@@ -306,8 +321,12 @@ class GumbelTopK:
                 ]
             layer_L, temperature_L, expert_E = self._constants[constant]
             if key not in t.known:
-                t.known[key] = _hash(self.seed, t.document, t.repeat, t.row, layer_L, self.antithetic)
-            noise_LNE = _noise_at(t.known[key], t.position, expert_E, t.row if self.antithetic else None)
+                t.known[key] = _hash(
+                    self.seed, t.document, t.repeat, t.row, layer_L, self.antithetic
+                )
+            noise_LNE = _noise_at(
+                t.known[key], t.position, expert_E, t.row if self.antithetic else None
+            )
             self._noise = dict(zip(layers, noise_LNE * temperature_L[:, None, None], strict=True))
             self._compare()
         return self._noise[layer]

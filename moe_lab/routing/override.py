@@ -70,7 +70,11 @@ def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
 def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
     """The decision with K experts. Raises RoutingError unless it has a decision's shapes and device, indices of experts
     and finite weights."""
-    if not (isinstance(changed, tuple) and len(changed) == 3 and all(isinstance(x, Tensor) for x in changed)):
+    if not (
+        isinstance(changed, tuple)
+        and len(changed) == 3
+        and all(isinstance(x, Tensor) for x in changed)
+    ):
         raise RoutingError(
             f"The policy returned a {type(changed).__name__} for {router.name}: it must return None for no change, or "
             "routing._replace(index_TK=..., weights_TK=...)."
@@ -80,7 +84,11 @@ def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
     changed = changed._replace(weights_TK=changed.weights_TK.to(routing.weights_TK.dtype))
     logits_TE, weights_TK, index_TK = changed
     experts, (T, K), problem = routing.logits_TE.shape[-1], routing.index_TK.shape, None
-    if index_TK.shape != weights_TK.shape or index_TK.shape[:-1] != (T,) or not 1 <= index_TK.shape[-1] <= K:
+    if (
+        index_TK.shape != weights_TK.shape
+        or index_TK.shape[:-1] != (T,)
+        or not 1 <= index_TK.shape[-1] <= K
+    ):
         shapes = f"{tuple(weights_TK.shape)} and {tuple(index_TK.shape)}"
         problem = f"weights_TK and index_TK must have the shape [{T}, 1 to {K}], and have {shapes}"
     elif logits_TE.shape != routing.logits_TE.shape:

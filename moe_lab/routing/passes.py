@@ -150,7 +150,9 @@ def in_use(model: nn.Module, name: str) -> bool:
 def with_wrapper(block: nn.Module, module: nn.Module) -> nn.Module:
     """A module with the adapters that PEFT has put around it inside the block."""
     parents = {child: parent for parent in block.modules() for child in parent.children()}
-    while module in parents and (is_peft(parents[module]) or isinstance(parents[module], nn.ModuleDict)):
+    while module in parents and (
+        is_peft(parents[module]) or isinstance(parents[module], nn.ModuleDict)
+    ):
         module = parents[module]
     return module
 

@@ -36,7 +36,9 @@ class Remix:
     @property
     def needs_grad(self) -> bool:
         """Whether some probabilities require gradients."""
-        return torch.is_grad_enabled() and any(probs_NWE.requires_grad for probs_NWE in self.probs.values())
+        return torch.is_grad_enabled() and any(
+            probs_NWE.requires_grad for probs_NWE in self.probs.values()
+        )
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         if router.layer not in self.probs:
@@ -77,7 +79,9 @@ def widened(router: Router, routing: Routing, C: int) -> Routing:
         return routing
     others_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK, -torch.inf)
     index_TC = torch.cat([routing.index_TK, others_TE.topk(more, dim=-1).indices], dim=-1)
-    return Routing(routing.logits_TE, torch.nn.functional.pad(routing.weights_TK, (0, more)), index_TC)
+    return Routing(
+        routing.logits_TE, torch.nn.functional.pad(routing.weights_TK, (0, more)), index_TC
+    )
 
 
 def _in_front(own_RC: Tensor, all_TC: Tensor, N: int) -> Tensor:
@@ -175,7 +179,9 @@ class PartnersOnly:
         allowed_TE = self.allowed_LEE[router.layer, :E, :E][first_T]
         kept_T = allowed_TE.gather(-1, index_TK).all(dim=-1)
         self._counter.count(kept_T)
-        partners_TK = router.choose(scores_TE.masked_fill(~allowed_TE, -torch.inf), index_TK.shape[-1])
+        partners_TK = router.choose(
+            scores_TE.masked_fill(~allowed_TE, -torch.inf), index_TK.shape[-1]
+        )
         partner_weights_TK = router.weights(logits_TE, partners_TK).to(weights_TK.dtype)
         kept_T1 = kept_T[:, None]  # such a token keeps its bits
         return Routing(
@@ -222,13 +228,17 @@ class Steered:
         self._counter.add(chosen_TK, index_TK)
         self._counter.compare()
         rule = router.family.rule
-        if rule.noise == LOGITS:  # Gemma-4's router returns probabilities, whose logarithms are its scores
+        if (
+            rule.noise == LOGITS
+        ):  # Gemma-4's router returns probabilities, whose logarithms are its scores
             moved_TE = rule.logits(_forced(rule.scores(router.module, logits_TE), sign_E))
         else:
             moved_TE = _forced(logits_TE, sign_E)
         # others keep their bits
         steered_TE = torch.where(sign_E == 0, logits_TE, moved_TE.to(logits_TE.dtype))
-        return Routing(steered_TE, router.weights(steered_TE, chosen_TK).to(weights_TK.dtype), chosen_TK)
+        return Routing(
+            steered_TE, router.weights(steered_TE, chosen_TK).to(weights_TK.dtype), chosen_TK
+        )
 
 
 def _forced(scores_TE: Tensor, sign_E: Tensor) -> Tensor:

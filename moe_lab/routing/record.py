@@ -81,7 +81,9 @@ class Record:
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
 
     def _stacked(self, field: int) -> list[Tensor]:
-        return [torch.cat([part[field] for part in self._parts[layer]]) for layer in sorted(self._parts)]
+        return [
+            torch.cat([part[field] for part in self._parts[layer]]) for layer in sorted(self._parts)
+        ]
 
     def __call__(self, router: Router, routing: Routing) -> None:
         real_T = self._tokens[-1].real_T if self._tokens else torch.zeros(0)

@@ -45,9 +45,13 @@ Seam = Callable[[nn.Module, Decide], list[Any]]
 def llama4(router: nn.Module, decide: Decide) -> list[Any]:
     """Llama-4: (weights of all experts, 0 for experts not chosen; logits)."""
 
-    def hook(module: Any, args: tuple, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
+    def hook(
+        module: Any, args: tuple, output: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
         weights_TE, logits_TE = output
-        index_TK = weights_TE.topk(module.top_k, dim=-1).indices  # another policy may have chosen otherwise
+        index_TK = weights_TE.topk(
+            module.top_k, dim=-1
+        ).indices  # another policy may have chosen otherwise
         changed = decide(Routing(logits_TE, weights_TE.gather(-1, index_TK), index_TK))
         if changed is None:
             return None
@@ -123,7 +127,9 @@ class Rule:
 
     def choose(self, router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
         """int64 [T, K]: the experts that a router chooses by these scores, bias and noise included."""
-        return self.select(router, scores_TE, k) if self.select else scores_TE.topk(k, dim=-1).indices
+        return (
+            self.select(router, scores_TE, k) if self.select else scores_TE.topk(k, dim=-1).indices
+        )
 
 
 def _logits(router: nn.Module, logits_TE: Tensor) -> Tensor:
@@ -144,7 +150,9 @@ def softmax(*, renormalize: bool | None = None, cast: bool = True) -> Rule:
             weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
         return weights_TK.to(logits_TE.dtype) if cast else weights_TK
 
-    how = {None: ", renormalized if `norm_topk_prob`", True: ", renormalized", False: ""}[renormalize]
+    how = {None: ", renormalized if `norm_topk_prob`", True: ", renormalized", False: ""}[
+        renormalize
+    ]
     return Rule(LOGITS, _logits, weights, f"softmax over all, gathered{how}")
 
 
@@ -213,7 +221,9 @@ def _groups_by_best(router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
     return _top_k_of_groups(router, scores_TE, _by_group(router, scores_TE).amax(dim=-1), k)
 
 
-DEEPSEEK_V2 = Rule(LOGITS, _logits, _scaled_softmax, "softmax over all, gathered, scaled", _groups_by_best)
+DEEPSEEK_V2 = Rule(
+    LOGITS, _logits, _scaled_softmax, "softmax over all, gathered, scaled", _groups_by_best
+)
 
 
 def _softmax_scores(router: nn.Module, logits_TE: Tensor) -> Tensor:
@@ -226,16 +236,22 @@ def _ernie_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Te
 
 
 BIASED = Rule(PROBABILITY, _softmax_scores, softmax().weights, softmax().text)
-ERNIE = Rule(PROBABILITY, _softmax_scores, _ernie_weights, "softmax over all, gathered, renormalized")
+ERNIE = Rule(
+    PROBABILITY, _softmax_scores, _ernie_weights, "softmax over all, gathered, renormalized"
+)
 LONGCAT = Rule(PROBABILITY, _softmax_scores, _scaled_softmax, "softmax over all, gathered, scaled")
 
 
 def _kolibri_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
     weights_TK = logits_TE.gather(-1, index_TK).sigmoid()
-    return weights_TK / weights_TK.sum(dim=-1, keepdim=True) if router.norm_topk_prob else weights_TK
+    return (
+        weights_TK / weights_TK.sum(dim=-1, keepdim=True) if router.norm_topk_prob else weights_TK
+    )
 
 
-KOLIBRI = Rule(LOGITS, _logits, _kolibri_weights, "sigmoid, gathered, renormalized if `norm_topk_prob`")
+KOLIBRI = Rule(
+    LOGITS, _logits, _kolibri_weights, "sigmoid, gathered, renormalized if `norm_topk_prob`"
+)
 
 
 def _cohere_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
@@ -243,7 +259,9 @@ def _cohere_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> T
     if router.expert_selection_fn == "softmax":
         return torch.softmax(chosen_TK, dim=-1, dtype=torch.float32)
     weights_TK = chosen_TK.sigmoid()
-    return weights_TK / weights_TK.sum(dim=-1, keepdim=True) if router.norm_topk_prob else weights_TK
+    return (
+        weights_TK / weights_TK.sum(dim=-1, keepdim=True) if router.norm_topk_prob else weights_TK
+    )
 
 
 COHERE = Rule(LOGITS, _logits, _cohere_weights, "softmax over the chosen, or their sigmoids")
@@ -285,20 +303,31 @@ def _sparse_mixer_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor
         anchor_T1 = left_TE.gather(-1, index_T1)
         scale_TE = logits_TE.abs().clamp(min=anchor_T1)
         far_TE = (anchor_T1 - logits_TE) / scale_TE > 2 * router.router_jitter_noise
-        weights.append(left_TE.masked_fill(far_TE, float("-inf")).softmax(dim=-1).gather(-1, index_T1))
+        weights.append(
+            left_TE.masked_fill(far_TE, float("-inf")).softmax(dim=-1).gather(-1, index_T1)
+        )
         left_TE = left_TE.scatter(-1, index_T1, float("-inf"))
     return torch.cat(weights, dim=-1)
 
 
 SPARSE_MIXER = Rule(
-    LOGITS, _logits, _sparse_mixer_weights, "each expert's softmax among those left and not far below it"
+    LOGITS,
+    _logits,
+    _sparse_mixer_weights,
+    "each expert's softmax among those left and not far below it",
 )
 
 
 def _dbrx_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
     weights_TK = torch.softmax(logits_TE, dim=-1, dtype=logits_TE.dtype).gather(-1, index_TK)
     power = router.moe_normalize_expert_weights
-    return weights_TK if power is None else weights_TK / torch.norm(weights_TK, p=power, dim=-1, keepdim=True)
+    return (
+        weights_TK
+        if power is None
+        else weights_TK / torch.norm(weights_TK, p=power, dim=-1, keepdim=True)
+    )
 
 
-DBRX = Rule(LOGITS, _logits, _dbrx_weights, "softmax over all, gathered, divided by a norm of the chosen")
+DBRX = Rule(
+    LOGITS, _logits, _dbrx_weights, "softmax over all, gathered, divided by a norm of the chosen"
+)

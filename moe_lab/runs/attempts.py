@@ -72,7 +72,11 @@ class Step:
 
         That another process holds its training is found only when the run begins, which is announced and logged.
         """
-        if before is not None and before.folder is not None and RunFolder(before.folder, "").is_held():
+        if (
+            before is not None
+            and before.folder is not None
+            and RunFolder(before.folder, "").is_held()
+        ):
             raise before
         if self.run is not None:
             self.run.check_free()
@@ -87,7 +91,11 @@ class Step:
             return None
         # a run follows one study
         config = replace(run.config, tuning=replace(self.job.config.tuning, seeds=1))
-        place: dict[str, Any] = {"name": run.folder.name, "group": self.job.group, "folder": run.folder}
+        place: dict[str, Any] = {
+            "name": run.folder.name,
+            "group": self.job.group,
+            "folder": run.folder,
+        }
         with open_logger(config, kind="run", **place) as logger:
             outcome = execute(run, models, begin=logger.begin)
             figures: list[Path] = []
@@ -113,7 +121,9 @@ def run_all(
     for job in jobs:
         if not (job.timed and is_worker()):  # before the runs are known, a step leads to them
             queue.extend([Step(job, run) for run in job.runs] or [Step(job)])
-    total = len({step.name for step in queue}) + sum(step.job.coming for step in queue if step.run is None)
+    total = len({step.name for step in queue}) + sum(
+        step.job.coming for step in queue if step.run is None
+    )
     outcomes: dict[str, Outcome] = {}
     failures: dict[str, Failure] = {}
     announced: dict[str, None] = {}

@@ -45,7 +45,8 @@ USABLE = 0.9
 def gpu_memory() -> list[int]:
     """Bytes of each visible GPU."""
     return [
-        torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())
+        torch.cuda.get_device_properties(number).total_memory
+        for number in range(torch.cuda.device_count())
     ]
 
 
@@ -106,7 +107,8 @@ class Budget:
         if not (downloads or left):
             return
         empty = once(
-            f"empty {architecture.to_json_string()}", lambda: meta_model(architecture, torch.float32)
+            f"empty {architecture.to_json_string()}",
+            lambda: meta_model(architecture, torch.float32),
         )
         total = sum(own.numel() for own in empty.parameters())
         if path is not None and downloads:
@@ -119,9 +121,13 @@ class Budget:
         """The lines below a plan on the required disk space."""
         found = []
         if self.weights:
-            each = ", ".join(f"{name} {_gigabytes(size)}" for name, size in sorted(self.weights.items()))
+            each = ", ".join(
+                f"{name} {_gigabytes(size)}" for name, size in sorted(self.weights.items())
+            )
             total = _gigabytes(sum(self.weights.values()))
-            found.append(f"Weights, {total}: {each}. They need disk space, and memory while the model runs.")
+            found.append(
+                f"Weights, {total}: {each}. They need disk space, and memory while the model runs."
+            )
         if self.trained:
             written, most = _gigabytes(sum(self.trained.values())), _gigabytes(self.checkpoint)
             found.append(

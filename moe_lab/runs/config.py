@@ -23,7 +23,9 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
     try:
         return compose(argv, TEXT_KEYS)
     except REQUEST_ERRORS as error:
-        whole = os.environ.get("HYDRA_FULL_ERROR") == "1"  # else Python, too, shows the message alone
+        whole = (
+            os.environ.get("HYDRA_FULL_ERROR") == "1"
+        )  # else Python, too, shows the message alone
         raise ConfigError(explain(error, methods_with)) from (error if whole else None)
 
 
@@ -66,7 +68,12 @@ def to_config(cell: Cell) -> Config:
     for group, schema in GROUP_CONFIGS.items():
         section = values[group]
         name = cell.choices[group] if section.get("name") is None else section["name"]
-        if group == "model" and section.get("path") and "model.path" in keys and "model.name" not in keys:
+        if (
+            group == "model"
+            and section.get("path")
+            and "model.path" in keys
+            and "model.name" not in keys
+        ):
             name = PurePath(str(section["path"])).name
         typed[group] = build(schema, {**section, "name": name}, prefix=f"{group}.")
     _check_has_path(typed["model"])

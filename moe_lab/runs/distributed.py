@@ -65,7 +65,10 @@ def follow(configs: Sequence[Config]) -> int | None:
     dist.init_process_group(store=store, rank=rank, world_size=num_processes(), timeout=PATIENCE)
     if not rank:
         return None
-    for number in (signal.SIGINT, signal.SIGTERM):  # it waits in C++, where no handler of Python runs
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # it waits in C++, where no handler of Python runs
         signal.signal(number, signal.SIG_DFL)
     if (code := _follow(rank)) == 0:
         dist.destroy_process_group()
@@ -86,7 +89,9 @@ def joined_store(rank: int, size: int, timeout: float) -> dist.Store:
     while True:
         if store is None:
             with suppress(dist.DistError):  # nobody listens there yet
-                store = dist.TCPStore(address, port, size, is_master, timeout=ASKING, wait_for_workers=False)
+                store = dist.TCPStore(
+                    address, port, size, is_master, timeout=ASKING, wait_for_workers=False
+                )
                 store = dist.PrefixStore(f"moe_lab/{attempt}", store)
                 store.set(f"rank {rank}", "joined")
         if store is not None:
@@ -94,7 +99,9 @@ def joined_store(rank: int, size: int, timeout: float) -> dist.Store:
             if joined == size:
                 return store
         waited = time.monotonic() - start
-        message = f"{joined} of {size} processes have joined at {address}:{port} after {waited:.0f} s"
+        message = (
+            f"{joined} of {size} processes have joined at {address}:{port} after {waited:.0f} s"
+        )
         if waited > timeout:
             raise ConfigError(
                 f"Only {message} (distributed.timeout={timeout:g}).\n"
@@ -118,7 +125,11 @@ def _check(configs: Sequence[Config]) -> None:
     one, several = configs[0], num_processes() > 1
     shared = several and not one.experiment
     for config in configs:
-        model, tuned, method = config.model, config.tuning.name != "none", get_method(config.method.name)
+        model, tuned, method = (
+            config.model,
+            config.tuning.name != "none",
+            get_method(config.method.name),
+        )
         measures = config.metrics != "none" and not issubclass(method, TrainingMethod)
         refuse(
             {
@@ -136,7 +147,9 @@ def _check(configs: Sequence[Config]) -> None:
 
 def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:
     """The model of a run, loaded in all processes."""
-    model_folder(config.model, offline=config.offline, weights=True)  # fetched once, by this process
+    model_folder(
+        config.model, offline=config.offline, weights=True
+    )  # fetched once, by this process
     broadcast(partial(_load, config))
     loaded = models.get(config)
     dist.barrier()

@@ -91,7 +91,9 @@ def whole_result(run: Run) -> RunResult | None:
     return stored
 
 
-def _compared_results(run: Run, models: ModelPool) -> tuple[dict[str, dict[str, Any]], MetricError | None]:
+def _compared_results(
+    run: Run, models: ModelPool
+) -> tuple[dict[str, dict[str, Any]], MetricError | None]:
     """The scores and samples of the runs to compare with, read or computed.
 
     The error is of the last one with a metric that could not be computed. Its other scores are compared.
@@ -107,7 +109,9 @@ def _compared_results(run: Run, models: ModelPool) -> tuple[dict[str, dict[str, 
         except RunHeldError:
             raise
         except MoeLabError as error:
-            message = f"{other.folder.name}, which {run.folder.name} is compared with, failed: {error}"
+            message = (
+                f"{other.folder.name}, which {run.folder.name} is compared with, failed: {error}"
+            )
             raise type(error)(message) from error
         found[name] = {
             "run_id": other.run_id,
@@ -133,13 +137,17 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
     write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))
     path = run.folder / "responses.jsonl"
     again = run.config.rerun  # an interrupted rerun continues its own log
-    log = ResponseLog(path.with_name("responses.rerun.jsonl") if again else path, run.answers_header)
+    log = ResponseLog(
+        path.with_name("responses.rerun.jsonl") if again else path, run.answers_header
+    )
     if log.set_aside is not None:
         reason = "they are of another model commit, made with other versions, or damaged"
         print_message(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}")
     logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
     if len(log):
-        print_message(f"{run.folder.name}: continuing with {len(log):,} stored answer{'s' * (len(log) > 1)}")
+        print_message(
+            f"{run.folder.name}: continuing with {len(log):,} stored answer{'s' * (len(log) > 1)}"
+        )
     template = template_block(run.config)
     if template and template["chat_template"]["plain"]:
         print_message("The tokenizer has no chat template; a plain one is used.")

@@ -50,12 +50,19 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
 
     `argv`: the command line, which workers of `launcher=` get, too.
     """
-    makers = [issubclass(get_method(one.method.name), ModelMaker) and not one.experiment for one in configs]
+    makers = [
+        issubclass(get_method(one.method.name), ModelMaker) and not one.experiment
+        for one in configs
+    ]
     if any(makers):
         return _make_models(configs, makers)
     several = len(configs) > 1 or configs[0].num_seeds > 1 or configs[0].num_studies
     with_experiment = any(config.experiment for config in configs)
-    if (several or with_experiment) and configs[0].logger.name == "wandb" and "WANDB_RUN_ID" in os.environ:
+    if (
+        (several or with_experiment)
+        and configs[0].logger.name == "wandb"
+        and "WANDB_RUN_ID" in os.environ
+    ):
         raise ConfigError(
             f"WANDB_RUN_ID={os.environ['WANDB_RUN_ID']} is one run of W&B, and this command has several. "
             "Leave seeds=, tuning= and -m out, or unset the variable."
@@ -66,7 +73,9 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
         check_launcher(configs)
     idle = [one for one in configs[0].overrides if one.lstrip("+").startswith("tuning.")]
     if idle and not with_experiment and all(config.tuning.name == "none" for config in configs):
-        raise ConfigError(f"{' '.join(idle)} changes nothing without tuning. Add tuning=tpe or leave it out.")
+        raise ConfigError(
+            f"{' '.join(idle)} changes nothing without tuning. Add tuning=tpe or leave it out."
+        )
     asked: dict[str, str | None] = {}
     for config in configs:
         run = repr(replace(config, task=replace(config.task, metric=None), overrides=[]))
@@ -85,7 +94,9 @@ def _make_models(configs: Sequence[Config], makers: Sequence[bool]) -> Results:
     config, trains = configs[0], f"method={configs[makers.index(True)].method.name} trains"
     refuse(
         {
-            "One method of this grid evaluates and another one trains. Train first.": not all(makers),
+            "One method of this grid evaluates and another one trains. Train first.": not all(
+                makers
+            ),
             f"{trains}: it has mode=run only.": config.mode != "run",
             f"{trains} one model, which workers cannot share. Leave launcher= out.": (
                 config.launcher.name != "none"
@@ -213,7 +224,9 @@ def write_report(outcomes: Sequence[Outcome], table: CommandTable) -> Path:
     the same page, whatever their order.
     """
     results = [outcome.results for outcome in outcomes]
-    digest = hashlib.sha256(" ".join(sorted(result.run_id for result in results)).encode()).hexdigest()
+    digest = hashlib.sha256(
+        " ".join(sorted(result.run_id for result in results)).encode()
+    ).hexdigest()
     tasks = [task for result in results for task in result.tasks]
     parts = ([result.model for result in results], [result.method for result in results], tasks)
     name = folder_name(*(task_label(dict.fromkeys(part)) for part in parts), digest=digest)

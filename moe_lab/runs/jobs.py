@@ -146,7 +146,9 @@ class Job:
         from moe_lab.runs.tuning.tune import tune
 
         if self.trainings:
-            made = _job_of_models(self.config, [training.make(models.free) for training in self.trainings])
+            made = _job_of_models(
+                self.config, [training.make(models.free) for training in self.trainings]
+            )
             self.trainings, self.studies, self.runs = [], made.studies, made.runs
             self.check_judges()
         for study in self.studies:
@@ -156,7 +158,9 @@ class Job:
 
     def check_judges(self) -> None:
         """Raise the error of a judge that cannot judge a missing result, because a key or a model is missing."""
-        for judge in (judge for run in with_baselines(self.runs) if not run.done for judge in run.judges):
+        for judge in (
+            judge for run in with_baselines(self.runs) if not run.done for judge in run.judges
+        ):
             judge.check()
 
 
@@ -172,7 +176,10 @@ def job_of(config: Config) -> Job:
 
 def _job_of_recipe(config: Config) -> Job:
     """The job of a model that is trained on first use: a training, and with tuning a study, for each seed."""
-    seeds = [replace(one, seeds=1, tuning=replace(one.tuning, seeds=1)) for one in consecutive_seeds(config)]
+    seeds = [
+        replace(one, seeds=1, tuning=replace(one.tuning, seeds=1))
+        for one in consecutive_seeds(config)
+    ]
     trainings = [Training(one) for one in seeds]
     if all(not training.left() for training in trainings):
         return _job_of_models(config, [training.make() for training in trainings])

@@ -43,7 +43,9 @@ def check_launcher(configs: Sequence[Config]) -> None:
             {
                 "rerun=true would compute every run in every worker. Leave launcher= out.": config.rerun,
                 f"device={config.device}: each worker has GPUs of its own. Leave it out, or launcher=. "
-                "CUDA_VISIBLE_DEVICES says which GPUs workers share.": config.device.startswith("cuda:"),
+                "CUDA_VISIBLE_DEVICES says which GPUs workers share.": config.device.startswith(
+                    "cuda:"
+                ),
                 "torchrun starts the processes of one run, launcher= those of a grid. Leave one out.": (
                     num_processes() > 1
                 ),
@@ -71,7 +73,9 @@ def after_workers(config: Config, argv: Sequence[str]) -> Iterator[None]:
         codes = LAUNCHERS[config.launcher.name](folder, config, words)
         # with wait=false, workers leave what others hold
         failed = {
-            number: code for number, code in enumerate(codes) if code not in (0, RunHeldError.exit_code)
+            number: code
+            for number, code in enumerate(codes)
+            if code not in (0, RunHeldError.exit_code)
         }
         for number, code in failed.items():
             print_message(f"Worker {number} ended with exit code {code}: {_log(folder, number)}")
@@ -114,10 +118,14 @@ def start(
 
 def run_local(folder: Path, config: Config, argv: Sequence[str]) -> list[int]:
     """Start the workers and wait for them. Returns their exit codes. An interruption also ends them, and is raised."""
-    gpus, each = 0 if config.device == "cpu" else torch.cuda.device_count(), config.launcher.gpus_per_worker
+    gpus, each = (
+        0 if config.device == "cpu" else torch.cuda.device_count(),
+        config.launcher.gpus_per_worker,
+    )
     count = config.launcher.workers or gpus // each or WORKERS
     workers = [
-        start(_log(folder, number), argv, environment(number, count, gpus, each)) for number in range(count)
+        start(_log(folder, number), argv, environment(number, count, gpus, each))
+        for number in range(count)
     ]
     try:
         return [worker.wait() for worker in workers]
@@ -131,7 +139,9 @@ def run_local(folder: Path, config: Config, argv: Sequence[str]) -> list[int]:
 def environment(number: int, count: int, gpus: int, each: int = 1) -> dict[str, str]:
     """The environment variables of a worker: its GPUs, or its number of threads."""
     if gpus:
-        visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))).split(",")
+        visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))).split(
+            ","
+        )
         first = number % max(1, gpus // each) * each
         return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible[first : first + each])}
     threads = max(1, torch.get_num_threads() // count)
@@ -178,7 +188,9 @@ def run_submitit(folder: Path, config: Config, argv: Sequence[str]) -> list[int]
 
     launcher = config.launcher
     with reading("launcher.parameters", says="are refused by submitit"):
-        executor = submitit.AutoExecutor(folder / "jobs", launcher.cluster, slurm_max_num_timeout=1000)
+        executor = submitit.AutoExecutor(
+            folder / "jobs", launcher.cluster, slurm_max_num_timeout=1000
+        )
         executor.update_parameters(name="moe_lab", **launcher.parameters)
     jobs = executor.map_array(Worker(folder, argv), range(launcher.workers or WORKERS))
     try:

@@ -22,7 +22,15 @@ from moe_lab.reports.frames import settings_of, with_counts
 from moe_lab.reports.scores import settings
 from moe_lab.results.folder import why_not_writable
 from moe_lab.results.logs import answers_in
-from moe_lab.runs.budget import GIGABYTE, GPU, USABLE, Budget, gpu_memory, planned_memory, workload_of
+from moe_lab.runs.budget import (
+    GIGABYTE,
+    GPU,
+    USABLE,
+    Budget,
+    gpu_memory,
+    planned_memory,
+    workload_of,
+)
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, with_baselines
 from moe_lab.runs.prepare import check_code_execution, check_router, facts_of
 from moe_lab.runs.run import Run
@@ -106,7 +114,8 @@ class Plan(Shown):
             self._add_run(run, workload_of(run))
         for number, configs in enumerate(self.refused.values(), start=1):
             self.rows += [
-                Row(config=config, seed=_seed(config), state=f"cannot run ({number})") for config in configs
+                Row(config=config, seed=_seed(config), state=f"cannot run ({number})")
+                for config in configs
             ]
 
     def frame(self) -> DataFrame:
@@ -123,7 +132,12 @@ class Plan(Shown):
         for own in settings:
             own.pop("baseline", None)  # false of the runs that others are compared with
         frame = pd.DataFrame(
-            {"run": row.run, **row.names, **own, **{name: getattr(row, name) for name in (*counts, "state")}}
+            {
+                "run": row.run,
+                **row.names,
+                **own,
+                **{name: getattr(row, name) for name in (*counts, "state")},
+            }
             for row, own in zip(self.rows, settings, strict=True)
         )
         return with_counts(frame, settings).astype(dict.fromkeys(counts, "Int64"))
@@ -134,7 +148,9 @@ class Plan(Shown):
     def _add_study(self, study: Study) -> None:
         finished, total = study.finished(), study.search.n_trials
         config, tasks = study.config, study.tasks["tasks"]
-        documents = {name: list(range(len(evaluated_documents(task)))) for name, task in tasks.items()}
+        documents = {
+            name: list(range(len(evaluated_documents(task)))) for name, task in tasks.items()
+        }
         workload = workload_of_tasks(
             tasks, documents, config, right_answers=study.search.metric == "perplexity"
         )
@@ -162,7 +178,9 @@ class Plan(Shown):
             self.trainings |= training.left()
             self.budget.add(training, trains=True)
         self.missing += job.coming
-        self.rows.append(Row(config=job.config, seed=f"{job.coming} after training", state="missing"))
+        self.rows.append(
+            Row(config=job.config, seed=f"{job.coming} after training", state="missing")
+        )
 
     def _add_tuned(self, jobs: Sequence[Job]) -> list[Run]:
         """The runs after the jobs' studies, which have no id yet. Returns the base runs that they are compared with."""
@@ -268,7 +286,9 @@ class Plan(Shown):
         """The sums, and the reasons why some configurations cannot run."""
         impossible = sum(map(len, self.refused.values()))
         cannot = f" Cannot run: {impossible}." if impossible else ""
-        studies = f" and {self.studies} {'study' if self.studies == 1 else 'studies'}" * (self.studies > 0)
+        studies = f" and {self.studies} {'study' if self.studies == 1 else 'studies'}" * (
+            self.studies > 0
+        )
         lines = [
             f"To run: {self.missing}{studies}, about {self.tokens:,} forward tokens{self.unknown}.{cannot}"
         ]
@@ -290,7 +310,10 @@ class Plan(Shown):
             reason = why_not_writable(self.rows[0].config.output_dir)
             if reason is not None:
                 lines.append(f"{reason}: to run this, choose another output_dir=.")
-        return [*lines, *(f"({number}) {reason}" for number, reason in enumerate(self.refused, start=1))]
+        return [
+            *lines,
+            *(f"({number}) {reason}" for number, reason in enumerate(self.refused, start=1)),
+        ]
 
     def _memory_lines(self) -> list[str]:
         """The largest row and its GPUs, and the largest training that has to fit on one GPU and does not."""
@@ -307,7 +330,9 @@ class Plan(Shown):
         alone = [row for row in known if row.one_device and _bytes_of(row) > USABLE * gpu]
         too_large = max(alone, key=_bytes_of, default=largest)
         if too_large is not largest:
-            lines.append(f"GPU memory of a training: {_of_run(too_large)}, {_takes(too_large, gpu)}.")
+            lines.append(
+                f"GPU memory of a training: {_of_run(too_large)}, {_takes(too_large, gpu)}."
+            )
         return lines
 
 
@@ -358,7 +383,9 @@ def run_state(run: Run, workload: Workload) -> tuple[str, float]:
     held, answered = run.store.is_held(), answers_in(run.folder / name, run.answers_header)
     if not held and not answered:
         return "missing", 1.0
-    word = "running" if held else "failed" if (run.folder / "status.json").exists() else "interrupted"
+    word = (
+        "running" if held else "failed" if (run.folder / "status.json").exists() else "interrupted"
+    )
     requests = max(round(workload.requests), answered)
     return f"{word}, {answered:,} of {requests:,} answered", 1 - answered / requests
 

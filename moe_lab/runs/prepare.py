@@ -24,7 +24,14 @@ from moe_lab.models.identity import model_identity
 from moe_lab.models.new_text import depends_on_context
 from moe_lab.models.source import check_has_weights, model_source
 from moe_lab.models.tokenizer import load_tokenizer, prompt_tokenizer
-from moe_lab.results.identity import HASHED, folder_name, group_settings, run_id, task_label, task_settings
+from moe_lab.results.identity import (
+    HASHED,
+    folder_name,
+    group_settings,
+    run_id,
+    task_label,
+    task_settings,
+)
 from moe_lab.routing.hook import fixed_message, no_router_message
 from moe_lab.runs.run import Run
 from moe_lab.tasks.documents import documents_digest, select_documents
@@ -50,7 +57,9 @@ def identity(
     agree.
     """
     determines = replace(config, overrides=[], rerun=False)
-    data = once(f"data {determines} {method.config} {facts}", lambda: method.data_identity(config, facts))
+    data = once(
+        f"data {determines} {method.config} {facts}", lambda: method.data_identity(config, facts)
+    )
     model = model_identity(model_source(config.model), config.model)
     if facts.rope_by_length:
         # results from before each text had its own embeddings are of another run
@@ -73,7 +82,9 @@ def identity(
 
 
 def _generates(tasks: TaskDict) -> bool:
-    return any(task.get_config("output_type") == "generate_until" for task in tasks["tasks"].values())
+    return any(
+        task.get_config("output_type") == "generate_until" for task in tasks["tasks"].values()
+    )
 
 
 def _tokenizer(config: Config) -> Any:
@@ -86,7 +97,9 @@ def _tokenizer(config: Config) -> Any:
 
 def run_name(config: Config, digest: str) -> str:
     """`<model>-<method>-<task>-<id8>`: the name of a run's folder."""
-    return folder_name(config.model.name, config.method.name, task_label(config.task.name), digest=digest)
+    return folder_name(
+        config.model.name, config.method.name, task_label(config.task.name), digest=digest
+    )
 
 
 OF_METHOD = ("method=", "method.", "tuning=", "tuning.")
@@ -133,7 +146,9 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
         return run
 
     def run_of(other: Config) -> Run:
-        return _identified(other, get_method(other.method.name)(other.method), facts, tasks, samples)
+        return _identified(
+            other, get_method(other.method.name)(other.method), facts, tasks, samples
+        )
 
     greedy = all(
         task.get_config("output_type") == "generate_until"
@@ -141,7 +156,9 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
         for task in tasks["tasks"].values()
     )
     others = (*OF_METHOD, "seed=", "seeds=", "rerun=")
-    kept = [override for override in config.overrides if not override.lstrip("+").startswith(others)]
+    kept = [
+        override for override in config.overrides if not override.lstrip("+").startswith(others)
+    ]
     untouched: dict[str, Any] = {
         "seed": 0,
         "seeds": 1,
@@ -159,12 +176,20 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
 
 def facts_of(config: Config) -> ModelFacts:
     """The facts of a configuration's model, read once in a command. Raises ModelError."""
-    where: dict[str, Any] = {"dtype": config.dtype, "device": config.device, "offline": config.offline}
+    where: dict[str, Any] = {
+        "dtype": config.dtype,
+        "device": config.device,
+        "offline": config.offline,
+    }
     return once(f"facts {config.model} {where}", lambda: model_facts(config.model, **where))
 
 
 def _identified(
-    config: Config, method: Method, facts: ModelFacts, tasks: TaskDict, samples: dict[str, list[int]]
+    config: Config,
+    method: Method,
+    facts: ModelFacts,
+    tasks: TaskDict,
+    samples: dict[str, list[int]],
 ) -> Run:
     judges = judges_of(config, tasks)
     judged = {"judges": [judge.identity for judge in judges]} if judges else {}
@@ -200,7 +225,9 @@ def check_router(method: Method, facts: ModelFacts) -> None:
         raise ModelError(fixed_message(facts.path or facts.name, facts.fixed_routing))
     if method.needs_router and not facts.moe_layers:
         raise ModelError(
-            no_router_message(f"{facts.path or facts.name} (model type {facts.family})", facts.family)
+            no_router_message(
+                f"{facts.path or facts.name} (model type {facts.family})", facts.family
+            )
         )
 
 
@@ -213,7 +240,9 @@ def check_chat_template(config: Config) -> None:
     names = list(templates) if isinstance(templates, dict) else []
     if not templates or (isinstance(template, str) and template not in names):
         unnamed = "one without a name (use true)" if templates else "no chat template"
-        raise ConfigError(f"apply_chat_template={template}: the tokenizer has {', '.join(names) or unnamed}.")
+        raise ConfigError(
+            f"apply_chat_template={template}: the tokenizer has {', '.join(names) or unnamed}."
+        )
 
 
 @dataclass(kw_only=True)
@@ -241,7 +270,9 @@ class Generation:
 
     def __post_init__(self) -> None:
         if self.num_beams != 1:
-            raise ConfigError(f"gen_kwargs.num_beams={self.num_beams}: beam search is not supported.")
+            raise ConfigError(
+                f"gen_kwargs.num_beams={self.num_beams}: beam search is not supported."
+            )
         check_limits(self, "gen_kwargs.")
 
 
@@ -270,7 +301,9 @@ def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
     """Raise ConfigError for self-consistency over equal answers: greedy answers of a method without randomness."""
     if config.task.self_consistency is None or method.random:
         return
-    if not all(task.get_config("generation_kwargs")["do_sample"] for task in tasks["tasks"].values()):
+    if not all(
+        task.get_config("generation_kwargs")["do_sample"] for task in tasks["tasks"].values()
+    ):
         raise ConfigError(
             f"task.self_consistency={config.task.self_consistency}: without sampling all answers of "
             f"method={config.method.name} are equal. Sample: gen_kwargs=temperature=0.7"

@@ -177,7 +177,9 @@ class Results(Shown, Sequence[dict[str, Any]]):
                 {line for run in runs for line in get_method(run.method).footnotes(run["moe_lab"])}
             )
             if len(lines) > FOOTNOTES:
-                lines[FOOTNOTES:] = [f"{len(lines) - FOOTNOTES} more lines of other runs: see their pages."]
+                lines[FOOTNOTES:] = [
+                    f"{len(lines) - FOOTNOTES} more lines of other runs: see their pages."
+                ]
             print_scores(self.table, lines)
             print_expert_metrics(results_with_metrics(self.outcomes), self.table.family)
         for file in self.files:

@@ -31,7 +31,9 @@ from moe_lab.runs.prepare import run_name
 from moe_lab.runs.run import Outcome, Run
 
 
-def summarize(outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = ()) -> list[SeedGroup]:
+def summarize(
+    outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = ()
+) -> list[SeedGroup]:
     """The outcomes by configuration, with one result per seed. `write_summaries` writes the summaries.
 
     `repeated`: the run ids of each configuration that has a study or a model per seed.
@@ -54,7 +56,9 @@ def _group(outcomes: Sequence[Outcome]) -> SeedGroup:
     if len(results) < 2:
         return SeedGroup(results)
     config = outcomes[0].run.config
-    runs = [run for outcome in outcomes for run in (outcome.run, *outcome.run.compared_runs.values())]
+    runs = [
+        run for outcome in outcomes for run in (outcome.run, *outcome.run.compared_runs.values())
+    ]
     digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
     file = Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
     return SeedGroup(results, summary(outcomes), file)
@@ -87,7 +91,9 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "statistics": VERSION,
         "overrides": first.overrides,
         "seeds": [outcome.run.config.seed for outcome in outcomes],
-        "studies": list(dict.fromkeys(result.tuning["study"] for result in results if result.tuning)),
+        "studies": list(
+            dict.fromkeys(result.tuning["study"] for result in results if result.tuning)
+        ),
         "run_ids": [result.run_id for result in results],
         "scores": {name: _scores(name, outcomes) for name in first.tasks},
     }
@@ -97,10 +103,14 @@ def _scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     task = outcomes[0].run.tasks["tasks"][name]
     samples = read_samples(outcomes[0].results)[name]
     words = {sample.document: sample.scored_words for sample in samples}
-    values = [metric_values(samples), *(_stored(outcome.results, name)[1] for outcome in outcomes[1:])]
+    values = [
+        metric_values(samples),
+        *(_stored(outcome.results, name)[1] for outcome in outcomes[1:]),
+    ]
     rounding = outcomes[0].results.rounding
     others = {
-        key: [_stored(run.stored(), name) for run in runs] for key, runs in _compared_runs(outcomes).items()
+        key: [_stored(run.stored(), name) for run in runs]
+        for key, runs in _compared_runs(outcomes).items()
     }
     summaries: dict[str, dict[str, Any]] = {}
     for metric in values[0]:
@@ -158,7 +168,9 @@ def _difference(
         # the seeds share the documents: a swap of a document's values is the same in all of them
         "difference_p_documents": None
         if moved is None
-        else randomization_test(moved.values_SN.mean(axis=0).tolist(), [0.0] * moved.values_SN.shape[1]),
+        else randomization_test(
+            moved.values_SN.mean(axis=0).tolist(), [0.0] * moved.values_SN.shape[1]
+        ),
         "difference_ci95_seeds": over_seeds(by_seed).interval,
         "difference_p_seeds": None if equal else p_over_seeds(by_seed),
         "equal": equal,
@@ -189,7 +201,10 @@ def _moved(
         known = [term for term in terms if term is not None]
         if len(known) < len(terms) or any((term[1] != known[0][1]).any() for term in known):
             return None
-        mine, theirs = [term[0] for term in known[: len(values)]], [term[0] for term in known[len(values) :]]
+        mine, theirs = (
+            [term[0] for term in known[: len(values)]],
+            [term[0] for term in known[len(values) :]],
+        )
         lengths_N = known[0][1]
         factor = -len(lengths_N) / (lengths_N.sum() * math.log(2))  # of bits per byte
     differences_SN = np.asarray(mine, dtype=float) - np.asarray(theirs, dtype=float)
@@ -212,7 +227,9 @@ def _compared_runs(outcomes: Sequence[Outcome]) -> dict[str, list[Run]]:
     """The stored runs to compare with, by name: one run for all seeds, or one for each seed."""
     runs = [outcome.run for outcome in outcomes]
     by_name = {name: [run.compared_runs[name] for run in runs] for name in runs[0].compared_runs}
-    distinct = {name: list({run.run_id: run for run in others}.values()) for name, others in by_name.items()}
+    distinct = {
+        name: list({run.run_id: run for run in others}.values()) for name, others in by_name.items()
+    }
     return {name: others for name, others in distinct.items() if all(run.done for run in others)}
 
 

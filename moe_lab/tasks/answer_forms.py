@@ -106,12 +106,16 @@ def lettered(own: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
             f"task.answer=letters: a question has {len(choices)} options, and there are {len(ascii_uppercase)} "
             f"letters: {question[:60]!r}.\nAsk by texts: task.answer=text."
         )
-    if _is_fixed(own["doc_to_target"], document):  # the right answer has the same place in every document
+    if _is_fixed(
+        own["doc_to_target"], document
+    ):  # the right answer has the same place in every document
         order = list(range(len(choices)))
         random.Random(sha256(question.encode()).hexdigest()).shuffle(order)  # by the question alone
         choices, gold = [choices[i] for i in order], order.index(gold)
     letters = ascii_uppercase[: len(choices)]
-    options = "".join(f"{letter}. {choice}\n" for letter, choice in zip(letters, choices, strict=True))
+    options = "".join(
+        f"{letter}. {choice}\n" for letter, choice in zip(letters, choices, strict=True)
+    )
     return {
         PROMPT: f"{question}\n{options}Answer:",
         LETTERS: list(letters),
@@ -189,7 +193,14 @@ def voted(config: dict[str, Any], count: int) -> dict[str, Any]:
             f"{config['task']} {reason}.\nLeave it out."
         )
     filters = [
-        {**one, "filter": [*one["filter"][:-1], {"function": "custom", "filter_fn": vote}, one["filter"][-1]]}
+        {
+            **one,
+            "filter": [
+                *one["filter"][:-1],
+                {"function": "custom", "filter_fn": vote},
+                one["filter"][-1],
+            ],
+        }
         for one in config["filter_list"]
     ]
     generation = dict(config.get("generation_kwargs") or {})
@@ -201,4 +212,6 @@ def voted(config: dict[str, Any], count: int) -> dict[str, Any]:
 def _extracts(one: dict[str, Any]) -> bool:
     """Whether a filter extracts an answer from every sample, and takes the first one at its end."""
     functions = [step["function"] for step in one["filter"]]
-    return len(functions) > 1 and "take_first" not in functions[:-1] and functions[-1] == "take_first"
+    return (
+        len(functions) > 1 and "take_first" not in functions[:-1] and functions[-1] == "take_first"
+    )

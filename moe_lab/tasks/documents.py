@@ -79,11 +79,15 @@ def document_hashes(task: Any) -> list[frozenset[str]]:
             rows = documents
         _hashes[task] = []
         for document, row in zip(documents, rows, strict=True):
-            shown = {key: value for key, value in document.items() if columns is None or key in columns}
+            shown = {
+                key: value for key, value in document.items() if columns is None or key in columns
+            }
             contents = [shown, row]
             if "task_id" in row:  # HumanEval and HumanEval+ have the same problems by it
                 contents.append({"task_id": row["task_id"]})
-            digests = (hashlib.sha256(content_bytes(content)).hexdigest()[:16] for content in contents)
+            digests = (
+                hashlib.sha256(content_bytes(content)).hexdigest()[:16] for content in contents
+            )
             _hashes[task].append(frozenset(digests))
     return _hashes[task]
 
@@ -170,7 +174,9 @@ def documents_digest(tasks: TaskDict, samples: dict[str, list[int]]) -> dict[str
             digest, documents = hashlib.sha256(), evaluated_documents(task)
             if len(numbers) < len(documents):
                 several = hasattr(documents, "select")
-                documents = documents.select(numbers) if several else [documents[i] for i in numbers]
+                documents = (
+                    documents.select(numbers) if several else [documents[i] for i in numbers]
+                )
             for document in all_rows(documents):
                 digest.update(content_bytes(document) + b"\n")
             if task.get_config("num_fewshot") and hasattr(task, "sampler"):

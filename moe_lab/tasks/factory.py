@@ -41,7 +41,13 @@ from moe_lab.tasks.lm_eval_tasks import (
     keep_given_form,
     read_first_document,
 )
-from moe_lab.tasks.local_data import LocalFiles, LocalSplits, has_only_local_files, is_local, read_json_lines
+from moe_lab.tasks.local_data import (
+    LocalFiles,
+    LocalSplits,
+    has_only_local_files,
+    is_local,
+    read_json_lines,
+)
 from moe_lab.tasks.prompt_errors import build_all_requests
 from moe_lab.tasks.sandbox.replies import in_chat
 from moe_lab.tasks.yaml_checks import YamlChecks, check_readable
@@ -58,10 +64,14 @@ def build_tasks(
     try:
         tasks = manager.load(specs)
         for task in tasks["tasks"].values():
-            read_first_document(task)  # in 0.5 tasks that a group defines pass no method of the factory
+            read_first_document(
+                task
+            )  # in 0.5 tasks that a group defines pass no method of the factory
     except TaskError:
         raise
-    except Exception as error:  # jinja2, datasets and the tasks' own code raise many kinds of errors
+    except (
+        Exception
+    ) as error:  # jinja2, datasets and the tasks' own code raise many kinds of errors
         raise TaskError(factory.reason(error)) from error
     for task in tasks["tasks"].values():
         name = task.task_name
@@ -89,7 +99,9 @@ def _yaml_checks(name: str, file: Path) -> YamlChecks:
     return YamlChecks(name, file, strict=not packaged & {*file.resolve().parents})
 
 
-def _chosen_documents(task: Any, *, samples: Iterable[int] | None = None, **options: Any) -> Iterator[Any]:
+def _chosen_documents(
+    task: Any, *, samples: Iterable[int] | None = None, **options: Any
+) -> Iterator[Any]:
     """lm-eval's `doc_iterator`, which converts every document of the split, twice, to take those of `samples`.
 
     Chosen documents are numbered from 0, as lm-eval's log expects them.
@@ -111,7 +123,9 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
     lm-eval's whole index takes seconds to read. Only groups, tags and tasks with an unusual YAML need it.
     """
     if include_path is not None and not os.path.isdir(include_path):
-        raise TaskError(f"task.include_path={include_path} is no folder. Name the folder of the task YAMLs.")
+        raise TaskError(
+            f"task.include_path={include_path} is no folder. Name the folder of the task YAMLs."
+        )
     for file in (Path(name) for name in names if name.endswith(".yaml")):
         raise TaskError(
             f"task.name={file} is a file. Give its folder, and the name that is in it after `task:`:\n"
@@ -122,7 +136,9 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
     own_groups = {*manager.all_groups, *manager.all_tags}
     if all(name in files and name not in own_groups for name in names):
         if include_path is not None and not all(name in manager.all_subtasks for name in names):
-            check_readable(include_path, names, files)  # lm-eval's task may stand for one that cannot be read
+            check_readable(
+                include_path, names, files
+            )  # lm-eval's task may stand for one that cannot be read
         return manager, [files[name] for name in names]
     if include_path is not None:
         check_readable(include_path, names, files.keys() - own_groups)
@@ -139,7 +155,9 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
 @cache
 def _task_files() -> dict[str, str]:
     """The YAML file of each task of lm-eval and of this package that has a line `task: <name>` of its own."""
-    line = re.compile(rb"""^["']?task["']?:[ ]*["']?([^"'#\s\[]+)["']?[ ]*(?:#.*)?\r?$""", re.MULTILINE)
+    line = re.compile(
+        rb"""^["']?task["']?:[ ]*["']?([^"'#\s\[]+)["']?[ ]*(?:#.*)?\r?$""", re.MULTILINE
+    )
     found: dict[str, str] = {}
     for root in (OWN_TASKS, Path(lm_eval.__file__).parent / "tasks"):
         for file in sorted(root.rglob("*.yaml")):  # of several files lm-eval, too, takes the first
@@ -173,7 +191,9 @@ class _Factory(TaskFactory):
         self.group_files: dict[str, Path] = {}
         """The YAML of each group."""
 
-    def _load_full_config(self, entry: Entry, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _load_full_config(
+        self, entry: Entry, overrides: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         self._config = {"task": entry.name}
         assert entry.yaml_path is not None, "each task is found by its file"
         checks = _yaml_checks(entry.name, entry.yaml_path)
@@ -252,14 +272,18 @@ class _Factory(TaskFactory):
     def _with_documents(self, config: dict[str, Any], folder: Path | None) -> dict[str, Any]:
         """The configuration with the run's documents."""
 
-        def exists(split: str | None) -> bool:  # a hub data set is assumed to have all splits of the task
+        def exists(
+            split: str | None,
+        ) -> bool:  # a hub data set is assumed to have all splits of the task
             return bool(split) and (folder is None or (folder / f"{split}.jsonl").exists())
 
         if self._splits:  # names of splits, or keys that name one (`training_split`)
             named = (config.get(one) if one.endswith("_split") else one for one in self._splits)
             if (found := next(filter(exists, named), None)) is None:
                 kinds = " or ".join(one.removesuffix("_split") for one in self._splits)
-                raise TaskError(f"Task {config['task']} has no {kinds} split in {folder or 'its data set'}.")
+                raise TaskError(
+                    f"Task {config['task']} has no {kinds} split in {folder or 'its data set'}."
+                )
             config["test_split"] = found
         evaluated = config.get("test_split") or config.get("validation_split")
         if self._holdout is not None:  # of a split that is not evaluated, if there is one
@@ -291,8 +315,12 @@ class _Factory(TaskFactory):
         held_out = HeldOutDataset(
             task=config["task"], source=str(evaluated), holdout=self._holdout, load=load
         )
-        if not any(config.get(key) for key in ("fewshot_split", "training_split", "validation_split")):
-            config["fewshot_split"] = evaluated  # lm-eval would draw from the evaluated documents themselves
+        if not any(
+            config.get(key) for key in ("fewshot_split", "training_split", "validation_split")
+        ):
+            config["fewshot_split"] = (
+                evaluated  # lm-eval would draw from the evaluated documents themselves
+            )
         return config | {"custom_dataset": held_out, "test_split": SPLIT}
 
     def _place(self, error: Exception) -> str | None:
@@ -346,7 +374,10 @@ def _code(file: str | Path, include_path: str | None) -> dict[str, Any]:
             module, _, name = Path(named).name.rpartition(".")
             source = Path(named).parent / f"{module.replace('.', '/')}.py"
             folder = Path(include_path) if include_path else None
-            code[place] = [name, code_digest(source, folder) if source.is_file() else module_digest(module)]
+            code[place] = [
+                name,
+                code_digest(source, folder) if source.is_file() else module_digest(module),
+            ]
     return code
 
 

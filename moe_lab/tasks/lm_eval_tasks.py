@@ -40,7 +40,9 @@ def read_first_document(task: Any) -> None:
 
 def has_prompt_per_choice(task: Any) -> bool:
     """Whether each choice has a prompt of its own, as in WinoGrande."""
-    return bool(getattr(task, "multiple_input", 0) or getattr(task.config, "multiple_inputs", False))
+    return bool(
+        getattr(task, "multiple_input", 0) or getattr(task.config, "multiple_inputs", False)
+    )
 
 
 def number_of_choices(task: Any, document: Any) -> int:
@@ -114,7 +116,9 @@ def _is_own(function: Any) -> bool:
     return module.partition(".")[0] == "moe_lab"
 
 
-def _in_lists(filter_fn: Callable[..., Sequence[Any]], responses: Any, documents: Any) -> list[list[Any]]:
+def _in_lists(
+    filter_fn: Callable[..., Sequence[Any]], responses: Any, documents: Any
+) -> list[list[Any]]:
     """An lm-eval filter: the value of each document as the only item of a list."""
     return [[value] for value in filter_fn(list(responses), documents)]
 
@@ -190,7 +194,9 @@ def leave_out_metrics(task: Any, *, keep_filters: bool) -> None:
                 scorer.metrics = placeholder.metrics
             task.scorers[:] = own
         task.config.metric_list = [{"metric": "bypass"}]
-        task.config.process_results = "process_results"  # 0.5 would call a function; run ids have 0.4's text
+        task.config.process_results = (
+            "process_results"  # 0.5 would call a function; run ids have 0.4's text
+        )
         return
     from lm_eval.filters import build_filter_ensemble
 
@@ -265,13 +271,18 @@ def logged_samples(
     """
     if not _has_scorers():
         return {name: [dict(line) for line in lines] for name, lines in samples.items()}
-    return {name: [_logged_sample(tasks[name], line) for line in lines] for name, lines in samples.items()}
+    return {
+        name: [_logged_sample(tasks[name], line) for line in lines]
+        for name, lines in samples.items()
+    }
 
 
 def _logged_sample(task: Any, line: Mapping[str, Any]) -> dict[str, Any]:
     from lm_eval.utils import hash_string
 
-    filtered = [response[0] if len(response) == 1 else response for response in line["filtered_resps"]]
+    filtered = [
+        response[0] if len(response) == 1 else response for response in line["filtered_resps"]
+    ]
     sample = {**line, "filtered_resps": filtered}
     if task.OUTPUT_TYPE == TEXT:
         sample["arguments"] = [arguments[-1:] for arguments in line["arguments"]]

@@ -62,7 +62,9 @@ def once(key: str, compute: Callable[[], T]) -> T:
     return value
 
 
-def load_tasks(config: Config, holdout: Holdout | None = None, splits: tuple[str, ...] = ()) -> TaskDict:
+def load_tasks(
+    config: Config, holdout: Holdout | None = None, splits: tuple[str, ...] = ()
+) -> TaskDict:
     """The tasks of `config.task` with their documents, ready for `lm_eval.evaluate`.
 
     Args:
@@ -73,13 +75,20 @@ def load_tasks(config: Config, holdout: Holdout | None = None, splits: tuple[str
     Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises TaskError for an
     unknown task, missing or malformed data, and settings that the task cannot have.
     """
-    return once(f"tasks {task_key(config)} {holdout} {splits}", lambda: _build(config, holdout, splits))
+    return once(
+        f"tasks {task_key(config)} {holdout} {splits}", lambda: _build(config, holdout, splits)
+    )
 
 
 def task_key(config: Config) -> str:
     """All settings that determine the tasks of a configuration."""
     documents = (config.task, config.data_dir, config.num_fewshot, config.fewshot_seed)
-    answers = (config.gen_kwargs, config.predict_only, config.apply_chat_template, judge_names(config))
+    answers = (
+        config.gen_kwargs,
+        config.predict_only,
+        config.apply_chat_template,
+        judge_names(config),
+    )
     return repr((documents, answers, config.think_end_token, config.model.max_gen_toks))
 
 
@@ -162,7 +171,9 @@ def _answer_after(think_end: str, least: int | None, task: Any) -> None:
     @wraps(construct)
     def after_reasoning(doc: Any, ctx: Any, **options: Any) -> Any:
         several = isinstance(ctx, list)  # WinoGrande has a prompt for each choice
-        return construct(doc, [each + think_end for each in ctx] if several else ctx + think_end, **options)
+        return construct(
+            doc, [each + think_end for each in ctx] if several else ctx + think_end, **options
+        )
 
     task.construct_requests = after_reasoning
     task.set_config(key=THINK_END, value=think_end)  # a part of the run's identity
@@ -180,7 +191,9 @@ def generation_settings(own: dict[str, Any], given: dict[str, Any]) -> dict[str,
         settings["do_sample"] = given.get("temperature") != 0
     if settings.get("do_sample") and settings.get("temperature") == 0:
         if "temperature" in given:
-            raise ConfigError("gen_kwargs: temperature=0 is greedy decoding: leave do_sample=true out.")
+            raise ConfigError(
+                "gen_kwargs: temperature=0 is greedy decoding: leave do_sample=true out."
+            )
         del settings["temperature"]  # the task's own, for greedy decoding
     return settings
 

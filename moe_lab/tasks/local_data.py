@@ -44,7 +44,9 @@ class LocalSplits(dict):
             return self[split]
         file = self.folder / f"{split}.jsonl"
         if not file.exists():
-            purpose = "the documents" if split == self.evaluated else f"{self.shots} few-shot examples"
+            purpose = (
+                "the documents" if split == self.evaluated else f"{self.shots} few-shot examples"
+            )
             raise TaskError(f"{file} is missing: {purpose} come from it, one JSON object per line.")
         rows = self.read(file)
         if self.only is not None:
@@ -119,7 +121,9 @@ def load_fresh(path: str, name: str | None = None, **options: Any) -> Any:
     """`datasets.load_dataset` of local files, without anything that it has stored."""
     with tempfile.TemporaryDirectory(prefix="moe_lab-data-") as cache, _quiet():
         try:
-            return load_dataset(path, name, **{**options, "cache_dir": cache, "keep_in_memory": True})
+            return load_dataset(
+                path, name, **{**options, "cache_dir": cache, "keep_in_memory": True}
+            )
         except Exception as error:
             if error.__cause__ is None:
                 raise

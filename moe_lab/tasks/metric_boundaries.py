@@ -52,10 +52,14 @@ class Boundary:
         if self._has_failed(key):
             return
         document = self._numbers[place] if self._numbers and place is not None else place
-        self._failures.append(MetricFailure(task=self._name, metric=key, document=document, reason=reason))
+        self._failures.append(
+            MetricFailure(task=self._name, metric=key, document=document, reason=reason)
+        )
 
     def _has_failed(self, key: str) -> bool:
-        return any(failure.task == self._name and failure.metric == key for failure in self._failures)
+        return any(
+            failure.task == self._name and failure.metric == key for failure in self._failures
+        )
 
     def _first_unfiltered(self, output_filter: Any) -> int | None:
         """The place of the first document that the filter fails with alone."""
@@ -66,12 +70,16 @@ class Boundary:
                 return int(instance.doc_id)
         return None
 
-    def _checked(self, value: Any, is_mean: bool, metric: str, filter_name: str, place: int | None) -> Any:
+    def _checked(
+        self, value: Any, is_mean: bool, metric: str, filter_name: str, place: int | None
+    ) -> Any:
         """A document's value of a metric; NaN where the score is a mean and the value no number."""
         if getattr(value, "shape", None) == ():  # a number of numpy or torch
             value = value.item()
         if is_mean and not is_number(value):
-            self._fail(metric, filter_name, place, f"its value is {_shown(value)}, which is no number")
+            self._fail(
+                metric, filter_name, place, f"its value is {_shown(value)}, which is no number"
+            )
             return math.nan
         return value
 
@@ -87,7 +95,9 @@ class Boundary:
             self._fail(metric, filter_name, first_failing(function, values), reason_of(error))
             return math.nan
         if not is_number(found):
-            self._fail(metric, filter_name, None, f"its value is {_shown(found)}, which is no number")
+            self._fail(
+                metric, filter_name, None, f"its value is {_shown(found)}, which is no number"
+            )
             return math.nan
         return found
 
@@ -189,7 +199,9 @@ class TaskBoundary(Boundary):
             guarded[metric] = function if function is mean else self._guarded(metric, function)
         return guarded
 
-    def _guarded(self, metric: str, function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    def _guarded(
+        self, metric: str, function: Callable[[list[Any]], Any]
+    ) -> Callable[[list[Any]], Any]:
         @wraps(function)
         def score(values: list[Any]) -> Any:
             filter_name = self._filters[metric][self._aggregated[metric]]
@@ -240,7 +252,10 @@ class ScorerBoundary(Boundary):
     def process_results(self, document: Any, results: Sequence[Any]) -> dict[str, Any] | None:
         """lm-eval's `process_results`, with NaN for a metric that fails. None: the scorers compute the metrics."""
         task = self._task
-        if not callable(task.config.process_results) and type(task).process_results is Task.process_results:
+        if (
+            not callable(task.config.process_results)
+            and type(task).process_results is Task.process_results
+        ):
             return None
         numbers = list(dict.fromkeys(instance.doc_id for instance in task.instances))
         scorer = task.scorers[len(self._processed) // len(numbers)]
@@ -252,12 +267,18 @@ class ScorerBoundary(Boundary):
             values = self._process(document, results)
         except Exception as error:
             return self._all_failed(scorer, place, reason_of(error))
-        if values is None:  # lm-eval asks for no other document of this scorer, which computes the metrics
+        if (
+            values is None
+        ):  # lm-eval asks for no other document of this scorer, which computes the metrics
             self._processed += [scorer] * (len(numbers) - 1)
             return None
-        return {metric: self._checked_values(values[metric], metric, scorer, place) for metric in values}
+        return {
+            metric: self._checked_values(values[metric], metric, scorer, place) for metric in values
+        }
 
-    def _all_failed(self, scorer: Any, place: int | None = None, reason: str | None = None) -> dict[str, Any]:
+    def _all_failed(
+        self, scorer: Any, place: int | None = None, reason: str | None = None
+    ) -> dict[str, Any]:
         """NaN for all metrics of a scorer; with a reason their failures are recorded."""
         names = [metric.name for metric in scorer.metrics]
         if reason is not None:
@@ -265,7 +286,9 @@ class ScorerBoundary(Boundary):
                 self._fail(name, scorer.name, place, reason)
         return {name: [math.nan] for name in names}
 
-    def _checked_values(self, values: Any, metric: str, scorer: Any, place: int | None) -> list[Any]:
+    def _checked_values(
+        self, values: Any, metric: str, scorer: Any, place: int | None
+    ) -> list[Any]:
         """A document's values of a metric, one for each response."""
         is_mean = _aggregation_of(metric, scorer) is mean
         each = values if isinstance(values, list) else [values]
@@ -287,7 +310,9 @@ class ScorerBoundary(Boundary):
             except Exception as error:
                 reason = reason_of(error)
                 for number, of_document in instances.items():
-                    scored[number] = _scored(number, of_document, self._all_failed(scorer, None, reason))
+                    scored[number] = _scored(
+                        number, of_document, self._all_failed(scorer, None, reason)
+                    )
         for number, document in scored.items():
             values = {}
             for metric, found in document.scores.items():
@@ -296,13 +321,17 @@ class ScorerBoundary(Boundary):
         return scored
 
     def _scored_document(self, scorer: Any, number: int, instances: list[Any]) -> Any:
-        filtered = [response for instance in instances for response in instance.filtered_resps[scorer.name]]
+        filtered = [
+            response for instance in instances for response in instance.filtered_resps[scorer.name]
+        ]
         if any(response is FAILED for response in filtered):
             return _scored(number, instances, self._all_failed(scorer))
         self._place = number
         try:
             return scorer.score_doc(number, instances)
-        except Exception as error:  # of what all metrics take; each metric has a boundary of its own
+        except (
+            Exception
+        ) as error:  # of what all metrics take; each metric has a boundary of its own
             return _scored(number, instances, self._all_failed(scorer, number, reason_of(error)))
 
     def _guarded(self, metric: Any, scorer: Any) -> Any:

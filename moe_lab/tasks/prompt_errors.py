@@ -36,7 +36,9 @@ def build_all_requests(task: Any, *, samples: Any = None, **options: Any) -> Non
         _check(task, ["doc_to_target"], documents, numbers)
 
 
-def _check_all_are_asked(task: Any, samples: Any, numbers: list[int] | None, options: dict[str, Any]) -> None:
+def _check_all_are_asked(
+    task: Any, samples: Any, numbers: list[int] | None, options: dict[str, Any]
+) -> None:
     """Raise TaskError for a document without a request: lm-eval 0.5 leaves out those whose choices it cannot read."""
     asked = {instance.doc_id for instance in task.instances}
     shared = {key: options[key] for key in ("limit", "rank", "world_size") if options.get(key)}
@@ -52,7 +54,9 @@ def _check_all_are_asked(task: Any, samples: Any, numbers: list[int] | None, opt
                 raise TaskError(
                     f"Task {task.task_name}, document {number}: {key}: lm-eval cannot read its value."
                 )
-        raise TaskError(f"Task {task.task_name}, document {number}: lm-eval makes no request of it.")
+        raise TaskError(
+            f"Task {task.task_name}, document {number}: lm-eval makes no request of it."
+        )
 
 
 def _check(
@@ -72,7 +76,9 @@ def _check(
                     error = error_of_template(raised)
                     number = numbers[place] if numbers else place
                     reason = f"{type(error).__name__}: {first_line(error)}"
-                    raise TaskError(f"Task {task.task_name}, document {number}: {key}: {reason}.") from error
+                    raise TaskError(
+                        f"Task {task.task_name}, document {number}: {key}: {reason}."
+                    ) from error
 
 
 @contextmanager

@@ -93,7 +93,9 @@ class Workload:
     """Whether the engine that runs the model reads common beginnings once (`planned_tokens`)."""
 
     def __add__(self, other: Workload) -> Workload:
-        return replace(self, documents=self.documents + other.documents, asked=self.asked + other.asked)
+        return replace(
+            self, documents=self.documents + other.documents, asked=self.asked + other.asked
+        )
 
     def tokens(self, ensemble: Ensemble) -> float:
         """Tokens that an ensemble puts through the model (`planned_tokens`)."""
@@ -184,14 +186,18 @@ def _shares_beginnings(design: Any, attn_implementation: str | None) -> bool:
             model.set_attn_implementation(attn_implementation)
         return runs_on_kv_cache(model)
 
-    return once(f"shares beginnings {design.to_json_string()} {attn_implementation}", of_empty_model)
+    return once(
+        f"shares beginnings {design.to_json_string()} {attn_implementation}", of_empty_model
+    )
 
 
 _workloads: WeakKeyDictionary[Any, dict[str, Workload]] = WeakKeyDictionary()
 """By task, and by all else that determines a workload: many runs of a grid have the same prompts."""
 
 
-def _of_task(task: Any, numbers: list[int], config: Config, design: Any, right_answers: bool) -> Workload:
+def _of_task(
+    task: Any, numbers: list[int], config: Config, design: Any, right_answers: bool
+) -> Workload:
     sampled = numbers[:: max(1, len(numbers) // SAMPLED)][:SAMPLED]
     known = _workloads.setdefault(task, {})
     settings = [getattr(config, name) for name in sorted(HASHED)]
@@ -209,7 +215,9 @@ def _of_task(task: Any, numbers: list[int], config: Config, design: Any, right_a
     return known[key]
 
 
-def _asked(task: Any, numbers: list[int], config: Config, design: Any, right_answers: bool) -> Asked:
+def _asked(
+    task: Any, numbers: list[int], config: Config, design: Any, right_answers: bool
+) -> Asked:
     from moe_lab.engine.hf import encoder_of
     from moe_lab.models.tokenizer import Framing, prompt_tokenizer
 
@@ -223,5 +231,7 @@ def _asked(task: Any, numbers: list[int], config: Config, design: Any, right_ans
             asked.read(encoder, kind, right_request(config, task, instances))
             continue
         for instance in instances:
-            asked.read(encoder, instance.request_type, request_arguments(instance), instance.repeats or 1)
+            asked.read(
+                encoder, instance.request_type, request_arguments(instance), instance.repeats or 1
+            )
     return asked

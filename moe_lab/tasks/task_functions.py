@@ -33,7 +33,9 @@ def plain_questions(split: Any) -> Any:
     """An lm-eval `process_docs`: {"question", "options", "gold"} of the rows that have one right choice."""
     from datasets import Dataset
 
-    rows = [plain_question(row) for row in split if sum(map(bool, row["multiple_choice_scores"])) == 1]
+    rows = [
+        plain_question(row) for row in split if sum(map(bool, row["multiple_choice_scores"])) == 1
+    ]
     return Dataset.from_list(rows) if rows else split.select([])
 
 

@@ -32,7 +32,12 @@ from moe_lab.tasks.lm_eval_tasks import (
 KEYS = frozenset(each.name for each in fields(TaskConfig)) | {"tag", "group", "task_list"}
 FEWSHOT_KEYS = frozenset(each.name for each in fields(FewshotConfig))
 METRIC_KEYS = metric_keys()
-EXACT_MATCH_KEYS = METRIC_KEYS | {"regexes_to_ignore", "ignore_case", "ignore_punctuation", "ignore_numbers"}
+EXACT_MATCH_KEYS = METRIC_KEYS | {
+    "regexes_to_ignore",
+    "ignore_case",
+    "ignore_punctuation",
+    "ignore_numbers",
+}
 TEMPLATES = ("description", "doc_to_text", "doc_to_target", "doc_to_choice", "gen_prefix")
 FUNCTIONS = ("process_docs", "process_results")
 OUTPUT_TYPES = ("loglikelihood", "loglikelihood_rolling", "multiple_choice", "generate_until")
@@ -141,7 +146,9 @@ class YamlChecks:
         """Raise TaskError for a metric of a group that none of its tasks reports: the group would have no score."""
         for number, metric in enumerate(metrics):
             if metric not in reported:
-                raise self.error(f"no task of the group reports {metric}.", "aggregate_metric_list", number)
+                raise self.error(
+                    f"no task of the group reports {metric}.", "aggregate_metric_list", number
+                )
 
     def check_settings(self, config: dict[str, Any]) -> None:
         """Raise TaskError for an impossible setting in a task's whole configuration."""
@@ -150,7 +157,9 @@ class YamlChecks:
         if kind not in OUTPUT_TYPES:
             close = did_you_mean(str(kind), OUTPUT_TYPES)
             types = ", ".join(OUTPUT_TYPES)
-            raise self.error(f"output_type={kind} is unknown.{close}\nOutput types: {types}.", "output_type")
+            raise self.error(
+                f"output_type={kind} is unknown.{close}\nOutput types: {types}.", "output_type"
+            )
         for key in FUNCTIONS:
             value = config.get(key)
             if value is not None and not callable(value):
@@ -192,7 +201,9 @@ class YamlChecks:
         sampler = examples.get("sampler", "default")
         if isinstance(sampler, str) and sampler not in SAMPLER_REGISTRY:
             known = ", ".join(SAMPLER_REGISTRY)
-            raise self.error(f"sampler={sampler} is unknown. Samplers: {known}.", "fewshot_config", "sampler")
+            raise self.error(
+                f"sampler={sampler} is unknown. Samplers: {known}.", "fewshot_config", "sampler"
+            )
 
     def _check_metrics(self, config: dict[str, Any], kind: str) -> None:
         if not isinstance(config["metric_list"], list):
@@ -214,7 +225,9 @@ class YamlChecks:
         metric, aggregation = settings["metric"], settings.get("aggregation")
         known = sorted(aggregation_registry)
         if "aggregation" not in settings and aggregation_of_metric(_named(metric)) is None:
-            raise self.error(f"metric {_named(metric)} needs an aggregation, for example mean.", *place)
+            raise self.error(
+                f"metric {_named(metric)} needs an aggregation, for example mean.", *place
+            )
         if isinstance(aggregation, str) and aggregation not in aggregation_registry:
             close = did_you_mean(aggregation, known)
             raise self.error(
@@ -224,7 +237,9 @@ class YamlChecks:
                 "aggregation",
             )
 
-    def _check_computed(self, settings: dict[str, Any], kind: str, place: tuple[str | int, ...]) -> None:
+    def _check_computed(
+        self, settings: dict[str, Any], kind: str, place: tuple[str | int, ...]
+    ) -> None:
         """Raise TaskError for a metric that does not exist, or that lm-eval does not compute for an output type."""
         metric, computed = settings["metric"], computed_metrics(kind)
         of_evaluate = settings.get("hf_evaluate") is True
@@ -257,7 +272,9 @@ class YamlChecks:
         for key in settings.keys() - METRIC_KEYS:
             close = get_close_matches(str(key), METRIC_KEYS, n=1, cutoff=0.8)
             if close:
-                raise self.error(f"a metric has no key {key}. Did you mean {close[0]!r}?", *place, key)
+                raise self.error(
+                    f"a metric has no key {key}. Did you mean {close[0]!r}?", *place, key
+                )
 
     def _check_filter_list(self, ensembles: Any) -> None:
         if not isinstance(ensembles, list):
@@ -266,12 +283,16 @@ class YamlChecks:
         for number, ensemble in enumerate(ensembles):
             place = ("filter_list", number)
             if not isinstance(ensemble, dict) or not {"name", "filter"} <= ensemble.keys():
-                raise self.error("a filter needs a name, and the list filter: of its steps.", *place)
+                raise self.error(
+                    "a filter needs a name, and the list filter: of its steps.", *place
+                )
             for step_number, step in enumerate(ensemble["filter"]):
                 function = step.get("function") if isinstance(step, dict) else None
                 step_place = (*place, "filter", step_number)
                 if function is None:
-                    raise self.error(f"{step!r} has no function. Write {{function: take_first}}", *step_place)
+                    raise self.error(
+                        f"{step!r} has no function. Write {{function: take_first}}", *step_place
+                    )
                 if isinstance(function, str) and function not in filter_registry:
                     raise self.error(
                         f"filter function={function} is unknown.{did_you_mean(function, known)}\n"

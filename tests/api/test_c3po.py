@@ -17,7 +17,12 @@ from tests.support.command import run_command
 from tests.support.models import left_padded, small_model
 from tests.support.tiers import first_fast
 
-PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " an animal"), ("a dog", " too")]
+PAIRS = [
+    ("two and two", " four"),
+    ("one and one are", " two"),
+    ("a cat is", " an animal"),
+    ("a dog", " too"),
+]
 KEYS = {"layers": "last2", "k": 2, "steps": 2, "core_experts": 4, "learning_rate": [0.5, 0.1]}
 PROMPTS = ["one and two", "a cat and a dog are"]
 
@@ -74,13 +79,17 @@ def test_answers_are_those_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
     _check_other_models(folder, model, tokenizer)
     lines = [json.loads(line) for line in (folder / "references.jsonl").open()]
     pairs = [(line["text"], line["answer"]) for line in lines if line["correct"]]
-    stored = [json.loads(line) for file in tmp_path.glob("runs/*/samples_*.jsonl") for line in file.open()]
+    stored = [
+        json.loads(line) for file in tmp_path.glob("runs/*/samples_*.jsonl") for line in file.open()
+    ]
     for references in (folder, pairs):
         c3po = C3PO(model, tokenizer, references, **KEYS)
         for sample in stored:
             asked = [list(arguments.values()) for arguments in sample["arguments"].values()]
             found = c3po.loglikelihood([pair[0] for pair in asked], [pair[1] for pair in asked])
-            assert found == pytest.approx([float(answer[0][0]) for answer in sample["resps"]], abs=1e-3)
+            assert found == pytest.approx(
+                [float(answer[0][0]) for answer in sample["resps"]], abs=1e-3
+            )
 
 
 def _check_other_models(folder, model, tokenizer):
@@ -89,7 +98,9 @@ def _check_other_models(folder, model, tokenizer):
     other = copy.deepcopy(model)
     with torch.no_grad():
         for weight in other.parameters():
-            weight.copy_(weight[torch.randperm(len(weight), generator=torch.Generator().manual_seed(0))])
+            weight.copy_(
+                weight[torch.randperm(len(weight), generator=torch.Generator().manual_seed(0))]
+            )
     for given, keys in (
         (other, KEYS),
         (small_model("mixtral"), KEYS),

@@ -83,14 +83,18 @@ def test_flags_of_a_config_change_no_expert_metric(flag, value):
 
 
 @pytest.mark.parametrize("method", ["base", "roe method.n=2"])
-def test_flags_in_config_json_change_no_score_of_the_command(method, tiny_olmoe_dir, tmp_path, capsys):
+def test_flags_in_config_json_change_no_score_of_the_command(
+    method, tiny_olmoe_dir, tmp_path, capsys
+):
     folder = tmp_path / "flags"
     shutil.copytree(tiny_olmoe_dir, folder)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | dict(FLAGS)))
     scores = []
     for model in (tiny_olmoe_dir, folder):
-        line = f"method={method} model=olmoe model.path={model} task=toy_choice limit=2 baseline=false"
+        line = (
+            f"method={method} model=olmoe model.path={model} task=toy_choice limit=2 baseline=false"
+        )
         ended = run_command(capsys, *line.split(), f"output_dir={tmp_path}/{model.name}")
         assert ended.code == 0, ended.err
         [results] = [json.loads((each / "results.json").read_text()) for each in ended.folders]
@@ -135,8 +139,12 @@ def test_an_lm_of_lm_eval_refuses_it_too(tokenizer):
 def test_an_adapter_that_is_added_or_switched_off_is_refused(make, tokenizer):
     model = make_model("olmoe")
     made = make(model, tokenizer)
-    wrapped = get_peft_model(model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).eval()
-    with pytest.raises(ModelError, match=r"the adapters of \w+ changed after .* was made\. Make a new"):
+    wrapped = get_peft_model(
+        model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    ).eval()
+    with pytest.raises(
+        ModelError, match=r"the adapters of \w+ changed after .* was made\. Make a new"
+    ):
         score(made)
     adapted = make(wrapped, tokenizer)
     with_adapter = score(adapted)

@@ -67,9 +67,15 @@ def test_paths_with_blanks_and_equal_signs(logs, capsys):
         (["a=mine", "b=mine/"], "the same result twice"),
         (["a=mine", "b=gone"], "b=gone has no results"),
         (["a=mine", "b=longer"], "2 of 6 only in b.\n"),
-        (["a=mine", "b=longer"], "Evaluate both on the same documents (limit=, samples=, data_dir=)."),
+        (
+            ["a=mine", "b=longer"],
+            "Evaluate both on the same documents (limit=, samples=, data_dir=).",
+        ),
         (["a=mine", "b=theirs", "limit=5"], "limit=5 changes nothing"),
-        (["a=mine", "b=theirs", "experiment=roe/figure3"], "experiment=roe/figure3 changes nothing"),
+        (
+            ["a=mine", "b=theirs", "experiment=roe/figure3"],
+            "experiment=roe/figure3 changes nothing",
+        ),
         (["a=mine", "b=theirs", "seed=0,1", "-m"], "takes no grid"),
     ],
 )
@@ -90,7 +96,12 @@ def evaluate(folder: Path, model: Path, tasks: list[str], **more: Any) -> None:
     manager = TaskManager(include_path=str(PACKAGE / "tasks" / "toy"), include_defaults=False)
     arguments = f"pretrained={model},dtype=float32"
     of_model = {"model": "hf", "model_args": arguments, "device": "cpu", "batch_size": 16}
-    logged = {"evaluation_tracker": tracker, "log_samples": True, "limit": LIMIT, "bootstrap_iters": 0}
+    logged = {
+        "evaluation_tracker": tracker,
+        "log_samples": True,
+        "limit": LIMIT,
+        "bootstrap_iters": 0,
+    }
     results = simple_evaluate(**of_model, **logged, tasks=tasks, task_manager=manager, **more)
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
@@ -128,7 +139,10 @@ def test_lm_evals_own_logs(tiny_olmoe_dir, tmp_path, capsys):
 
     ended = run_command(capsys, "mode=compare", f"a={tmp_path}/a", f"b={tmp_path}/shots")
     assert ended.code == 2
-    assert f"Other prompts of toy_choice: {LIMIT} of {LIMIT} documents. The first is document 0" in ended.err
+    assert (
+        f"Other prompts of toy_choice: {LIMIT} of {LIMIT} documents. The first is document 0"
+        in ended.err
+    )
 
 
 def test_names_cannot_steer_the_terminal_or_begin_a_line(logs, capsys):
@@ -159,4 +173,6 @@ def test_a_damaged_log_is_one_message_that_names_it(logs, capsys, damage, place)
     file = damage(logs / "theirs")
     other = {"a": "b", "b": "a"}[place]
     ended = run_command(capsys, "mode=compare", f"{place}=theirs", f"{other}=mine")
-    assert ended.code == 2 and file.name in ended.err and len(ended.err.splitlines()) <= 3, ended.err
+    assert ended.code == 2 and file.name in ended.err and len(ended.err.splitlines()) <= 3, (
+        ended.err
+    )

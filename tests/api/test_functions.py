@@ -30,7 +30,9 @@ IDS = torch.tensor([[3, 1, 4, 1, 5]])
 def second_best(router, routing):
     scores_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK[:, :1], -torch.inf)
     index_TK = router.choose(scores_TE, k=routing.index_TK.shape[-1])
-    return routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK))
+    return routing._replace(
+        index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK)
+    )
 
 
 def test_without_the_best_expert(olmoe):
@@ -92,7 +94,9 @@ def test_a_frozen_router_stays_byte_for_byte():
         assert count == sum(weight.numel() for weight in routers)
         step(model, optimizer)
     same = {name for name, value in model.named_parameters() if torch.equal(value, before[name])}
-    assert same == {name for name, value in model.named_parameters() if any(value is w for w in routers)}
+    assert same == {
+        name for name, value in model.named_parameters() if any(value is w for w in routers)
+    }
     step(model, optimizer)
     assert not torch.equal(routers[0], before["model.layers.0.mlp.gate.weight"])
 
@@ -103,7 +107,10 @@ def test_parameters_that_were_not_trained_stay_so():
     with pytest.raises(ZeroDivisionError), freeze(model, "experts", "router"):
         assert not find_routers(model)[0].module.weight.requires_grad
         1 / 0  # noqa: B018
-    assert find_routers(model)[0].module.weight.requires_grad and not model.lm_head.weight.requires_grad
+    assert (
+        find_routers(model)[0].module.weight.requires_grad
+        and not model.lm_head.weight.requires_grad
+    )
 
 
 # expert_metrics
@@ -120,7 +127,9 @@ def test_load_balance_and_accuracy_are_those_of_a_loop(family, tokenizer):
         ids = torch.tensor([tokenizer.encode(text)])
         with torch.no_grad(), record(model) as routes:
             guesses = model(ids).logits[0, :-1].argmax(-1).tolist()
-        right += sum(guess == token for guess, token in zip(guesses, ids[0, 1:].tolist(), strict=True))
+        right += sum(
+            guess == token for guess, token in zip(guesses, ids[0, 1:].tolist(), strict=True)
+        )
         predicted += len(guesses)
         for layer, index_TK in enumerate(routes.indices):
             selected[layer].update(index_TK.flatten().tolist())
@@ -178,8 +187,12 @@ def test_requests_are_answered_by_the_ensemble(tokenizer):
     roe = moe_lab.RoE(model, tokenizer, n=3, temperature=0.7, seed=1)
     lm = moe_lab.lm(model, tokenizer, "roe", n=3, temperature=0.7, seed=1)
     scores = [value for value, _ in lm.loglikelihood(instances("loglikelihood", SCORED))]
-    assert scores == rounding.approx(roe.loglikelihood(*map(list, zip(*SCORED, strict=True))), tokens=6)
-    (text,) = lm.generate_until(instances("generate_until", [("hello", {"until": [], "max_gen_toks": 6})]))
+    assert scores == rounding.approx(
+        roe.loglikelihood(*map(list, zip(*SCORED, strict=True))), tokens=6
+    )
+    (text,) = lm.generate_until(
+        instances("generate_until", [("hello", {"until": [], "max_gen_toks": 6})])
+    )
     assert text == roe.generate("hello", max_new_tokens=6)
     plain = moe_lab.lm(model, tokenizer)
     assert abs(plain.loglikelihood(instances("loglikelihood", SCORED))[0][0] - scores[0]) > 1e-3
@@ -206,9 +219,17 @@ def test_an_adapter_scores_as_in_lm_evals_own_model(parts, tmp_path):
     manager = lm_eval.tasks.TaskManager(include_path=str(TASKS), include_defaults=False)
 
     def answers(model: Any, arguments: str | None = None) -> list[float]:
-        given = {"model": model, "model_args": arguments, "device": "cpu", "limit": 6, "bootstrap_iters": 0}
+        given = {
+            "model": model,
+            "model_args": arguments,
+            "device": "cpu",
+            "limit": 6,
+            "bootstrap_iters": 0,
+        }
         found = lm_eval.simple_evaluate(**given, tasks=["toy_choice"], task_manager=manager)
-        return [value for own in found["samples"]["toy_choice"] for value, _ in own["filtered_resps"]]
+        return [
+            value for own in found["samples"]["toy_choice"] for value, _ in own["filtered_resps"]
+        ]
 
     plain = answers("hf", f"pretrained={TINY},dtype=float32")
     expected = answers("hf", f"pretrained={TINY},dtype=float32,peft={tmp_path}")

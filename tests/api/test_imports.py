@@ -11,7 +11,17 @@ import pytest
 from tests.support.lm_eval_logs import samples_of, write_log
 
 HEAVY = {
-    *("torch", "transformers", "lm_eval", "numpy", "scipy", "pandas", "matplotlib", "hydra", "omegaconf"),
+    *(
+        "torch",
+        "transformers",
+        "lm_eval",
+        "numpy",
+        "scipy",
+        "pandas",
+        "matplotlib",
+        "hydra",
+        "omegaconf",
+    ),
     *("datasets", "optuna", "peft", "wandb", "sklearn", "PIL"),
 }
 """Packages that take 50 milliseconds or more."""

@@ -28,7 +28,12 @@ def folder(tmp_path_factory):
 def keys(folder, tiny_olmoe_dir):
     """Two tasks, two numbers of samples."""
     keys = ["-m", "method=roe", "method.n=2,3", "task=toy_choice,toy_math", "limit=4"]
-    return [*keys, f"model.path={tiny_olmoe_dir}", f"output_dir={folder}", "gen_kwargs={max_gen_toks: 4}"]
+    return [
+        *keys,
+        f"model.path={tiny_olmoe_dir}",
+        f"output_dir={folder}",
+        "gen_kwargs={max_gen_toks: 4}",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,14 @@ def grid(keys):
 
 @pytest.fixture(scope="module")
 def seeds(folder, tiny_olmoe_dir):
-    keys = ["method=roe", "method.n=2", "method.temperature=3", "task=toy_text", "limit=3", "seeds=3"]
+    keys = [
+        "method=roe",
+        "method.n=2",
+        "method.temperature=3",
+        "task=toy_text",
+        "limit=3",
+        "seeds=3",
+    ]
     return moe_lab.run([*keys, f"model.path={tiny_olmoe_dir}", f"output_dir={folder}"], quiet=True)
 
 
@@ -90,7 +102,11 @@ def test_every_example_of_every_run_is_a_row(grid, seeds):
     texts = found[found["task"] == "toy_math"]
     assert texts["answer"].map(type).eq(str).all() and texts["target"].str.contains("####").all()
     found = seeds.examples()  # texts that are scored as a whole have no answer
-    assert len(found) == 4 * 3 and found["answer"].isna().all() and found["prompt"].str.len().gt(20).all()
+    assert (
+        len(found) == 4 * 3
+        and found["answer"].isna().all()
+        and found["prompt"].str.len().gt(20).all()
+    )
 
 
 @pytest.mark.slow
@@ -104,7 +120,13 @@ def test_what_is_shown_has_scores_and_no_hash(grid):
 
 @pytest.mark.slow
 def test_a_run_that_is_compared_with_none_has_no_plot(tmp_path, tiny_olmoe_dir):
-    keys = ["method=base", "task=toy_choice", "limit=2", "metrics=expert", f"model.path={tiny_olmoe_dir}"]
+    keys = [
+        "method=base",
+        "task=toy_choice",
+        "limit=2",
+        "metrics=expert",
+        f"model.path={tiny_olmoe_dir}",
+    ]
     results = moe_lab.run([*keys, f"output_dir={tmp_path}"], quiet=True)
     with pytest.raises(ConfigError, match="no difference to plot"):
         results.plot()
@@ -151,7 +173,11 @@ def test_a_report_has_what_is_stored(tmp_path, tiny_olmoe_dir):
     made = moe_lab.run([*keys, "method.n=2"], quiet=True)
     (tmp_path / "report.html").unlink()
     found = moe_lab.report([*keys, "method.n=2,3"], quiet=True)
-    assert list(found) == list(made) and len(found.missing) == 1 and (tmp_path / "report.html").exists()
+    assert (
+        list(found) == list(made)
+        and len(found.missing) == 1
+        and (tmp_path / "report.html").exists()
+    )
 
 
 @pytest.mark.slow
@@ -215,14 +241,22 @@ paper: []
         ("roe", "base", "scores", 1),
         ("roe", "calibration", "controls", 2),
     ]
-    report = moe_lab.report(["--config-dir", str(tmp_path / "conf"), "experiment=mine", place], quiet=True)
+    report = moe_lab.report(
+        ["--config-dir", str(tmp_path / "conf"), "experiment=mine", place], quiet=True
+    )
     assert tested(report) == command
 
 
 @pytest.mark.slow
 def test_quiet_prints_nothing(tmp_path, capfd, tiny_olmoe_dir):
     """Broken by a table, a progress line or a bar in a notebook that asked for none."""
-    keys = ["method=roe", "method.n=2", "task=toy_choice", "limit=2", f"model.path={tiny_olmoe_dir}"]
+    keys = [
+        "method=roe",
+        "method.n=2",
+        "task=toy_choice",
+        "limit=2",
+        f"model.path={tiny_olmoe_dir}",
+    ]
     keys += [f"output_dir={tmp_path}", "device=cpu"]
     found = moe_lab.run(keys, quiet=True)
     assert capfd.readouterr() == ("", "") and len(found) == 1
@@ -255,13 +289,24 @@ def test_a_run_that_fails_raises(tmp_path, monkeypatch, tiny_olmoe_dir):
 
 @pytest.mark.slow
 def test_the_plan_is_that_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
-    keys = ["-m", "method=roe", "method.n=2,3", "task=toy_choice", "limit=4", f"model.path={tiny_olmoe_dir}"]
+    keys = [
+        "-m",
+        "method=roe",
+        "method.n=2,3",
+        "task=toy_choice",
+        "limit=4",
+        f"model.path={tiny_olmoe_dir}",
+    ]
     keys.append(f"output_dir={tmp_path}")
     plan = moe_lab.plan(keys)
     frame = plan.frame()
     assert capsys.readouterr().out == "" and not any(tmp_path.iterdir())
     assert list(frame["method"]) == ["base", "roe", "roe"] and list(frame["method.n"])[1:] == [2, 3]
-    assert set(frame["examples"]) == {4} and set(frame["state"]) == {"missing"} and "baseline" not in frame
+    assert (
+        set(frame["examples"]) == {4}
+        and set(frame["state"]) == {"missing"}
+        and "baseline" not in frame
+    )
     command = run_command(capsys, *keys, "mode=plan").out
     for run, tokens in zip(frame["run"], frame["tokens"], strict=True):
         assert run in command and f"{tokens:,}" in command and run in repr(plan)

@@ -56,7 +56,10 @@ def new_of(ids, inputs):
 
 
 def test_it_says_what_it_is(roe):
-    assert repr(roe) == f"RoE({type(roe.model).__name__}, n={N}, temperature={TEMPERATURE}, cache=clean)"
+    assert (
+        repr(roe)
+        == f"RoE({type(roe.model).__name__}, n={N}, temperature={TEMPERATURE}, cache=clean)"
+    )
 
 
 def test_temperatures_are_a_tuple_or_the_path_of_a_profile_too(olmoe, tokenizer, tmp_path):
@@ -151,7 +154,11 @@ def test_the_model_is_left_as_it_was(olmoe, tokenizer):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("olmoe", {}), ("mixtral", {"do_sample": True, "temperature": 0.8}), ("gpt_oss", {"do_sample": True})],
+    [
+        ("olmoe", {}),
+        ("mixtral", {"do_sample": True, "temperature": 0.8}),
+        ("gpt_oss", {"do_sample": True}),
+    ],
     ids=FAMILIES,
 )
 def test_answers_are_those_of_the_command(family, options, tmp_path, capsys, tokenizer):
@@ -161,7 +168,9 @@ def test_answers_are_those_of_the_command(family, options, tmp_path, capsys, tok
     folder = tmp_path / "model"
     small_model(family).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    gen_kwargs = ",".join(f"{key}={value}" for key, value in ({"max_gen_toks": 12} | options).items())
+    gen_kwargs = ",".join(
+        f"{key}={value}" for key, value in ({"max_gen_toks": 12} | options).items()
+    )
     ended = run_command(
         capsys, "-m", "method=roe", f"model.path={folder}", "task=toy_choice,toy_math", "limit=3", "method.n=3",
         "method.temperature=0.6", "baseline=false", "seed=2", f"gen_kwargs={gen_kwargs}", f"output_dir={tmp_path}",
@@ -169,7 +178,9 @@ def test_answers_are_those_of_the_command(family, options, tmp_path, capsys, tok
     assert ended.code == 0, ended.err
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     roe = RoE(model, AutoTokenizer.from_pretrained(folder), n=3, temperature=0.6, seed=2)
-    samples = [json.loads(line) for file in tmp_path.glob("runs/*/samples_*.jsonl") for line in file.open()]
+    samples = [
+        json.loads(line) for file in tmp_path.glob("runs/*/samples_*.jsonl") for line in file.open()
+    ]
     scored = [sample for sample in samples if "acc" in sample]
     generated = [sample for sample in samples if "exact_match" in sample]
     assert len(scored) == len(generated) == 3
@@ -195,7 +206,9 @@ def cut(text, stop):
 def test_a_stop_string_ends_a_text(roe, model, tokenizer):
     whole = roe.generate("hello", max_new_tokens=30, do_sample=True)
     stop = next(character for character in whole[2:] if character.isascii())
-    cut = roe.generate(["hello", "a longer prompt"], max_new_tokens=30, do_sample=True, stop_strings=[stop])
+    cut = roe.generate(
+        ["hello", "a longer prompt"], max_new_tokens=30, do_sample=True, stop_strings=[stop]
+    )
     assert cut[0] == whole[: whole.index(stop) + 1]
     inputs = left_padded(tokenizer, ["hello"])
     criteria = [StopStringCriteria(tokenizer, stop)]
@@ -250,7 +263,9 @@ def test_stopping_criteria_see_the_batch_as_those_of_transformers(model, tokeniz
         == [len(scores) for _, scores in their_calls]
         == [*range(1, 7)]
     )
-    for (our_ids, our_scores), (their_ids, their_scores) in zip(our_calls, their_calls, strict=True):
+    for (our_ids, our_scores), (their_ids, their_scores) in zip(
+        our_calls, their_calls, strict=True
+    ):
         assert our_ids[2] == their_ids[2]
         torch.testing.assert_close(our_scores[-1][2], their_scores[-1][2], atol=1e-3, rtol=1e-3)
 
@@ -285,7 +300,10 @@ def test_a_streamer_gets_the_prompt_and_every_token(roe, model, tokenizer, capsy
     assert tokenizer.decode(streamer.values) == "hello" + text and streamer.ended == 1
     inputs, streamer = left_padded(tokenizer, ["hello"]), Collected()
     ids = model.generate(
-        **inputs, custom_generate=partial(roe, streamer=streamer), streamer=streamer, max_new_tokens=5
+        **inputs,
+        custom_generate=partial(roe, streamer=streamer),
+        streamer=streamer,
+        max_new_tokens=5,
     )
     assert streamer.values == ids[0].tolist()
     roe.generate("hello", max_new_tokens=5, streamer=TextStreamer(tokenizer, skip_prompt=True))
@@ -299,7 +317,9 @@ def test_one_text_and_several(roe, tokenizer):
     assert roe.generate(["hello"], max_new_tokens=2) == [roe.generate("hello", max_new_tokens=2)]
     assert len(roe.generate("hello", max_new_tokens=2, do_sample=True, num_return_sequences=3)) == 3
     one = roe.loglikelihood("hello", " you")
-    assert roe.loglikelihood(["hello", "hello"], [" you", " you"]) == pytest.approx([one, one], abs=1e-4)
+    assert roe.loglikelihood(["hello", "hello"], [" you", " you"]) == pytest.approx(
+        [one, one], abs=1e-4
+    )
     ids = tokenizer.encode("hello")
     V = roe.model.config.vocab_size
     forms = (ids, [ids], torch.tensor(ids), torch.tensor([ids]), [torch.tensor(ids)])
@@ -325,7 +345,10 @@ def test_a_seed_of_a_call_is_that_of_another_object(model, tokenizer, roe, olmoe
     other = RoE(model, tokenizer, n=3, temperature=0.7, seed=6)
     assert roe.generate("hello", seed=6, **options) == other.generate("hello", **options) != own
     assert roe.lm.cost["noisy_decisions"] == decided + other.lm.cost["noisy_decisions"]
-    assert roe.generate("hello", **options) == own and roe.generate("hello", max_new_tokens=8) == greedy
+    assert (
+        roe.generate("hello", **options) == own
+        and roe.generate("hello", max_new_tokens=8) == greedy
+    )
     texts = {roe.generate("hello", seed=seed, **options) for seed in range(5)}
     assert len(texts) == 5
     inputs = left_padded(tokenizer, ["hello"])
@@ -333,7 +356,9 @@ def test_a_seed_of_a_call_is_that_of_another_object(model, tokenizer, roe, olmoe
     text = tokenizer.decode(new_of(ids, inputs)[0], skip_special_tokens=True)
     assert text == other.generate("hello", **options)
     one = RoE(olmoe, tokenizer, n=1)
-    texts = {one.generate("hello", seed=seed, max_new_tokens=8, do_sample=True) for seed in range(5)}
+    texts = {
+        one.generate("hello", seed=seed, max_new_tokens=8, do_sample=True) for seed in range(5)
+    }
     assert len(texts) == 5
 
 
@@ -342,13 +367,17 @@ def test_a_template_that_begins_with_bos_does_not_double_it(monkeypatch):
     model, tokenizer = moe_lab.tiny()
     bos = tokenizer.convert_ids_to_tokens(0)
     tokenizer.bos_token = bos
-    tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, 0)])
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, 0)]
+    )
     tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}"
     roe = RoE(model, tokenizer, n=2)
     assert tokenizer("a")["input_ids"][0] == 0
     prompts = []
     generate = model.generate
-    monkeypatch.setattr(model, "generate", lambda **k: prompts.append(k["input_ids"]) or generate(**k))
+    monkeypatch.setattr(
+        model, "generate", lambda **k: prompts.append(k["input_ids"]) or generate(**k)
+    )
     messages = [{"role": "user", "content": "hello"}]
     roe.generate(tokenizer.apply_chat_template(messages, tokenize=False), max_new_tokens=1)
     assert prompts[0][0].tolist().count(0) == 1
@@ -358,4 +387,11 @@ def test_inputs_that_the_engine_does_not_read_are_refused(olmoe, tokenizer):
     inputs = left_padded(tokenizer, ["hello"])
     asked = RoE(olmoe, tokenizer, n=2)
     with pytest.raises(ValueError, match="takes no token_type_ids: it reads token ids alone"):
-        asked(olmoe, inputs["input_ids"], [], [], olmoe.generation_config, token_type_ids=inputs["input_ids"])
+        asked(
+            olmoe,
+            inputs["input_ids"],
+            [],
+            [],
+            olmoe.generation_config,
+            token_type_ids=inputs["input_ids"],
+        )

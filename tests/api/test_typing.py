@@ -45,9 +45,14 @@ def test_a_type_checker_knows_the_public_names(tmp_path: Path, monkeypatch):
     (tmp_path / "correct.py").write_text(CORRECT)
     (tmp_path / "wrong.py").write_text(WRONG)
     monkeypatch.setenv("MYPYPATH", str(PACKAGE.parent))
-    common = ["--python-executable", sys.executable, "--ignore-missing-imports", "--follow-imports=silent"]
-    assert api.run([*common, str(tmp_path / "correct.py")])[2] == 0, api.run([str(tmp_path / "correct.py")])[
-        0
+    common = [
+        "--python-executable",
+        sys.executable,
+        "--ignore-missing-imports",
+        "--follow-imports=silent",
     ]
+    assert api.run([*common, str(tmp_path / "correct.py")])[2] == 0, api.run(
+        [str(tmp_path / "correct.py")]
+    )[0]
     said = api.run([*common, str(tmp_path / "wrong.py")])[0]
     assert 'has no attribute "tinny"' in said and 'incompatible type "int"' in said

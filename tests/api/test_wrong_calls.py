@@ -51,9 +51,15 @@ def deciding(m, change):
 # name of the argument or value that the message has -> the call with a model and a tokenizer
 WRONG = {
     # RoE
-    "infinite": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK.double() * 1e300)),
-    "weights_TK are NaN": lambda m, t: deciding(m, lambda r: r._replace(weights_TK=r.weights_TK * torch.nan)),
-    "must have the shape": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK[:, :1])),
+    "infinite": lambda m, t: deciding(
+        m, lambda r: r._replace(weights_TK=r.weights_TK.double() * 1e300)
+    ),
+    "weights_TK are NaN": lambda m, t: deciding(
+        m, lambda r: r._replace(weights_TK=r.weights_TK * torch.nan)
+    ),
+    "must have the shape": lambda m, t: deciding(
+        m, lambda r: r._replace(index_TK=r.index_TK[:, :1])
+    ),
     "must be int64": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK.int())),
     "must be below 8": lambda m, t: deciding(m, lambda r: r._replace(index_TK=r.index_TK + 7)),
     "n=0": lambda m, t: roe(m, t, n=0),
@@ -77,14 +83,20 @@ WRONG = {
     "training mode": lambda m, t: roe(make_model("olmoe").train(), t),
     "tokenizer='my/model'": lambda m, t: roe(m, "my/model"),
     # generate
-    r"text=.*\{.*give a text.* tokenizer.apply_chat_template": lambda m, t: roe(m, t).generate(MESSAGES),
+    r"text=.*\{.*give a text.* tokenizer.apply_chat_template": lambda m, t: roe(m, t).generate(
+        MESSAGES
+    ),
     r"text=\[\]": lambda m, t: roe(m, t).generate([]),
-    "num_beams=2": lambda m, t: roe(m, t).generate("a", generation_config=GenerationConfig(num_beams=2)),
+    "num_beams=2": lambda m, t: roe(m, t).generate(
+        "a", generation_config=GenerationConfig(num_beams=2)
+    ),
     # next_token_logprobs
     "ids='two'": lambda m, t: roe(m, t).next_token_logprobs("two"),
     r"ids=\[0.5\]": lambda m, t: roe(m, t).next_token_logprobs([0.5]),
     r"ids=\[9999\].*300": lambda m, t: roe(m, t).next_token_logprobs([9999]),
-    r"ids=\[0, 1, 2, [\d, ]{40,50}\.\.\.: ": lambda m, t: roe(m, t).next_token_logprobs(list(range(299)) * 2),
+    r"ids=\[0, 1, 2, [\d, ]{40,50}\.\.\.: ": lambda m, t: roe(m, t).next_token_logprobs(
+        list(range(299)) * 2
+    ),
     # loglikelihood
     r"continuation=\['b', ''\]|continuation=''": lambda m, t: roe(m, t).loglikelihood("a", ""),
     "2 contexts and 1": lambda m, t: roe(m, t).loglikelihood(["a", "b"], ["c"]),
@@ -113,7 +125,9 @@ WRONG = {
     "No router was.*Llama": lambda m, t: inside(freeze(make_model("llama"), "router"), m),
     # expert_metrics
     "texts='hello'": lambda m, t: expert_metrics(m, "hello", t),
-    r"texts=\[\[1, 2\], \[3, 4\]\]|texts=.*\[": lambda m, t: expert_metrics(m, [[[1, 2], [3, 4]]], t),
+    r"texts=\[\[1, 2\], \[3, 4\]\]|texts=.*\[": lambda m, t: expert_metrics(
+        m, [[[1, 2], [3, 4]]], t
+    ),
     "999.*below": lambda m, t: expert_metrics(m, [[1, 999]], t),
     "needs the tokenizer": lambda m, t: expert_metrics(m, ["hello"], None),
     "2 to 512 token ids": lambda m, t: expert_metrics(m, ["a"], t),
@@ -133,7 +147,9 @@ WRONG = {
     "Did you mean 'roe'": lambda m, t: moe_lab.run(["method=rou"]),
     "runs, and mode=plan has none": lambda m, t: moe_lab.run(["mode=plan"]),
     "--cfg job only prints": lambda m, t: moe_lab.run(["--cfg", "job"]),
-    "brings its own grid": lambda m, t: moe_lab.run(["-m", "experiment=roe/figure3", "method.n=2,3"]),
+    "brings its own grid": lambda m, t: moe_lab.run(
+        ["-m", "experiment=roe/figure3", "method.n=2,3"]
+    ),
     "method=roe.*list": lambda m, t: moe_lab.run("method=roe"),
     # plan, report, compare
     r"moe_lab.plan\(overrides\)='method=roe'": lambda m, t: moe_lab.plan("method=roe"),

@@ -10,7 +10,11 @@ from benchmarks.faults.child import Ended
 from benchmarks.faults.kinds import Kind, results_in
 from tests.support.command import exit_code
 
-RESULTS = {"results": {"t": {"acc,none": 0.5}}, "date": 1.0, "moe_lab": {"cost": {"wall_seconds": 2.0}}}
+RESULTS = {
+    "results": {"t": {"acc,none": 0.5}},
+    "date": 1.0,
+    "moe_lab": {"cost": {"wall_seconds": 2.0}},
+}
 
 
 def stored(folder: Path, results: dict, name: str = "run") -> Path:
@@ -30,7 +34,9 @@ def test_a_lost_wrong_or_left_thing_is_seen(tmp_path):
     assert kind.problems(ended(), whole) == []
     assert kind.problems(ended(), stored(tmp_path / "later", RESULTS | {"date": 2.0})) == []
     wrong = stored(tmp_path / "wrong", RESULTS | {"results": {"t": {"acc,none": 0.25}}})
-    assert "results differ: /run/results/t/acc,none: 0.5 and 0.25" in kind.problems(ended(), wrong)[0]
+    assert (
+        "results differ: /run/results/t/acc,none: 0.5 and 0.25" in kind.problems(ended(), wrong)[0]
+    )
     assert "only one has run" in kind.problems(ended(), tmp_path / "none")[0]
     assert kind.problems(ended(1, "why"), whole) == ["ended with 1: why"]
     assert kind.problems(ended(0, "Traceback (most recent call last):"), whole)
@@ -44,7 +50,10 @@ def test_a_damaged_result_that_is_not_needed_has_to_be_told(tmp_path):
     path = folder / "runs" / "run" / "results.json"
     path.write_text("[")
     assert kind.problems(ended(), folder)
-    assert kind.problems(ended(output=f"{path} is damaged: Expecting value. It is not used."), folder) == []
+    assert (
+        kind.problems(ended(output=f"{path} is damaged: Expecting value. It is not used."), folder)
+        == []
+    )
 
 
 @pytest.mark.slow

@@ -27,7 +27,9 @@ def recorded(
     places = {"<files>": str(place / "files")}
     command = {"line": "method=roe", "exit_code": exit_code, "seconds": seconds, "places": places}
     (place / "command.json").write_text(json.dumps(command))
-    (place / "stdout.txt").write_text(f"roe  0.1000   {seconds} s  PARTIAL\n{place}/{run}/results.json\n")
+    (place / "stdout.txt").write_text(
+        f"roe  0.1000   {seconds} s  PARTIAL\n{place}/{run}/results.json\n"
+    )
     results = json.loads(json.dumps(RESULTS))
     results["moe_lab"]["cost"]["wall_seconds"] = seconds
     (place / run / "results.json").write_text(json.dumps(results))
@@ -77,7 +79,10 @@ def test_a_changed_number_is_named(tmp_path, capsys):
     changed(place / RUN / "results.json", '": 0.1}', '": 0.1000000000001}')
     code, printed, row = compared(tmp_path, capsys)
     assert (code, row) == (1, differing("numbers"))
-    assert "results.json: /results/toy_math/exact_match,none: 0.1 before, 0.1000000000001 after" in printed
+    assert (
+        "results.json: /results/toy_math/exact_match,none: 0.1 before, 0.1000000000001 after"
+        in printed
+    )
     assert compared(tmp_path, capsys, rtol=1e-9)[0] == 0
 
 
@@ -116,7 +121,10 @@ def test_a_changed_text_is_shown(tmp_path, capsys):
     changed(place / "stdout.txt", "PARTIAL", "PART")
     code, printed, row = compared(tmp_path, capsys)
     assert (code, row) == (1, differing("texts"))
-    assert "-roe  0.1000  <duration>  PARTIAL" in printed and "+roe  0.1000  <duration>  PART" in printed
+    assert (
+        "-roe  0.1000  <duration>  PARTIAL" in printed
+        and "+roe  0.1000  <duration>  PART" in printed
+    )
 
 
 def test_a_missing_file_is_named(tmp_path, capsys):

@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def planned(*overrides: str) -> Planned:
-    composed: Any = SimpleNamespace(experiment=SimpleNamespace(name="roe/figure6"), cells=[], study=None)
+    composed: Any = SimpleNamespace(
+        experiment=SimpleNamespace(name="roe/figure6"), cells=[], study=None
+    )
     return Planned(composed, compose_cell(list(overrides), []))
 
 
@@ -35,7 +37,9 @@ def test_a_subset_has_every_option():
         for way in ("base", "roe")
     ]
     chosen = subset(cells)
-    assert set().union(*(cell.options for cell in chosen)) == set().union(*(cell.options for cell in cells))
+    assert set().union(*(cell.options for cell in chosen)) == set().union(
+        *(cell.options for cell in cells)
+    )
     assert len(chosen) == 3, "as many as there are tasks"
 
 
@@ -75,7 +79,8 @@ CELLS = {
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=pytest.mark.slow) if name == "scmoe" else name for name in CELLS]
+    "method",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "scmoe" else name for name in CELLS],
 )
 def test_a_cell_of_each_method_reads_what_was_planned(method, tmp_path):
     """The cell is cut as in a rehearsal; its model is the embedded one, which needs no hub."""
@@ -106,8 +111,13 @@ def test_cells_run_once_and_read_what_was_planned(tmp_path):
     """Of generated rows: RoE that is tuned, and choices. Its models are small."""
     twice = "import sys; from benchmarks.rehearse import main; sys.exit(main() or main())"
     keys = ["--experiment", "roe/figure6", "--output", str(tmp_path), "--only", "svamp"]
-    command, environment = [sys.executable, "-c", twice, *keys], os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    command, environment = (
+        [sys.executable, "-c", twice, *keys],
+        os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     lines = (tmp_path / "cells.jsonl").read_text(encoding="utf-8").splitlines()
     cell, drawn = map(json.loads, lines)

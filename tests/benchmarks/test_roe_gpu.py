@@ -25,7 +25,9 @@ def test_every_setting_is_measured(capsys):
     roe_gpu.compare(model, device, batches=[1, 2], rows=[1, 3], past=6, steps=4)
     lines = capsys.readouterr().out.splitlines()[2:]
     names = ["generate", "n=1, temperature 0.0", "n=3, temperature 0.0", "n=3, temperature 0.3"]
-    assert [line.split(" | ")[:2] for line in lines] == [[f"| {b}", name] for b in (1, 2) for name in names]
+    assert [line.split(" | ")[:2] for line in lines] == [
+        [f"| {b}", name] for b in (1, 2) for name in names
+    ]
     assert all(float(line.split(" | ")[2]) > 0 for line in lines)
 
 
@@ -33,7 +35,10 @@ def test_a_step_is_counted_for_every_token():
     device = torch.device("cpu")
     model = roe_gpu.random_model(TINY, device)
     prompts = roe_gpu.random_prompts(64, 2, 6)
-    for run in (roe_gpu.by_transformers(model, prompts, 4), roe_gpu.by_roe(model, prompts, 4, 3, 0.3)):
+    for run in (
+        roe_gpu.by_transformers(model, prompts, 4),
+        roe_gpu.by_roe(model, prompts, 4, 3, 0.3),
+    ):
         steps: list[None] = []
         run(partial(steps.append, None))
         assert len(steps) == 4

@@ -18,14 +18,23 @@ from tests.support.command import FakeRuns, install, run_command
 WRONG = {
     "workers without a launcher": (["launcher.workers=2"], "Add launcher=local"),
     "workers on one GPU": (["launcher=local", "device=cuda:1"], "each worker has GPUs of its own"),
-    "workers that would train one model": (["launcher=local", "method=pretrain-tiny"], "Leave launcher= out"),
+    "workers that would train one model": (
+        ["launcher=local", "method=pretrain-tiny"],
+        "Leave launcher= out",
+    ),
     "Hydra's folder of a run": (["hydra.run.dir=elsewhere"], "output_dir=<folder>"),
     "a list for an option": (["tuning=[tpe,grid]"], "A grid: -m tuning=a,b"),
     "a list of tasks": (["task=[gsm8k,piqa]"], "task=lm_eval task.name=[piqa,sciq]"),
     "a hub id as an option": (["model=someone/a-model"], "model.path=someone/a-model"),
     "a word that is no key": (["report"], "mode=report"),
-    "several values": (["limit=1,2"], "A grid: -m limit=1,2. A list, if the key takes one: limit=[1,2]."),
-    "several seeds": (["seed=1,2"], "A grid: -m seed=1,2. Consecutive seeds with a summary: seeds="),
+    "several values": (
+        ["limit=1,2"],
+        "A grid: -m limit=1,2. A list, if the key takes one: limit=[1,2].",
+    ),
+    "several seeds": (
+        ["seed=1,2"],
+        "A grid: -m seed=1,2. Consecutive seeds with a summary: seeds=",
+    ),
     "a key of one method of a grid": (["-m", "method=roe,scmoe", "method.n=8"], "Run them apart"),
     "an unknown key": (["metod=roe"], "Did you mean 'method'?"),
     "an unknown key of a group": (["method.temprature=0.1"], "Did you mean 'method.temperature'?"),
@@ -49,10 +58,22 @@ WRONG = {
     ),
     "a table's wrong key": (["experiment=c3po/table1", "++method.kk=4"], "Did you mean 'k'?"),
     "a key without cells": (["experiment=moe_bench/table1", "method.n=4"], "has it."),
-    "a method's empty key in a table": (["experiment=roe/figure3", "method.n="], "method.n= has no value"),
-    "nested references": (["method=icl", "method.reference=[[a]]"], "reference[0]=['a']: expected text"),
-    "phases that are no mappings": (["method=finetune-freeze", "method.phases=[1]"], "expected a mapping"),
-    "no number": (["gen_kwargs=temperature=nan"], "gen_kwargs.temperature=nan: must be a finite number"),
+    "a method's empty key in a table": (
+        ["experiment=roe/figure3", "method.n="],
+        "method.n= has no value",
+    ),
+    "nested references": (
+        ["method=icl", "method.reference=[[a]]"],
+        "reference[0]=['a']: expected text",
+    ),
+    "phases that are no mappings": (
+        ["method=finetune-freeze", "method.phases=[1]"],
+        "expected a mapping",
+    ),
+    "no number": (
+        ["gen_kwargs=temperature=nan"],
+        "gen_kwargs.temperature=nan: must be a finite number",
+    ),
     "a nested setting of generation": (["gen_kwargs={until:[[a]]}"], "gen_kwargs.until[0]"),
     "limit zero": (["limit=0"], "a number of documents, or a fraction"),
     "negative samples": (["samples=[-1]"], "from 0 on"),
@@ -70,17 +91,26 @@ WRONG = {
     "a config folder that is none": (["--config-dir", "/nowhere/at/all"], "not found"),
     "a flag that is none": (["--unknown"], "unrecognized arguments"),
     "a flag of lm-eval": (["--tasks", "gsm8k"], "Instead: task=gsm8k, or task=lm_eval"),
-    "the model of lm-eval": (["--model", "hf", "--model_args", "pretrained=x"], "or model.path=<hub id"),
+    "the model of lm-eval": (
+        ["--model", "hf", "--model_args", "pretrained=x"],
+        "or model.path=<hub id",
+    ),
     "a key with dashes": (["--limit", "5"], "Use limit=<value>"),
     "a group with dashes": (["--model", "hf"], "Use model=<value>"),
     "a key of transformers": (["model.load_in_4bit=true"], "fused tensors"),
-    "flash attention": (["model.attn_implementation=flash_attention_2"], "flex kernels do not take"),
+    "flash attention": (
+        ["model.attn_implementation=flash_attention_2"],
+        "flex kernels do not take",
+    ),
     "an unknown hydra key": (["hydra.foo=1"], "Hydra only composes here"),
     "another launcher": (["-m", "hydra/launcher=joblib"], "launcher=local"),
     "Optuna as a sweeper": (["-m", "hydra/sweeper=optuna"], "tuning=tpe"),
     "variables of jobs": (["+hydra.job.env_set.A=b"], "Hydra only composes here"),
     "a grid of no run": (["-m", "method.n=glob(*)"], "method.n=glob(*) has no runs"),
-    "a function as a method": (["method=a.py:f"], "A function of a file: method=policy method.policy=a.py:f"),
+    "a function as a method": (
+        ["method=a.py:f"],
+        "A function of a file: method=policy method.policy=a.py:f",
+    ),
     "null as a task": (["task=null"], "--help task= lists"),
     "two equal signs": (["seed=1=2"], "seed=1=2: expected an integer"),
     "a key of a method with dashes": (["--method.n=2"], "Use method.n=<value>"),
@@ -114,7 +144,8 @@ def test_full_error_shows_the_traceback(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("line", "says"), [("path: [unclosed", "mine.yaml"), ("pth: somewhere", "Did you mean 'model.path'?")]
+    ("line", "says"),
+    [("path: [unclosed", "mine.yaml"), ("pth: somewhere", "Did you mean 'model.path'?")],
 )
 def test_a_wrong_yaml_of_ones_own_is_named(line, says, capsys, tmp_path):
     (tmp_path / "model").mkdir()
@@ -136,14 +167,20 @@ MANDATORY = [
 
 
 @pytest.mark.parametrize(("group", "name", "text", "key"), MANDATORY)
-def test_a_mandatory_value_of_an_option_must_be_given(group, name, text, key, capsys, monkeypatch, tmp_path):
+def test_a_mandatory_value_of_an_option_must_be_given(
+    group, name, text, key, capsys, monkeypatch, tmp_path
+):
     ran = install(monkeypatch, FakeRuns())
     (tmp_path / group).mkdir()
     (tmp_path / group / f"{name}.yaml").write_text(f"# mine\n{text}\n")
     argv = ["--config-dir", str(tmp_path), f"{group}={name}", f"output_dir={tmp_path}"]
     for more in ([], ["limit=4"]):  # as a whole, and option by option
         ended = run_command(capsys, *argv, *more)
-        assert ended.code == 2 and f"{key} must be given: {key}=<value>" in ended.err and not ran.executed
+        assert (
+            ended.code == 2
+            and f"{key} must be given: {key}=<value>" in ended.err
+            and not ran.executed
+        )
     values = run_command(capsys, *argv, f"{key}=3", "--cfg", "job")
     assert values.code == 0 and "must_be_given" not in values.out
 
@@ -165,7 +202,10 @@ NOT_UTF_8 = {
     "an option's help": ("model/mine.yaml", ["--help", "model=mine"]),
     "a key's help": ("model/mine.yaml", ["--help", "revision"]),
     "a table": ("experiments/own/mine.yaml", ["experiment=own/mine"]),
-    "a task": ("tasks/mine.yaml", ["task=lm_eval", "task.name=mine", "task.include_path={folder}/tasks"]),
+    "a task": (
+        "tasks/mine.yaml",
+        ["task=lm_eval", "task.name=mine", "task.include_path={folder}/tasks"],
+    ),
     "a profile": ("best.yaml", ["method.temperature={folder}/best.yaml"]),
 }
 
@@ -177,7 +217,9 @@ def test_a_yaml_that_is_not_utf_8_is_refused_by_name(case, capsys, tmp_path):
     file.parent.mkdir(parents=True)
     file.write_bytes("# mine\ntask: mine\n# Grüße\nname: tiny\n".encode("latin-1"))
     typed = [argument.format(folder=tmp_path / "own") for argument in argv]
-    ended = run_command(capsys, "--config-dir", str(tmp_path / "own"), *typed, f"output_dir={tmp_path}")
+    ended = run_command(
+        capsys, "--config-dir", str(tmp_path / "own"), *typed, f"output_dir={tmp_path}"
+    )
     assert ended.code == 2 and name in ended.err and "Traceback" not in ended.err
     assert "utf-8" in ended.err.lower() and len(ended.err.splitlines()) <= 3
     if name.startswith("model"):
@@ -194,7 +236,10 @@ def test_a_seed_is_what_numpy_and_transformers_take(key, value, capsys, monkeypa
     for more in (["method=roe"], ["mode=plan"], ["method=finetune-freeze", "method.dataset=toy"]):
         ended = run_command(capsys, f"{key}={value}", f"output_dir={tmp_path}", *more)
         assert ended.code == 2 and not ran.executed
-        assert f"{key}={value}: must be a number that is at least 0 and at most 4,294,967,295" in ended.err
+        assert (
+            f"{key}={value}: must be a number that is at least 0 and at most 4,294,967,295"
+            in ended.err
+        )
 
 
 def test_the_largest_seed_is_one_and_the_last_of_several_is_below_it(capsys, monkeypatch, tmp_path):

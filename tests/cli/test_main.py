@@ -57,7 +57,9 @@ def test_hydra_explains_its_own_flags(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["--version"], ["--cfg", "job"], ["--info", "defaults"], ["mode=plan"]], ids=" ".join
+    "argv",
+    [["--help"], ["--version"], ["--cfg", "job"], ["--info", "defaults"], ["mode=plan"]],
+    ids=" ".join,
 )
 def test_what_only_prints_leaves_nothing_behind(argv, capsys, runs, tmp_path):
     ended = run_command(capsys, *argv)
@@ -70,7 +72,10 @@ def test_no_argument_is_roe_on_the_tiny_model(capsys, runs):
     ended = run_command(capsys)
     assert (ended.code, runs.executed) == (0, ["tiny-roe-toy_math-0"])
     *_, page, results = ended.out.splitlines()
-    assert (page, results) == ("outputs/report.html", "outputs/runs/tiny-roe-toy_math-0/results.json")
+    assert (page, results) == (
+        "outputs/report.html",
+        "outputs/runs/tiny-roe-toy_math-0/results.json",
+    )
     scores = ("0.5000", "[0.2373, 0.7627]", "+0.1000", "[-0.1000, +0.3000]", "0.3100")
     for text in (*scores, "PARTIAL", "untuned", "2.0 s"):
         assert text in ended.out
@@ -88,7 +93,9 @@ def test_what_a_user_typed_is_printed_as_it_is(capsys, runs):
 
 @pytest.mark.slow
 def test_a_grid_keeps_each_model_together_and_ends_in_one_table(capsys, runs):
-    ended = run_command(capsys, "-m", "task=toy_math,toy_choice", "model=tiny,olmoe", "method=base,roe")
+    ended = run_command(
+        capsys, "-m", "task=toy_math,toy_choice", "model=tiny,olmoe", "method=base,roe"
+    )
     assert ended.code == 0
     models = [run.split("-")[0] for run in runs.executed]
     assert models == ["tiny"] * 4 + ["olmoe"] * 4
@@ -101,7 +108,10 @@ def test_seeds_make_runs_only_where_there_is_randomness(capsys, runs):
     """Broken, too, by a base run that is shown with seed=0 where seed=3 was typed, and by a seed that is not shown."""
     ended = run_command(capsys, "-m", "method=base,roe", "seeds=3", "seed=5")
     assert ended.code == 0
-    assert runs.executed == ["tiny-base-toy_math-0", *(f"tiny-roe-toy_math-{seed}" for seed in (5, 6, 7))]
+    assert runs.executed == [
+        "tiny-base-toy_math-0",
+        *(f"tiny-roe-toy_math-{seed}" for seed in (5, 6, 7)),
+    ]
     assert runs.summarized == runs.executed
     assert "seed=6" in ended.out, "the table tells the runs apart"
     assert settings([[], ["seed=3"]], [None, 3]) == ["", "seed=3"]
@@ -109,7 +119,10 @@ def test_seeds_make_runs_only_where_there_is_randomness(capsys, runs):
     assert settings([["seed=1"], ["seed=0"]], [1, 0]) == ["seed=1", "seed=0"]
     planned = run_command(capsys, "-m", "mode=plan", "method=base,roe", "seed=3").out
     rows = [line.split() for line in planned.splitlines()]
-    assert {row[1]: row[2] for row in rows if row[1:2] in (["base"], ["roe"])} == {"base": "-", "roe": "3"}
+    assert {row[1]: row[2] for row in rows if row[1:2] in (["base"], ["roe"])} == {
+        "base": "-",
+        "roe": "3",
+    }
 
 
 @pytest.mark.slow
@@ -124,7 +137,10 @@ def test_what_is_wrong_with_one_cell_names_it(capsys, runs, monkeypatch):
     monkeypatch.setattr(moe_lab.runs.jobs, "prepare", prepare)
     ended = run_command(capsys, "-m", "method=icl,c3po", "method.reference_size=4")
     assert ended.code == 2 and not runs.executed
-    assert "In the cell method=c3po method.reference_size=4:\nmethod.reference_size=4 is too few" in ended.err
+    assert (
+        "In the cell method=c3po method.reference_size=4:\nmethod.reference_size=4 is too few"
+        in ended.err
+    )
     assert "In the cell" not in run_command(capsys, "method=c3po", "method.reference_size=4").err
 
 
@@ -135,9 +151,21 @@ def test_what_is_wrong_with_one_cell_names_it(capsys, runs, monkeypatch):
         ({}, 0),
         ({"tiny-roe-toy_math-1": ResultsError("the disk is full")}, 1),
         ({"tiny-roe-toy_math-1": RunHeldError("held by process 7")}, 3),
-        ({"tiny-roe-toy_math-1": RunHeldError("held"), "tiny-roe-toy_math-2": ResultsError("full")}, 1),
+        (
+            {
+                "tiny-roe-toy_math-1": RunHeldError("held"),
+                "tiny-roe-toy_math-2": ResultsError("full"),
+            },
+            1,
+        ),
         ({"tiny-roe-toy_math-1": RuntimeError("a defect")}, 1),
-        ({"tiny-roe-toy_math-1": ResultsError("full"), "tiny-roe-toy_math-2": KeyboardInterrupt()}, 130),
+        (
+            {
+                "tiny-roe-toy_math-1": ResultsError("full"),
+                "tiny-roe-toy_math-2": KeyboardInterrupt(),
+            },
+            130,
+        ),
         ({"tiny-roe-toy_math-2": Terminated()}, 143),
     ],
     ids=["done", "failed", "held", "held and failed", "defect", "interrupted", "terminated"],
@@ -171,7 +199,9 @@ def test_exit_codes_of_one_run(error, code, capsys, runs):
     assert ("without one it starts anew" in ended.err) == (code in (130, 143))
 
 
-def test_sigterm_unwinds_as_an_interruption_and_another_handler_is_left_alone(capsys, runs, monkeypatch):
+def test_sigterm_unwinds_as_an_interruption_and_another_handler_is_left_alone(
+    capsys, runs, monkeypatch
+):
     def terminated(run, models, **_):
         signal.raise_signal(signal.SIGTERM)
 
@@ -223,9 +253,15 @@ def test_a_plan_names_all_that_a_command_lacks(capsys, monkeypatch, tmp_path):
     out = f"output_dir={tmp_path}"
     ended = run_command(capsys, "mode=plan", "model=olmoe", "task=svamp", "offline=true", out)
     assert ended.code == 2 and ended.out == ""
-    for text in ("model allenai/OLMoE-1B-7B-0924-Instruct", "data set ChilleD/SVAMP", "mode=prefetch"):
+    for text in (
+        "model allenai/OLMoE-1B-7B-0924-Instruct",
+        "data set ChilleD/SVAMP",
+        "mode=prefetch",
+    ):
         assert text in ended.err
-    grid = run_command(capsys, "-m", "mode=plan", "task=toy_math,svamp", "limit=2", "offline=true", out)
+    grid = run_command(
+        capsys, "-m", "mode=plan", "task=toy_math,svamp", "limit=2", "offline=true", out
+    )
     assert grid.code == 2 and "cannot run (1)" in grid.out and "(1) Task svamp: " in grid.out
     assert "To run: " in grid.out and "Cannot run: 1." in grid.out
     assert list(tmp_path.iterdir()) == []
@@ -298,7 +334,9 @@ def test_an_options_yaml_is_shown(group, name, capsys):
 
 
 def test_several_options_are_explained_at_once_and_each_once(capsys):
-    out = run_command(capsys, "-m", "method=roe,c2r", "task=boolq", "method=c2r", "seed=1", "--help").out
+    out = run_command(
+        capsys, "-m", "method=roe,c2r", "task=boolq", "method=c2r", "seed=1", "--help"
+    ).out
     heads = [line for line in out.splitlines() if re.fullmatch(r"\w+=\S+", line)]
     assert heads == ["method=roe", "method=c2r", "task=boolq"]
     out = run_command(capsys, "--help", "experiment=roe/figure3").out
@@ -329,7 +367,9 @@ def test_what_names_no_option_is_the_overview(capsys):
 def test_a_word_is_explained_whatever_it_names(word, texts, capsys):
     out = run_command(capsys, "--help", word).out
     assert [text for text in texts if text not in out] == [] and out.splitlines()[-1] == FOOT
-    assert "task.metric" not in run_command(capsys, "--help", "tuning.metric").out, "a key of the group alone"
+    assert "task.metric" not in run_command(capsys, "--help", "tuning.metric").out, (
+        "a key of the group alone"
+    )
 
 
 @pytest.mark.parametrize(

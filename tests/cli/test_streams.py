@@ -56,7 +56,10 @@ def written(encoding: str) -> io.TextIOWrapper:
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(name, marks=pytest.mark.slow) if name == "experiment" else name for name in COMMANDS],
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "experiment" else name
+        for name in COMMANDS
+    ],
 )
 def test_no_encoding_ends_a_command(command, encoding, runs, monkeypatch):
     stdout, stderr = written(encoding), written(encoding)
@@ -135,14 +138,19 @@ SHELL = {
 def test_in_a_shell_the_run_is_stored_and_the_exit_code_is_the_runs(case, tmp_path):
     ending, file = SHELL[case]
     command = f"{sys.executable} -m moe_lab {' '.join(TINY_TASK)} {ending}; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("outputs/runs/*/results.json"))) == 1
     if file is not None:
         assert "Traceback" not in (tmp_path / file).read_text()
     wrong = f"{sys.executable} -m moe_lab method=reo {ending}; exit ${{PIPESTATUS[0]}}"
     assert (
-        subprocess.run(["bash", "-c", wrong], cwd=tmp_path, capture_output=True, timeout=300).returncode == 2
+        subprocess.run(
+            ["bash", "-c", wrong], cwd=tmp_path, capture_output=True, timeout=300
+        ).returncode
+        == 2
     )
 
 

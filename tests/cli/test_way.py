@@ -36,7 +36,10 @@ def documented() -> set[str]:
     """The files of the numbered list, each the first of its line."""
     text = DOCUMENT.read_text(encoding="utf-8")
     way = text[text.index("## The way of a configuration") :].partition("\n\nA study")[0]
-    return {re.findall(r"`(\w[\w/]+\.py)`", step)[0] for step in re.split(r"^\d+\. ", way, flags=re.M)[1:]}
+    return {
+        re.findall(r"`(\w[\w/]+\.py)`", step)[0]
+        for step in re.split(r"^\d+\. ", way, flags=re.M)[1:]
+    }
 
 
 def test_ten_files_lead_to_a_run(capsys, monkeypatch, tmp_path):
@@ -46,7 +49,12 @@ def test_ten_files_lead_to_a_run(capsys, monkeypatch, tmp_path):
 
     def enter(frame: FrameType, event: str, arg: object) -> None:
         file = frame.f_code.co_filename
-        if event == "call" and not runs.prepared and file.startswith(PACKAGE) and not in_import(frame):
+        if (
+            event == "call"
+            and not runs.prepared
+            and file.startswith(PACKAGE)
+            and not in_import(frame)
+        ):
             entered.add(file.removeprefix(PACKAGE))
 
     sys.setprofile(enter)
@@ -64,7 +72,9 @@ def test_twelve_files_lead_to_the_first_noise(capsys, monkeypatch, tmp_path):
     stack: list[str] = []
 
     def stop(*args: object) -> None:
-        stack.extend(frame.filename for frame in traceback.extract_stack() if PACKAGE in frame.filename)
+        stack.extend(
+            frame.filename for frame in traceback.extract_stack() if PACKAGE in frame.filename
+        )
         raise KeyboardInterrupt
 
     monkeypatch.setattr(noise, "_noise_at", stop)
@@ -82,7 +92,9 @@ def test_four_files_lead_from_a_stored_run_to_its_row(monkeypatch):
     interval = RunResult.interval
 
     def watched(self: RunResult, *place: str) -> object:
-        stack.extend(frame.filename for frame in traceback.extract_stack() if PACKAGE in frame.filename)
+        stack.extend(
+            frame.filename for frame in traceback.extract_stack() if PACKAGE in frame.filename
+        )
         return interval(self, *place)
 
     monkeypatch.setattr(RunResult, "interval", watched)

@@ -40,7 +40,11 @@ FILES = sorted([*CONF.rglob("*.yaml"), *resource_folder("experiments").rglob("*.
 OPTIONS = [
     " ".join(filter(None, options))
     for options in zip_longest(
-        *([f"{group}={name}" for name in option_files(group, [CONF])] for group in GROUPS if group != "task")
+        *(
+            [f"{group}={name}" for name in option_files(group, [CONF])]
+            for group in GROUPS
+            if group != "task"
+        )
     )
 ]
 """Options of different groups, composed together: Hydra takes as long for five as for one."""
@@ -56,7 +60,9 @@ def test_a_file_is_short_and_a_comment_stands_above_every_key(file):
             assert lines[number - 1].strip().startswith("#"), f"{file}, line {number + 1}: {line}"
     values = yaml.load(text, Loader=LOADER)
     keys = len(values) + sum(len(each) for each in values.values() if isinstance(each, dict))
-    assert file.parent == CONF or len(lines) <= max(40, 2 * keys + 1), "a comment and a line for each key"
+    assert file.parent == CONF or len(lines) <= max(40, 2 * keys + 1), (
+        "a comment and a line for each key"
+    )
 
 
 def unchanged(router, routing):
@@ -70,10 +76,13 @@ def test_every_option_composes(options):
     [cell] = compose([*options.split(), *([policy] if "method=policy" in options else [])])
     config = to_config(cell)
     assert all(
-        getattr(config, group).name == name for group, name in (each.split("=") for each in options.split())
+        getattr(config, group).name == name
+        for group, name in (each.split("=") for each in options.split())
     )
     own = get_method(config.method.name).Config
-    assert "policy" in options or config.method == own(name=config.method.name), "the defaults in Python"
+    assert "policy" in options or config.method == own(name=config.method.name), (
+        "the defaults in Python"
+    )
 
 
 @pytest.mark.parametrize("name", option_files("task", [CONF]))
@@ -128,7 +137,8 @@ def test_usual_values_need_no_quotes_and_are_recorded():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "path", ["/tmp/ü x/ö", "/a (b)/c=d", "it's here/ä", "模型/x", "C:/a b", "~/x#1;2", "/plain/a-b_c.d"]
+    "path",
+    ["/tmp/ü x/ö", "/a (b)/c=d", "it's here/ä", "模型/x", "C:/a b", "~/x#1;2", "/plain/a-b_c.d"],
 )
 def test_paths_need_no_quotes(path):
     home = os.path.expanduser
@@ -186,7 +196,9 @@ OF_PAPER = {
 
 
 def options_in(text: str) -> set[str]:
-    text = re.sub(r"method\.backbone: \[.*?\]", "", text)  # an architecture, which bears the model's name
+    text = re.sub(
+        r"method\.backbone: \[.*?\]", "", text
+    )  # an architecture, which bears the model's name
     return set(re.findall(r"(?<![\w/-])olmoe(?:-[a-z0-9]+)*(?![\w-])", text))
 
 
@@ -251,7 +263,9 @@ def test_a_cell_is_what_hydra_composes(overrides, monkeypatch):
     expected = by_hydra(overrides, monkeypatch)
     assert compose_cell(overrides, []) == expected
     module._base.cache_clear()
-    assert compose(overrides) == compose(overrides) == [expected], "also the second command of a process"
+    assert compose(overrides) == compose(overrides) == [expected], (
+        "also the second command of a process"
+    )
 
 
 @pytest.mark.slow
@@ -284,21 +298,29 @@ def test_hydra_composes_the_defaults_and_each_option_once(monkeypatch):
     loaded: list[list[str]] = []
     load = module._Source.load
     module._base.cache_clear()
-    monkeypatch.setattr(module._Source, "load", lambda self, names: loaded.append(names) or load(self, names))
+    monkeypatch.setattr(
+        module._Source, "load", lambda self, names: loaded.append(names) or load(self, names)
+    )
     for model in ("olmoe", "mixtral"):
         for seed in range(5):
-            compose_cell([f"model={model}", "task=gsm8k", f"seed={seed}", "method.n=2", "model=tiny"], [])
+            compose_cell(
+                [f"model={model}", "task=gsm8k", f"seed={seed}", "method.n=2", "model=tiny"], []
+            )
     assert loaded == [[], ["model=tiny"], ["task=gsm8k"]]
 
 
-def test_a_config_dir_adds_options_which_are_read_again_where_they_changed_since_the_last_command(tmp_path):
+def test_a_config_dir_adds_options_which_are_read_again_where_they_changed_since_the_last_command(
+    tmp_path,
+):
     (tmp_path / "model").mkdir()
     for path in ("one", "two"):
         (tmp_path / "model" / "mine.yaml").write_text(f"name: mine\npath: {path}\n")
         grid = compose(["--config-dir", str(tmp_path), "-m", "model=mine", "seed=1,2"])
         assert [cell.values["model"]["path"] for cell in grid] == [path, path]
     again = to_config(compose_cell(["model=mine"], grid[0].config_dirs))
-    assert (again.model.path, again.config_dirs) == ("two", [str(tmp_path)]), "experiments see it, too"
+    assert (again.model.path, again.config_dirs) == ("two", [str(tmp_path)]), (
+        "experiments see it, too"
+    )
 
 
 def test_threads_compose_at_once_and_touch_neither_argv_nor_the_environment(monkeypatch):
@@ -309,16 +331,22 @@ def test_threads_compose_at_once_and_touch_neither_argv_nor_the_environment(monk
         patch.setattr(sys, "argv", ("notebook",))
         for name in ("putenv", "unsetenv", "chdir"):
             patch.setattr(os, name, refuse)
-        grids = list(pool.map(lambda seed: compose(["-m", f"seed={seed},7", "model=tiny"]), range(3)))
+        grids = list(
+            pool.map(lambda seed: compose(["-m", f"seed={seed},7", "model=tiny"]), range(3))
+        )
         assert sys.argv == ("notebook",)
-    assert [[cell.values["seed"] for cell in grid] for grid in grids] == [[seed, 7] for seed in range(3)]
+    assert [[cell.values["seed"] for cell in grid] for grid in grids] == [
+        [seed, 7] for seed in range(3)
+    ]
 
 
 @pytest.fixture
 def own(tmp_path):
     """A folder with a group `experiment`."""
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "quick.yaml").write_text("# @package _global_\nlimit: 2\nmethod: {n: 4}\n")
+    (tmp_path / "experiment" / "quick.yaml").write_text(
+        "# @package _global_\nlimit: 2\nmethod: {n: 4}\n"
+    )
     return ["--config-dir", str(tmp_path)]
 
 

@@ -82,7 +82,9 @@ def test_every_key_with_a_text_is_a_path_or_named_as_none(prefix, home):
 
 
 def test_the_home_folder_takes_the_place_of_the_tilde(home):
-    config = build(Config, {"output_dir": "~/x", "data_dir": "~", "a": None, "system_instruction": "~/x"}, "")
+    config = build(
+        Config, {"output_dir": "~/x", "data_dir": "~", "a": None, "system_instruction": "~/x"}, ""
+    )
     assert (config.output_dir, config.data_dir) == (f"{home}/x", str(home))
     assert config.system_instruction == "~/x"
 
@@ -94,11 +96,18 @@ def test_every_path_of_a_command(home, capsys, monkeypatch):
     (home / "data").mkdir()
     (home / "idea.py").write_text("def f(router, routing):\n    return routing\n")
     argv = ["--config-dir", "~/own", "model=mine", "output_dir=~/out", "data_dir=~/data"]
-    argv += ["method=policy", "method.policy=~/idea.py:f", "baseline=false", "task.include_path=~/tasks"]
+    argv += [
+        "method=policy",
+        "method.policy=~/idea.py:f",
+        "baseline=false",
+        "task.include_path=~/tasks",
+    ]
     assert run_command(capsys, *argv).code == 0
     [config] = runs.asked
     assert config.output_dir == f"{home}/out" and config.data_dir == f"{home}/data"
-    assert config.method.policy == f"{home}/idea.py:f" and config.task.include_path == f"{home}/tasks"
+    assert (
+        config.method.policy == f"{home}/idea.py:f" and config.task.include_path == f"{home}/tasks"
+    )
     assert not list(Path().iterdir()) and (home / "out" / "report.html").is_file()
 
 
@@ -112,12 +121,16 @@ def test_a_profile_and_a_comparison(home, capsys):
     (home / "best.yaml").write_text(yaml.safe_dump({"wrong": 1}))
     for key in ("method.temperature", "method.logit_scale"):
         method = "roe" if key.endswith("temperature") else "calibration"
-        ended = run_command(capsys, f"method={method}", f"{key}=~/best.yaml", "mode=plan", "task=toy_math")
+        ended = run_command(
+            capsys, f"method={method}", f"{key}=~/best.yaml", "mode=plan", "task=toy_math"
+        )
         assert ended.code == 2 and "wrong" in ended.err, "it is read"
 
 
 @pytest.mark.slow
 def test_a_run_is_stored_at_home(home, capsys):
-    ended = run_command(capsys, "method=base", "model=tiny", "task=toy_choice", "limit=2", "output_dir=~/x")
+    ended = run_command(
+        capsys, "method=base", "model=tiny", "task=toy_choice", "limit=2", "output_dir=~/x"
+    )
     assert ended.code == 0 and len(list(home.glob("x/runs/*/results.json"))) == 1
     assert not list(Path().iterdir())

@@ -86,7 +86,10 @@ def test_a_bar_has_the_name_of_its_run_while_the_block_lasts(monkeypatch):
         it.update(3)
         it.at(4, "best=1.5")
     shown: Any = sys.stderr
-    assert "tiny-roe-toy_math-01234567: loglikelihood: 100%" in shown.getvalue() and "4/4" in shown.getvalue()
+    assert (
+        "tiny-roe-toy_math-01234567: loglikelihood: 100%" in shown.getvalue()
+        and "4/4" in shown.getvalue()
+    )
     with naming("a"):
         with naming("b"):
             assert Progress(1, "x", "step", shown=False).title == "b: x"
@@ -133,7 +136,9 @@ def test_tables_show_them_in_columns_of_the_right_width(capsys):
 
 
 def test_passwords_in_urls_are_left_out():
-    url = "https://user:pass@word@hub.example/a and socks5h://token@proxy:80, http://hub.example/a@b"
+    url = (
+        "https://user:pass@word@hub.example/a and socks5h://token@proxy:80, http://hub.example/a@b"
+    )
     expected = "https://...@hub.example/a and socks5h://...@proxy:80, http://hub.example/a@b"
     assert without_passwords(url) == expected
 

@@ -17,7 +17,20 @@ from moe_lab.methods import get_method, method_names
 from moe_lab.runs.config import compose_or_explain, to_config
 from tests.support.command import FakeRuns, install, run_command
 
-TEXTS = ["12345e7", "7e10123", "5e2", "1.10", "064", "1_000", "-0", "+1", ".5", "nan", "True", "1:30"]
+TEXTS = [
+    "12345e7",
+    "7e10123",
+    "5e2",
+    "1.10",
+    "064",
+    "1_000",
+    "-0",
+    "+1",
+    ".5",
+    "nan",
+    "True",
+    "1:30",
+]
 OF_YAML = [*TEXTS, "0x1F", "yes", "1.", "off"]
 NAMES = {f"{group}.name" for group in (*GROUP_CONFIGS, "method")} - {"task.name"}
 """Which option it is."""
@@ -53,13 +66,28 @@ def is_list(kind: object) -> bool:
 def texts_for(kind: object, texts: list[str]) -> list[str]:
     """Those that are texts for this key: one that is also a switch takes true and yes as that."""
     switches = {"true", "yes", "off"}
-    return [text for text in texts if bool not in alternatives(kind) or text.lower() not in switches]
+    return [
+        text for text in texts if bool not in alternatives(kind) or text.lower() not in switches
+    ]
 
 
 def test_there_are_text_keys_in_every_group_and_method_with_one():
     keys = {key for _, key, _ in KEYS}
-    assert {"model.revision", "output_dir", "logger.tags", "launcher.address", "method.dataset"} <= keys
-    assert {"task.name", "method.reference", "apply_chat_template", "system_instruction", "a", "b"} <= keys
+    assert {
+        "model.revision",
+        "output_dir",
+        "logger.tags",
+        "launcher.address",
+        "method.dataset",
+    } <= keys
+    assert {
+        "task.name",
+        "method.reference",
+        "apply_chat_template",
+        "system_instruction",
+        "a",
+        "b",
+    } <= keys
     assert not {"batch_size", "seed", "limit", "method.temperature"} & keys
 
 
@@ -82,7 +110,9 @@ def test_an_override_keeps_its_characters(method):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_texts_that_look_like_something_else(text, capsys):
-    shown = run_command(capsys, f"model.revision={text}", f"system_instruction={text}", "--cfg", "job")
+    shown = run_command(
+        capsys, f"model.revision={text}", f"system_instruction={text}", "--cfg", "job"
+    )
     values = yaml.safe_load(shown.out)
     assert values["model"]["revision"] == values["system_instruction"] == text
     cells = compose_or_explain(["-m", f"model.revision={text},main", f"logger.tags=[{text}],[b]"])
@@ -108,7 +138,9 @@ def test_a_yaml_keeps_its_characters_quoted_or_not(method, style, tmp_path):
     for group, lines in options.items():
         own = {} if group == "mine" else {"name": method if group == "method" else "lm_eval"}
         package = ["# @package _global_"] if group == "mine" else []
-        text = "\n".join([*package, *(f"{key}: {value}" for key, value in {**own, **lines}.items())])
+        text = "\n".join(
+            [*package, *(f"{key}: {value}" for key, value in {**own, **lines}.items())]
+        )
         (tmp_path / group).mkdir()
         (tmp_path / group / "my_option.yaml").write_text(text + "\n")
         argv.append(f"+{group}=my_option" if group == "mine" else f"{group}=my_option")
@@ -133,13 +165,17 @@ def test_the_text_of_a_policys_function_keeps_its_characters(tmp_path):
 
 
 def test_a_recipe_keeps_its_characters():
-    [cell] = compose_or_explain(["model=toy-rules", "model.recipe.dataset=5e2", "model.recipe.steps=5"])
+    [cell] = compose_or_explain(
+        ["model=toy-rules", "model.recipe.dataset=5e2", "model.recipe.steps=5"]
+    )
     recipe = cell.values["model"]["recipe"]
     assert (recipe["dataset"], recipe["steps"]) == ("5e2", 5)
 
 
 def test_numbers_stay_numbers():
-    [cell] = compose_or_explain(["method.temperature=1e-1", "limit=0.50", "batch_size=8", "seed=1_0"])
+    [cell] = compose_or_explain(
+        ["method.temperature=1e-1", "limit=0.50", "batch_size=8", "seed=1_0"]
+    )
     assert cell.values["method"]["temperature"] == 0.1
     assert (cell.values["limit"], cell.values["batch_size"], cell.values["seed"]) == (0.5, 8, 10)
 

@@ -12,7 +12,9 @@ V, D, F, LAYERS, E, K = 64, 32, 24, 3, 8, 2
 
 @pytest.fixture
 def model():
-    sizes = dict(hidden_size=D, intermediate_size=F, num_hidden_layers=LAYERS, num_experts_per_tok=K)
+    sizes = dict(
+        hidden_size=D, intermediate_size=F, num_hidden_layers=LAYERS, num_experts_per_tok=K
+    )
     return make_model("olmoe", vocab_size=V, num_experts=E, pad_token_id=0, **sizes)
 
 

@@ -13,7 +13,13 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.pass_size import sequence_bytes
-from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
+from moe_lab.engine.sampling import (
+    Decoding,
+    GenerationState,
+    Sampler,
+    StoppingCriteria,
+    generation_config,
+)
 from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError, RoutingError
 from moe_lab.routing import GumbelTopK
@@ -30,7 +36,9 @@ def test_stop_strings_and_end_tokens(olmoe, tokenizer):
     for tokens, unstopped in zip(stopped, free, strict=True):
         assert tokens == unstopped[: len(tokens)]
     config = generation_config(olmoe, {"eos_token_id": free[0][0]})
-    assert StoppingCriteria(tokenizer, [], config)(GenerationState(0, [1], 0, generated=[free[0][0]]))
+    assert StoppingCriteria(tokenizer, [], config)(
+        GenerationState(0, [1], 0, generated=[free[0][0]])
+    )
 
 
 def test_unknown_options_are_refused(olmoe):
@@ -65,7 +73,9 @@ def test_sequences_generate_together_as_far_as_memory_reaches(olmoe, monkeypatch
     """`free` is the number of sequences that fit, each of 9 prompt tokens and 3 new ones."""
     prompts = [[7] * 9] * 5
     bytes_of_one = sequence_bytes(olmoe, 9 + 3, 1)
-    monkeypatch.setattr(pass_size, "free_memory", lambda device: free * bytes_of_one / generating.CACHE_SHARE)
+    monkeypatch.setattr(
+        pass_size, "free_memory", lambda device: free * bytes_of_one / generating.CACHE_SHARE
+    )
     batches = noted_batches(monkeypatch)
     answers_of(olmoe, prompts, Budget(4000), 3)
     assert batches == sizes
@@ -127,7 +137,9 @@ def test_steps_keep_one_beginning_in_memory(olmoe, monkeypatch):
 
 @pytest.mark.parametrize("cache", ["clean", "standard", "none"])
 @pytest.mark.parametrize(("n", "prompt", "new"), [(1, 9, 5), (8, 42, 16), (5, 3, 24)])
-def test_the_slots_of_a_sequence_are_those_that_its_cache_takes(olmoe, monkeypatch, cache, n, prompt, new):
+def test_the_slots_of_a_sequence_are_those_that_its_cache_takes(
+    olmoe, monkeypatch, cache, n, prompt, new
+):
     """n=8 with caches of their own and a prompt of 420 takes 3,106 slots for 16 new tokens; 548 were planned.
 
     cache=none has no room for tokens to come: its last pass reads all but the last new token."""

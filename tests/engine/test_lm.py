@@ -26,7 +26,15 @@ from moe_lab.models.lm_eval_internals import answers_of_lm_eval, instance_of
 from moe_lab.routing import GumbelTopK, document_key, gumbel
 from tests.support.command import run_command
 from tests.support.ensembles import answered, answers_of, text
-from tests.support.harmony import FINAL, OPEN, answer_with, harmony_model, harmony_tokenizer, reply, thought
+from tests.support.harmony import (
+    FINAL,
+    OPEN,
+    answer_with,
+    harmony_model,
+    harmony_tokenizer,
+    reply,
+    thought,
+)
 from tests.support.models import make_model, make_tokenizer, small_model
 from tests.support.tiers import by_family
 
@@ -41,7 +49,12 @@ def pairs(rng):
     for _ in range(5):
         context = text(rng, rng.randrange(1, 20))
         found += [(context, " " + text(rng, rng.randrange(1, 4))) for _ in range(4)]
-    return [*found, ("", text(rng, 3)), ("ends in a blank ", "word"), (text(rng, 200), text(rng, 3))]
+    return [
+        *found,
+        ("", text(rng, 3)),
+        ("ends in a blank ", "word"),
+        (text(rng, 200), text(rng, 3)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +73,8 @@ def test_answers_are_those_of_hf(family, tokenizer, batch_size):
         assert found == (pytest.approx(value, abs=1e-4), greedy)
     rolled = requests_of("loglikelihood_rolling", [(text(rng, n),) for n in (1, 30, 300)])
     expected, found = (
-        answers_of_lm_eval("loglikelihood_rolling", lm.loglikelihood_rolling(rolled)) for lm in (hf, ours)
+        answers_of_lm_eval("loglikelihood_rolling", lm.loglikelihood_rolling(rolled))
+        for lm in (hf, ours)
     )
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-4)
     options = [{"until": ["e", " a"], "max_gen_toks": 12}, {"until": ["zz"], "max_gen_toks": 9}]
@@ -82,7 +96,9 @@ def test_answers_come_one_by_one_and_are_counted(olmoe, tokenizer):
     )
     assert sorted(seen) == [0, 1, 2] and seen[0] == seen[2] != seen[1]
     assert lm.cost["tokens_in"] == 3 and lm.cost["tokens_out"] == 0
-    lm.answer("generate_until", [Request(("abc", {"max_gen_toks": 5, "until": []}))], seen.__setitem__)
+    lm.answer(
+        "generate_until", [Request(("abc", {"max_gen_toks": 5, "until": []}))], seen.__setitem__
+    )
     assert lm.cost["tokens_out"] == 5 and lm.cost["tokens_in"] == 3 + 3 + 4
 
 
@@ -118,7 +134,9 @@ def test_texts_that_are_tokenized_together_have_the_same_tokens(olmoe, add_bos_t
     assert list(lm._encoder.pairs(texts)) == [lm.encode_pair(*text) for text in texts]
     with lm.tokenized(["nine ten"]):
         assert lm.tok_encode("nine ten", add_special_tokens=False)[0] != first[1]
-        monkeypatch.setattr(tokenizer, "encode", lambda *args, **options: pytest.fail("tokenized again"))
+        monkeypatch.setattr(
+            tokenizer, "encode", lambda *args, **options: pytest.fail("tokenized again")
+        )
         assert lm.tok_encode("nine ten")
 
 
@@ -207,14 +225,18 @@ def test_requests_that_lose_their_beginning_are_counted(olmoe, tokenizer, caplog
     lm = EngineLM(model, tokenizer, max_length=100, progress=False)
     assert (lm.engine is not None) == own_code
     (found,) = warnings_of(caplog, lm, "loglikelihood", [SHORT, LONG, LONG])
-    assert found.startswith("2 of 3 requests are longer than the model's input of 100 tokens (max_length)")
+    assert found.startswith(
+        "2 of 3 requests are longer than the model's input of 100 tokens (max_length)"
+    )
     exact = ("a" * 99, " b")  # the last token is not read
     assert warnings_of(caplog, lm, "loglikelihood", [SHORT, exact]) == []
     assert warnings_of(caplog, lm, "loglikelihood_rolling", [("a" * 600,)]) == []
     assert lm.cost["cut_prompts"] == 2
     options = {"until": [], "max_gen_toks": 2}
     if own_code:
-        (found,) = warnings_of(caplog, lm, "generate_until", [("a" * 98, options), ("a" * 99, options)])
+        (found,) = warnings_of(
+            caplog, lm, "generate_until", [("a" * 98, options), ("a" * 99, options)]
+        )
         assert found.startswith("1 of 2 requests")
 
 
@@ -245,7 +267,10 @@ def lm() -> EngineLM:
     ("text", "expected"),
     [
         (reply("2 + 2\n\nQuestion: is it 5?", " 4\n\nQuestion: and then?"), "4\n\n"),
-        (f"{thought('so')}{OPEN}{FINAL}5{thought('no')}{OPEN}{FINAL}4<|return|>", "4"),  # the last one counts
+        (
+            f"{thought('so')}{OPEN}{FINAL}5{thought('no')}{OPEN}{FINAL}4<|return|>",
+            "4",
+        ),  # the last one counts
         (f"{FINAL}4<|end|>{OPEN}<|channel|>commentary<|message|>done<|return|>", "4"),
         (f"{thought('so')}{OPEN}{FINAL}<|return|>", ""),
     ],

@@ -25,7 +25,9 @@ def adding(form: str):
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
     special = [("<|end|>", END), ("<|begin|>", BEGIN)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=form, special_tokens=special)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=form, special_tokens=special
+    )
     assert ("<|end|>" in form) == (tokenizer.encode("a")[-1] == END)
     return tokenizer
 
@@ -65,7 +67,10 @@ TEXTS = [("Ann lives in Rome.",), ("Bob",)]
 )
 def test_numbers_are_lm_evals_and_what_a_tokenizer_adds_is_counted(form, scored, rolled, family):
     model, tokenizer = small_model(family), adding(form)
-    lm, reference = EngineLM(model, tokenizer, progress=False), HFLM(pretrained=model, tokenizer=tokenizer)
+    lm, reference = (
+        EngineLM(model, tokenizer, progress=False),
+        HFLM(pretrained=model, tokenizer=tokenizer),
+    )
     theirs = reference.loglikelihood(instances("loglikelihood", *PAIRS), disable_tqdm=True)
     for (own, _), (expected, _) in zip(answers(lm, "loglikelihood", *PAIRS), theirs, strict=True):
         assert own == pytest.approx(expected, abs=1e-4)
@@ -127,7 +132,9 @@ def test_the_command_shows_the_notes(tmp_path, capsys):
     keys = ("method=base", "limit=2", f"output_dir={tmp_path}")
     for name, form in {"begins": "<|begin|> $A", "ends": "$A <|end|>"}.items():
         save_model(make_model("olmoe"), tmp_path / name, adding(form))
-    save_model(make_model("olmoe", eos_token_id=None), tmp_path / "endless", without(bos_token="<|end|>"))
+    save_model(
+        make_model("olmoe", eos_token_id=None), tmp_path / "endless", without(bos_token="<|end|>")
+    )
     for name, task, note in (
         ("begins", "toy_text", "bos-scored"),
         ("ends", "toy_choice", "eos-added"),

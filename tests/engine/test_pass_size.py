@@ -55,7 +55,9 @@ def ask(lm, kind):
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "generate_until"])
 @pytest.mark.parametrize("cache", ["clean", "standard"])
-def test_out_of_memory_halves_the_passes_and_goes_on(olmoe, tokenizer, monkeypatch, caplog, kind, cache):
+def test_out_of_memory_halves_the_passes_and_goes_on(
+    olmoe, tokenizer, monkeypatch, caplog, kind, cache
+):
     ensemble = Ensemble(3, GumbelTopK([0.0, 1.0, 1.0, 1.0], seed=0), first_noisy=1, cache=cache)
     expected = ask(EngineLM(olmoe, tokenizer, ensemble=ensemble, progress=False), kind)
     passes = []
@@ -102,7 +104,10 @@ def test_batch_size_1_shrinks_noisy_passes():
     """A text of 1,000 tokens had all of its samples in passes of 16,384."""
     text = SimpleNamespace(kv_cache=SimpleNamespace(length=1000), position_M=torch.zeros(1000))
     widest = [
-        max(sum(len(chunk.at_C) for chunk in chunks) * 7 for chunks in two_phase.passes([text], 7, budget))
+        max(
+            sum(len(chunk.at_C) for chunk in chunks) * 7
+            for chunks in two_phase.passes([text], 7, budget)
+        )
         for budget in (Budget(16384), Budget(16384, 1))
     ]
     assert widest[0] == 7000 and widest[1] <= two_phase.CHUNK_SAMPLES
@@ -136,7 +141,11 @@ def test_the_planned_device_has_room_for_a_pass_and_for_what_is_held():
     assert small == weight_bytes(model) + int(2048 * token / 0.2)
     for slots, rows in ((20_000, 3), (10, 20_000)):
         planned = pass_size.planned_memory(model, slots, rows)
-        assert planned == weight_bytes(model) + 2 * (slots * slot + rows * vocabulary * (4 + 12)) > small
+        assert (
+            planned
+            == weight_bytes(model) + 2 * (slots * slot + rows * vocabulary * (4 + 12))
+            > small
+        )
 
 
 def test_the_size_follows_from_the_free_memory(olmoe, monkeypatch):
@@ -151,7 +160,10 @@ def test_the_size_follows_from_the_free_memory(olmoe, monkeypatch):
     assert sizes[10**12].tokens == pass_size.MOST_TOKENS
     assert sizes[10**6].tokens < sizes[10**7].tokens
     assert sizes[10**7].slots == 10**7 // 2 // token_bytes(olmoe)
-    assert sizes[10**7].gradient_tokens == int(pass_size.PASS_SHARE * 10**7) // footprint_of(olmoe).kept
+    assert (
+        sizes[10**7].gradient_tokens
+        == int(pass_size.PASS_SHARE * 10**7) // footprint_of(olmoe).kept
+    )
     assert sizes[10**7].row == pytest.approx(2 * 4 * olmoe.config.vocab_size / token)
 
 
@@ -167,11 +179,14 @@ ENSEMBLES: dict[str, dict[str, Any]] = {
 GENERATE = {"until": list("abcdefghijklmnopqrstuvwxyz"), "max_gen_toks": 7, "do_sample": False}
 ASKED: dict[str, list[tuple]] = {
     "loglikelihood": [
-        (f"{SHARED}{number}?", f" {answer}") for number in range(5) for answer in ("yes", "yesterday", "no")
+        (f"{SHARED}{number}?", f" {answer}")
+        for number in range(5)
+        for answer in ("yes", "yesterday", "no")
     ]
     + [("Alone:", " yes"), ("", "Nothing before it")],
     "loglikelihood_rolling": [("A text of two windows. " * 8,), ("A short text",)],
-    "generate_until": [(f"{SHARED}{number}", GENERATE) for number in range(4)] + [("Alone:", GENERATE)],
+    "generate_until": [(f"{SHARED}{number}", GENERATE) for number in range(4)]
+    + [("Alone:", GENERATE)],
 }
 
 
@@ -199,7 +214,9 @@ def test_planned_tokens_are_those_that_are_counted(kind, name):
     whole.answer(kind, list(map(Request, ASKED[kind])), lambda *_: None)
     most = planned_tokens(asked, Ensemble(**ENSEMBLES[name]))
     for prompts in asked.generated.values():
-        prompts |= {text: (prompt, (lengths.pop(0),)) for text, (prompt, _) in list(prompts.items())}
+        prompts |= {
+            text: (prompt, (lengths.pop(0),)) for text, (prompt, _) in list(prompts.items())
+        }
     planned = planned_tokens(asked, Ensemble(**ENSEMBLES[name]))
     assert planned == whole.cost["tokens_in"] <= most
 
@@ -211,7 +228,9 @@ def test_answers_of_one_prompt_are_read_for_each():
     requests = [Request(("Twice:", sampled), repeat) for repeat in range(2)]
     lm.answer("generate_until", requests, lambda *_: None)
     asked = Asked()
-    asked.read(encoder_of(model.config, tokenizer, 128, None), "generate_until", ("Twice:", sampled), 2)
+    asked.read(
+        encoder_of(model.config, tokenizer, 128, None), "generate_until", ("Twice:", sampled), 2
+    )
     assert lm.cost["tokens_out"] == asked.answer_tokens == 14 and asked.answers == 2
     assert planned_tokens(asked, lm.ensemble) == lm.cost["tokens_in"]
 
@@ -220,14 +239,18 @@ def test_the_longest_request_has_its_longest_answer():
     scored = {(1, 2, 3): {(4,): None, (5, 6): None}}
     assert Asked(scored).longest == 5
     assert Asked(scored, {"a": [((1,), (2,) * 6)]}).longest == 7
-    assert Asked(scored, generated={"": {"a": ((1, 2), (3, 9)), "b": ((1,) * 4, (1,))}}).longest == 11
+    assert (
+        Asked(scored, generated={"": {"a": ((1, 2), (3, 9)), "b": ((1,) * 4, (1,))}}).longest == 11
+    )
     assert Asked().longest == 0
 
 
 def test_c3po_holds_its_questions_and_their_neighbours_in_the_changed_layers():
     """32 questions of 10 tokens with 3 neighbours each, from the fifth of eight layers on; four answers of two tokens."""
     settings = get_method("c3po").Config(name="c3po", layers="last4", k=3)
-    asked = Asked({(question,) * 8: {(answer, 0): None for answer in range(4)} for question in range(5)})
+    asked = Asked(
+        {(question,) * 8: {(answer, 0): None for answer in range(4)} for question in range(5)}
+    )
     held = get_method("c3po")(settings).held(Workload(5, ((1.0, asked),)), facts(moe_layers=8))
     assert held == (32 * (1 + 3) * 10 * 4 / 8, 32 * 4 * 2)
 
@@ -235,4 +258,6 @@ def test_c3po_holds_its_questions_and_their_neighbours_in_the_changed_layers():
 def _lm(model: Any, tokenizer: Any, name: str) -> EngineLM:
     keys = ENSEMBLES[name]
     routing = {"routing": GumbelTopK([0.5] * 4, 0)} if keys else {}
-    return EngineLM(model, tokenizer, ensemble=Ensemble(**keys, **routing), max_length=128, progress=False)
+    return EngineLM(
+        model, tokenizer, ensemble=Ensemble(**keys, **routing), max_length=128, progress=False
+    )

@@ -18,7 +18,9 @@ from tests.support import rounding
 from tests.support.ensembles import answered, greedy_by_transformers
 from tests.support.models import make_model, make_tokenizer, small_model
 
-PAIRS = [(text, more) for text in ("x" * 20, "b", "abcdefgh" * 3) for more in (" no", " it is longer")]
+PAIRS = [
+    (text, more) for text in ("x" * 20, "b", "abcdefgh" * 3) for more in (" no", " it is longer")
+]
 LEVELS = 7
 """Steps of a quantized number. Scales that differ then change scores clearly."""
 
@@ -53,7 +55,10 @@ def alone(model, context, continuation):
 
 
 def test_layers_are_recognized_by_what_they_compute():
-    assert quantizes_passes(quantized(Rounded)) == "Rounded quantizes all tokens of a pass with one scale"
+    assert (
+        quantizes_passes(quantized(Rounded))
+        == "Rounded quantizes all tokens of a pass with one scale"
+    )
     assert quantizes_passes(quantized(RoundedByToken)) is None
     for family in ("olmoe", "deepseek", "gpt_oss", "jetmoe"):
         assert quantizes_passes(small_model(family)) is None
@@ -76,7 +81,9 @@ def test_scores_and_texts_are_those_of_each_text_alone(kind):
     assert (lm.engine is None) == (kind is Rounded)
     for (value, _), pair in zip(answered(lm, "loglikelihood", PAIRS), PAIRS, strict=True):
         # a level of rounding moves a score by more than 1e-3
-        assert value == pytest.approx(alone(model, *pair), abs=1e-2 if kind is RoundedByToken else 1e-4), pair
+        assert value == pytest.approx(
+            alone(model, *pair), abs=1e-2 if kind is RoundedByToken else 1e-4
+        ), pair
     texts = [text for text, _ in PAIRS[::2]]
     requests = [(text, {"until": [], "max_gen_toks": 5}) for text in texts]
     if kind is Rounded:

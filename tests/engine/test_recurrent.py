@@ -26,9 +26,14 @@ from tests.support.models import make_tokenizer, small_model
 
 def test_tokens_that_are_counted():
     """3 context tokens, the last of them with 4 samples; nodes 5 and 6 with 4 samples each."""
-    model, question = small_model("qwen3_next"), ScoringRequest([1, 2, 3], [[5, 6, 7], [5, 6, 8]], 0)
+    model, question = (
+        small_model("qwen3_next"),
+        ScoringRequest([1, 2, 3], [[5, 6, 7], [5, 6, 8]], 0),
+    )
     for history, tokens in ((("clean", "noisy"), 2 + 3 * N), (("standard", "noisy"), 5 * N)):
-        assert scores_of(model, [question], None, ensemble_for(model, history))[1].tokens_in == tokens
+        assert (
+            scores_of(model, [question], None, ensemble_for(model, history))[1].tokens_in == tokens
+        )
 
 
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling", "generate_until"])
@@ -37,7 +42,9 @@ def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
     requests = {
         "loglikelihood": [("abcdefgh", " ab"), ("abcdefgh", " c"), ("b", "d")],
         "loglikelihood_rolling": [("abcdef",)],
-        "generate_until": [(text, {"until": [], "max_gen_toks": 4}) for text in ("abcdefghij", "b")],
+        "generate_until": [
+            (text, {"until": [], "max_gen_toks": 4}) for text in ("abcdefghij", "b")
+        ],
     }[kind]
 
     def ensemble(temperature):
@@ -46,7 +53,9 @@ def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
 
     found = []
     for batch_size in ("auto", 1, 2):
-        lm = EngineLM(model, tokenizer, ensemble=ensemble(0.7), batch_size=batch_size, progress=False)
+        lm = EngineLM(
+            model, tokenizer, ensemble=ensemble(0.7), batch_size=batch_size, progress=False
+        )
         assert isinstance(lm.engine, RecurrentEngine)
         found.append(answered(lm, kind, requests))
         assert lm.cost["tokens_in"] > 0 and lm.cost["noisy_decisions"] > 0
@@ -65,7 +74,9 @@ def test_prompts_of_a_recurrent_base_model_are_not_padded(tokenizer):
     model = small_model("minimax")
     texts = ["abcdefghijklmnopqrstuvwxyz", "b", "abcdefgh"]
     lm = EngineLM(model, tokenizer, batch_size=4, progress=False)
-    answers = answered(lm, "generate_until", [(text, {"until": [], "max_gen_toks": 6}) for text in texts])
+    answers = answered(
+        lm, "generate_until", [(text, {"until": [], "max_gen_toks": 6}) for text in texts]
+    )
     for text, answer in zip(texts, answers, strict=True):
         ids = tokenizer.encode(text)
         for _ in range(6):
@@ -88,7 +99,11 @@ PAIRS = [
 
 def model_of(router):
     """Generation ends with the most tokens alone: the model has no token for the end."""
-    units = unit_tables(make_tokenizer(), router) if router in ("word", "sentence", "word-hash") else None
+    units = (
+        unit_tables(make_tokenizer(), router)
+        if router in ("word", "sentence", "word-hash")
+        else None
+    )
     model = design(router, units=units, n_shared_experts=1)
     with torch.no_grad():
         model.lm_head.weight[256:].zero_()
@@ -106,11 +121,25 @@ def whole_pass(model, context, continuation):
 
 
 def test_only_token_choice_runs_on_a_shared_cache():
-    assert [runs_on_kv_cache(model_of(router)) for router in ROUTERS] == [True, False, False, False, False]
-    assert [reads_the_batch(model_of(router)) for router in ROUTERS] == [False, False, False, False, True]
+    assert [runs_on_kv_cache(model_of(router)) for router in ROUTERS] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert [reads_the_batch(model_of(router)) for router in ROUTERS] == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
-@pytest.mark.parametrize(("router", "batch_size"), [*((router, 3) for router in ROUTERS), ("word", "auto")])
+@pytest.mark.parametrize(
+    ("router", "batch_size"), [*((router, 3) for router in ROUTERS), ("word", "auto")]
+)
 def test_log_likelihoods_are_those_of_whole_passes(router, batch_size):
     model = model_of(router)
     lm = EngineLM(model, make_tokenizer(), batch_size=batch_size)

@@ -65,7 +65,14 @@ MODELS = {
     "qwen3_next, dynamic": ("qwen3_next", DYNAMIC, LIMIT),
 }
 """Two of a KV cache that keep their keys, Phi's, which reads a text again, and a model with recurrent states."""
-TEXTS = ["x" * 20, "b", "abcdefgh" * 4, "abcdefgh" * 4 + "i", "abcdefgh" * 2 + "abcdefgij", "x" * 23]
+TEXTS = [
+    "x" * 20,
+    "b",
+    "abcdefgh" * 4,
+    "abcdefgh" * 4 + "i",
+    "abcdefgh" * 2 + "abcdefgij",
+    "x" * 23,
+]
 PAIRS = [(text, more) for text in TEXTS for more in (" no", " it is longer", "!")]
 PAIRS += [("x" * 20 + "y", " z"), ("x" * 19, " more of it and more")]
 
@@ -93,7 +100,9 @@ def settled(name, length):
     growth = rope["factor"] * max(length, longest) / longest - (rope["factor"] - 1)
     size = kept_size(name)
     theta = rope["rope_theta"] * growth ** (size / (size - 2))
-    return reference.in_float64(rope_model(family, {"rope_type": "default", "rope_theta": theta}, longest))
+    return reference.in_float64(
+        rope_model(family, {"rope_type": "default", "rope_theta": theta}, longest)
+    )
 
 
 def kept_size(name):
@@ -143,7 +152,9 @@ def test_kinds_of_texts_for_every_rope_type(rope_type, settings):
     model = rope_model("olmoe", {"rope_type": rope_type, "rope_theta": 100.0} | settings, LIMIT)
     rotary = RotaryHooks(model)
     kinds = [rotary.kind(length) for length in (1, 2, LIMIT, LIMIT + 1, LIMIT + 2, 10 * LIMIT)]
-    expected = {"longrope": [0, 0, 0, 1, 1, 1], "dynamic": [0, 0, 0, 1, 2, 3]}.get(rope_type, [0] * 6)
+    expected = {"longrope": [0, 0, 0, 1, 1, 1], "dynamic": [0, 0, 0, 1, 2, 3]}.get(
+        rope_type, [0] * 6
+    )
     assert [list(dict.fromkeys(kinds)).index(kind) for kind in kinds] == expected
     assert rotary.depends == (rope_type in ("longrope", "dynamic"))
     if not rotary.depends:
@@ -157,7 +168,9 @@ def test_log_likelihoods_are_those_of_each_text_alone(name, batch_size):
     assert_alone(name, [value for value, _ in answered(lm, "loglikelihood", PAIRS)], PAIRS)
     texts = [text for text, _ in PAIRS[::3]]
     assert_alone(
-        name, answered(lm, "loglikelihood_rolling", [(text,) for text in texts]), [("", t) for t in texts]
+        name,
+        answered(lm, "loglikelihood_rolling", [(text,) for text in texts]),
+        [("", t) for t in texts],
     )
 
 
@@ -166,7 +179,9 @@ def test_generation_is_that_of_each_prompt_alone(name):
     """Prompts below the limit that cross it, at it, and beyond it."""
     steps, tokenizer = 10, make_tokenizer()
     lm = lm_of(model_of(name), batch_size=4)
-    found = answered(lm, "generate_until", [(text, {"until": [], "max_gen_toks": steps}) for text in TEXTS])
+    found = answered(
+        lm, "generate_until", [(text, {"until": [], "max_gen_toks": steps}) for text in TEXTS]
+    )
     for text, answer in zip(TEXTS, found, strict=True):
         ids = generated_alone(name, text, steps)
         before_end = ids[: ids.index(256)] if 256 in ids else ids
@@ -187,7 +202,9 @@ def test_roe_generates_what_the_model_generates_alone(name):
         roe = RoE(model, tokenizer, **settings)
         found = roe.generate(TEXTS, max_new_tokens=steps, do_sample=False, eos_token_id=None)
         for text, answer in zip(TEXTS, found, strict=True):
-            expected = tokenizer.decode(generated_alone(name, text, steps), skip_special_tokens=True)
+            expected = tokenizer.decode(
+                generated_alone(name, text, steps), skip_special_tokens=True
+            )
             assert answer == expected, (text, settings)
 
 
@@ -201,7 +218,9 @@ def test_samples_are_scored_with_the_embeddings_of_their_text(name, history):
         ids, target = encoded(context), encoded(more)
         settled_model = settled(name, len(ids) + len(target) - 1)
         switches = {"cache": history[0], "prefill": history[1]}
-        expected = reference.score(settled_model, ids, target, 3, temperatures_of(model), **switches)
+        expected = reference.score(
+            settled_model, ids, target, 3, temperatures_of(model), **switches
+        )
         assert value == rounding.approx(expected[0], len(target)), (context, more)
 
 
@@ -217,10 +236,13 @@ def test_phi_reads_its_samples_again_where_the_embeddings_change(history):
         for _ in range(steps):
             switches = {"cache": history[0], "prefill": history[1]}
             probs = reference.next_token_probs(
-                *(settled(name, len(ids)), encoded(prompt), ids, 3, temperatures_of(model)), **switches
+                *(settled(name, len(ids)), encoded(prompt), ids, 3, temperatures_of(model)),
+                **switches,
             )
             ids.append(int(probs.argmax()))
-        assert answer == make_tokenizer().decode(ids[len(prompt) :], skip_special_tokens=True), prompt
+        assert answer == make_tokenizer().decode(ids[len(prompt) :], skip_special_tokens=True), (
+            prompt
+        )
 
 
 @pytest.mark.parametrize("name", first_fast(MODELS, 3))
@@ -228,7 +250,9 @@ def test_phi_reads_its_samples_again_where_the_embeddings_change(history):
 def test_what_an_ensemble_generates_depends_on_no_other_prompt(name, history):
     model = model_of(name)
     requests = [(text, {"until": [], "max_gen_toks": 8}) for text in TEXTS]
-    together = answered(lm_of(model, ensemble=ensemble_of(model, history)), "generate_until", requests)
+    together = answered(
+        lm_of(model, ensemble=ensemble_of(model, history)), "generate_until", requests
+    )
     for request, answer in zip(requests, together, strict=True):
         lm = lm_of(model_of(name), ensemble=ensemble_of(model, history))
         assert answered(lm, "generate_until", [request]) == [answer], request
@@ -298,7 +322,9 @@ def test_expert_metrics_count_the_experts_of_each_text_alone(name):
         ids = [*encoded(pair[0]), *encoded(pair[1])[:-1]]
         [read] = routes.reads[request_key("loglikelihood", request.args, 0)]
         expected = selections(model_of(name), ids)
-        for layer, index_TK in enumerate(routes.table().of(np.concatenate([read.prompt, read.answer]))):
+        for layer, index_TK in enumerate(
+            routes.table().of(np.concatenate([read.prompt, read.answer]))
+        ):
             assert (np.sort(index_TK) == np.sort(expected[layer].numpy())).all(), pair
 
 
@@ -334,12 +360,16 @@ def test_virtual_tokens_are_scored_before_each_text_alone(kind):
     """lm-eval's own code runs the adapter."""
     name, count = "phimoe, longrope", 4
     with with_adapter(model_of(name), kind, count, 0) as wrapped:
-        lm = VirtualTokensLM(wrapped, make_tokenizer(), batch_size=4, progress=False, max_length=128)
+        lm = VirtualTokensLM(
+            wrapped, make_tokenizer(), batch_size=4, progress=False, max_length=128
+        )
         together = [value for value, _ in answered(lm, "loglikelihood", PAIRS)]
         for (context, more), value in zip(PAIRS, together, strict=True):
             ids, target = encoded(context), encoded(more)
             with torch.no_grad():
-                logits = wrapped(input_ids=torch.tensor([[*ids, *target[:-1]]])).logits[0, -len(target) :]
+                logits = wrapped(input_ids=torch.tensor([[*ids, *target[:-1]]])).logits[
+                    0, -len(target) :
+                ]
             expected = logits.log_softmax(dim=-1)[range(len(target)), target].sum().item()
             assert value == rounding.approx(expected, len(target)), (context, more)
 

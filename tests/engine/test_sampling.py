@@ -47,7 +47,9 @@ def answers(prompts, repeat=0):
 def test_answers_do_not_depend_on_order_company_or_what_was_drawn_before():
     first = answers(["one prompt", "another one", "a third"])
     torch.rand(5)
-    assert answers(["a third", "one prompt"]) == {key: first[key] for key in ("a third", "one prompt")}
+    assert answers(["a third", "one prompt"]) == {
+        key: first[key] for key in ("a third", "one prompt")
+    }
 
 
 def test_several_answers_to_a_prompt_differ():
@@ -166,12 +168,17 @@ def test_text_is_that_of_transformers(model, tokenizer, fields):
 def samples(model, tokenizer):
     """(RoE, its answers without further options, greedy and sampled)"""
     roe = RoE(model, tokenizer, n=2, temperature=0.7)
-    return roe, [roe.generate(PROMPTS, max_new_tokens=4, do_sample=sampled) for sampled in (False, True)]
+    return roe, [
+        roe.generate(PROMPTS, max_new_tokens=4, do_sample=sampled) for sampled in (False, True)
+    ]
 
 
 @pytest.mark.parametrize(("field", "value"), SAMPLES.items())
 def test_a_sample_is_the_same_by_keyword_and_by_configuration(model, samples, field, value):
-    (roe, plain), options = samples, {"max_new_tokens": 4} | (SAMPLED if field != "do_sample" else {})
+    (roe, plain), options = (
+        samples,
+        {"max_new_tokens": 4} | (SAMPLED if field != "do_sample" else {}),
+    )
     found = list(three_ways(roe, model, {field: value}, options))
     assert found[0] == found[1] == found[2] != plain[field != "do_sample"]
 
@@ -187,7 +194,11 @@ def test_stop_strings_use_the_tokenizer_of_roe(model, tokenizer):
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_is_refused_is_named(model, tokenizer, name):
-    value = {"cache_implementation": "static", "cache_config": {"bits": 4}, "dola_layers": "low"}.get(name, 2)
+    value = {
+        "cache_implementation": "static",
+        "cache_config": {"bits": 4},
+        "dola_layers": "low",
+    }.get(name, 2)
     value = [[1]] if name in ("force_words_ids", "constraints") else value
     roe, config = RoE(model, tokenizer, n=2), GenerationConfig()
     setattr(config, name, value)
@@ -241,7 +252,10 @@ def test_answers_to_tasks_are_those_of_lm_eval(model, tokenizer, fields):
         of_file = {name: value for name, value in fields.items() if name != "max_length"}
         with own_settings(answering, of_file):
             expected = by_hf(answering, tokenizer, options)
-            assert answered(lm, "generate_until", [(prompt, options) for prompt in PROMPTS]) == expected
+            assert (
+                answered(lm, "generate_until", [(prompt, options) for prompt in PROMPTS])
+                == expected
+            )
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_IN_TASKS))
@@ -275,7 +289,9 @@ def test_stop_strings_of_a_model_end_the_answers_to_tasks(model, tokenizer):
 
 def test_a_prompt_longer_than_max_length_is_named(model, tokenizer):
     lm = EngineLM(model, tokenizer, progress=False)
-    with pytest.raises(ConfigError, match="max_length=5 in gen_kwargs counts the prompt, and one has 21"):
+    with pytest.raises(
+        ConfigError, match="max_length=5 in gen_kwargs counts the prompt, and one has 21"
+    ):
         answered(lm, "generate_until", [(PROMPTS[1], {"until": [], "max_length": 5})])
 
 
@@ -311,7 +327,9 @@ SCORES = torch.tensor([[12.125, 12.0625, -4.0, 0.0], [12.125, 11.0, -4.0, 0.0]])
 """A runner-up one bfloat16 step away, and one far away."""
 
 
-@pytest.mark.parametrize("dtype, ties", [(torch.bfloat16, 1), (torch.float16, 0), (torch.float32, 0)])
+@pytest.mark.parametrize(
+    "dtype, ties", [(torch.bfloat16, 1), (torch.float16, 0), (torch.float32, 0)]
+)
 def test_ties_are_judged_at_the_dtypes_rounding(dtype, ties):
     decoder = Sampler(stub(dtype), GenerationConfig(do_sample=False), 0)
     assert decoder(SCORES, [None, None]) == [0, 0]
@@ -342,21 +360,35 @@ def test_sampled_tokens_have_the_probabilities_of_the_model(olmoe, tokenizer):
         probs = olmoe(torch.tensor([ids])).logits[0, -1].softmax(-1)
     for token in probs.topk(10).indices.tolist():
         p = float(probs[token])
-        assert float((sampled == token).float().mean()) == pytest.approx(p, abs=5 * (p / draws) ** 0.5)
+        assert float((sampled == token).float().mean()) == pytest.approx(
+            p, abs=5 * (p / draws) ** 0.5
+        )
 
 
 def test_what_is_not_supported_is_refused(olmoe, tokenizer):
-    refused = {"num_beams": 2, "prompt_lookup_num_tokens": 2, "guidance_scale": 2, "output_attentions": True}
+    refused = {
+        "num_beams": 2,
+        "prompt_lookup_num_tokens": 2,
+        "guidance_scale": 2,
+        "output_attentions": True,
+    }
     for key, value in (refused | {"output_scores": True}).items():
         options = {key: value, "return_dict_in_generate": key in refused}
         with pytest.raises(ValueError, match=key):
-            olmoe.generate(torch.tensor([[1, 2]]), custom_generate=RoE(olmoe, tokenizer, n=2), **options)
+            olmoe.generate(
+                torch.tensor([[1, 2]]), custom_generate=RoE(olmoe, tokenizer, n=2), **options
+            )
 
 
 def test_a_streamer_takes_one_sequence(olmoe, tokenizer):
     put = []
-    streamer = SimpleNamespace(put=lambda ids: put.extend(ids.flatten()), end=lambda: put.append("end"))
-    asked = {"custom_generate": partial(RoE(olmoe, tokenizer, n=2), streamer=streamer), "max_new_tokens": 3}
+    streamer = SimpleNamespace(
+        put=lambda ids: put.extend(ids.flatten()), end=lambda: put.append("end")
+    )
+    asked = {
+        "custom_generate": partial(RoE(olmoe, tokenizer, n=2), streamer=streamer),
+        "max_new_tokens": 3,
+    }
     [ids] = olmoe.generate(torch.tensor([[1, 2]]), streamer=streamer, **asked)
     assert put == [*ids.tolist(), "end"]
     with pytest.raises(ValueError, match="A streamer takes one sequence, and 2 are"):
@@ -367,7 +399,12 @@ def test_a_streamer_takes_one_sequence(olmoe, tokenizer):
 def test_returned_scores_are_those_of_transformers(family, tokenizer):
     """Of one sample, before and after the logits processors; of sequences that end at different steps, too."""
     model, inputs = small_model(family), left_padded(tokenizer, PROMPTS)
-    options = {"max_new_tokens": 8, "do_sample": False, "repetition_penalty": 1.3, "output_scores": True}
+    options = {
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "repetition_penalty": 1.3,
+        "output_scores": True,
+    }
     options |= {"return_dict_in_generate": True, "output_logits": True}
     free = model.generate(**inputs, **options)
     width = inputs["input_ids"].shape[1]
@@ -388,8 +425,13 @@ def test_returned_scores_are_those_of_transformers(family, tokenizer):
 
 def test_returned_scores_of_an_ensemble_add_up_to_its_log_likelihood(olmoe, tokenizer):
     roe = RoE(olmoe, tokenizer, n=4, temperature=1.0)
-    letters = tokenizer.encode("abcdefghijklmnopqrstuvwxyz")  # a text of these has the same tokens again
-    options = {"max_new_tokens": 5, "suppress_tokens": [each for each in range(300) if each not in letters]}
+    letters = tokenizer.encode(
+        "abcdefghijklmnopqrstuvwxyz"
+    )  # a text of these has the same tokens again
+    options = {
+        "max_new_tokens": 5,
+        "suppress_tokens": [each for each in range(300) if each not in letters],
+    }
     found = roe.generate("hello", output_logits=True, return_dict_in_generate=True, **options)
     assert found.scores is None and found.texts == [roe.generate("hello", **options)]
     steps = olmoe.compute_transition_scores(found.sequences, found.logits, normalize_logits=True)

@@ -28,14 +28,18 @@ def test_the_greedy_continuation_is_called_greedy(olmoe):
     context = [1, 2, 3]
     with torch.no_grad():
         best = int(olmoe(torch.tensor([context])).logits[0, -1].argmax())
-    found, _ = scores_of(olmoe, [ScoringRequest(context, [[best], [(best + 1) % 256]], 0)], Budget(100))
+    found, _ = scores_of(
+        olmoe, [ScoringRequest(context, [[best], [(best + 1) % 256]], 0)], Budget(100)
+    )
     assert [greedy for _, greedy in found[0]] == [True, False]
 
 
 def test_nothing_is_computed_twice(olmoe):
     # 30 shared tokens once, then per question its own context, and its choices without their last tokens.
     shared = list(range(30))
-    questions = [ScoringRequest([*shared, 40 + i, 50 + i], [[1, 2, 3], [1, 2, 4], [7]], i) for i in range(4)]
+    questions = [
+        ScoringRequest([*shared, 40 + i, 50 + i], [[1, 2, 3], [1, 2, 4], [7]], i) for i in range(4)
+    ]
     _, forward = scores_of(olmoe, questions, Budget(4000))
     assert forward.tokens_in == 30 + 4 * (2 + len([1, 2]))
 
@@ -95,7 +99,9 @@ def test_tree_shares_nodes_of_continuations_that_begin_alike():
 
 
 TREES = [TokenTree([1, 2], [[3], [3, 4], [5, 4, 0]]), TokenTree([7], [[2, 2]])]
-LOGITS = torch.randn(sum(len(tree.logit_nodes) for tree in TREES), 3, 8, generator=torch.manual_seed(0))
+LOGITS = torch.randn(
+    sum(len(tree.logit_nodes) for tree in TREES), 3, 8, generator=torch.manual_seed(0)
+)
 
 
 def slow(logits_of):
@@ -108,7 +114,9 @@ def slow(logits_of):
         for path, own in zip(tree.paths, tree.continuations, strict=True):
             probs = [logits_of(place[node]).double().softmax(-1).mean(0) for node in path]
             total = sum(float(p[token].log()) for p, token in zip(probs, own, strict=True))
-            scores[-1].append((total, all(int(p.argmax()) == t for p, t in zip(probs, own, strict=True))))
+            scores[-1].append(
+                (total, all(int(p.argmax()) == t for p, t in zip(probs, own, strict=True)))
+            )
     return scores
 
 
@@ -130,7 +138,10 @@ def test_logits_of_many_bytes_are_scored_row_by_row(rows, monkeypatch):
     score = Ensemble.score
     counted = lambda self, logits, *of: most.append(len(logits)) or score(self, logits, *of)  # noqa: E731
     monkeypatch.setattr(Ensemble, "score", counted)
-    assert_same(TokenScores(TREES).after(Ensemble(n=3), [LOGITS]).summed(), slow(lambda place: LOGITS[place]))
+    assert_same(
+        TokenScores(TREES).after(Ensemble(n=3), [LOGITS]).summed(),
+        slow(lambda place: LOGITS[place]),
+    )
     assert max(most) == max(1, rows)
 
 

@@ -59,7 +59,9 @@ def mixed(model, tokens, seed=3):
 
 def own_probs(model, tokens):
     layers = changed_layers(model)
-    return {layer: torch.stack([token.pathway_WME[:, layer] for token in tokens]) for layer in layers}
+    return {
+        layer: torch.stack([token.pathway_WME[:, layer] for token in tokens]) for layer in layers
+    }
 
 
 @pytest.mark.parametrize(
@@ -76,14 +78,18 @@ def test_given_probabilities_equal_whole_passes_with_gradients(model, span, core
     continuations = [[[5, 6, 7]], [[8]], [[9, 1]], [[2, 2, 2]], [[3]]]
     replay, tokens = read(model, span, continuations=continuations)
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
-    experts = {layer: value.topk(5).indices for layer, value in mixed(model, tokens, seed=9).items()}
+    experts = {
+        layer: value.topk(5).indices for layer, value in mixed(model, tokens, seed=9).items()
+    }
     logits_MV = replay.logits(tokens, Remix(probs, experts if core else None))
     answers = torch.tensor([token for [answer] in continuations for token in answer])
     losses_M = torch.nn.functional.cross_entropy(logits_MV, answers, reduction="none")
     gradients = torch.autograd.grad(losses_M.sum(), list(probs.values()))
 
     done, steepest = 0, 0.0
-    for n, (prompt, [answer]) in enumerate(zip(prompts(least=span.size), continuations, strict=True)):
+    for n, (prompt, [answer]) in enumerate(
+        zip(prompts(least=span.size), continuations, strict=True)
+    ):
         own = {layer: value[n].detach().requires_grad_() for layer, value in probs.items()}
         chosen = {layer: value[n] for layer, value in experts.items()} if core else None
         start = span.start(len(prompt))
@@ -108,7 +114,9 @@ def test_zero_changes_are_no_changes_whatever_the_tokens(model, span):
         with torch.no_grad(), record(model) as routes:
             rounding.assert_close(row, model(torch.tensor([prompt]), use_cache=False).logits[0, -1])
         here = slice(token.position, token.position + span.size)
-        expected_WME = torch.stack([logits_TE[here].softmax(-1) for logits_TE in routes.logits], dim=1)
+        expected_WME = torch.stack(
+            [logits_TE[here].softmax(-1) for logits_TE in routes.logits], dim=1
+        )
         rounding.assert_close(token.pathway_WME, expected_WME)
     remix = Remix(own_probs(model, tokens))
     rounding.assert_close(replay.logits(tokens, remix), unchanged)
@@ -123,7 +131,9 @@ def test_the_mean_hidden_state_is_that_of_the_prompt_alone(model, span):
         read = replay.read(asked, budget, [[[5, 6, 7], [8]]] * len(asked))
         for prompt, suffix in zip(asked, read, strict=True):
             with torch.no_grad():
-                hidden_TD = model.model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+                hidden_TD = model.model(torch.tensor([prompt]), use_cache=False).last_hidden_state[
+                    0
+                ]
             assert suffix.prompt == tuple(prompt)
             rounding.assert_close(suffix.mean_D, hidden_TD.mean(0))
 
@@ -199,7 +209,9 @@ def test_nothing_is_left_behind(model):
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert not any("forward" in m.__dict__ for m in model.modules())
-    kept = [token.hidden_QD for token in tokens] + [token.prefix.layers[-1].keys for token in tokens]
+    kept = [token.hidden_QD for token in tokens] + [
+        token.prefix.layers[-1].keys for token in tokens
+    ]
     assert not any(tensor.requires_grad or tensor.is_inference() for tensor in kept)
 
 
@@ -231,8 +243,12 @@ def test_every_family_that_chooses_by_logits(family):
     own = own_probs(model, tokens)
     unchanged = replay.logits(tokens, None)
     rounding.assert_close(replay.logits(tokens, Remix(own)), unchanged)
-    for mine, plain in zip(replay.score(tokens, Remix(own)), replay.score(tokens, None), strict=True):
-        assert [value for value, _ in mine] == pytest.approx([value for value, _ in plain], abs=1e-4)
+    for mine, plain in zip(
+        replay.score(tokens, Remix(own)), replay.score(tokens, None), strict=True
+    ):
+        assert [value for value, _ in mine] == pytest.approx(
+            [value for value, _ in plain], abs=1e-4
+        )
     probs = {layer: value.requires_grad_() for layer, value in mixed(model, tokens).items()}
     core = {layer: value.topk(5).indices for layer, value in own.items()}
     together = replay.logits(tokens, Remix(probs, core))
@@ -246,7 +262,12 @@ def test_every_family_that_chooses_by_logits(family):
 
 
 STEPS = 5
-GENERATION_SPANS = [TokenSpan(), TokenSpan("first", 1), TokenSpan("middle", 3), TokenSpan("last", 3)]
+GENERATION_SPANS = [
+    TokenSpan(),
+    TokenSpan("first", 1),
+    TokenSpan("middle", 3),
+    TokenSpan("last", 3),
+]
 
 
 def pathways(model, count, span, seed=3):
@@ -331,7 +352,13 @@ def test_persistence_matters():
     ("name", "length", "start"),
     [
         *(("last1", 7, 6), ("last3", 7, 4), ("first1", 7, 0), ("first3", 7, 0), ("last7", 7, 0)),
-        *(("middle1", 7, 3), ("middle1", 8, 3), ("middle3", 7, 2), ("middle3", 3, 0), ("middle2", 3, 0)),
+        *(
+            ("middle1", 7, 3),
+            ("middle1", 8, 3),
+            ("middle3", 7, 2),
+            ("middle3", 3, 0),
+            ("middle2", 3, 0),
+        ),
     ],
 )
 def test_names_are_places(name, length, start):
@@ -340,7 +367,9 @@ def test_names_are_places(name, length, start):
     assert span.start(length) == start and start + span.size <= length
 
 
-@pytest.mark.parametrize("name", ["last", "last0", "3", "end1", "last1+first1", "last-1", "last01", "", None])
+@pytest.mark.parametrize(
+    "name", ["last", "last0", "3", "end1", "last1+first1", "last-1", "last01", "", None]
+)
 def test_other_names_are_refused_with_examples(name):
     with pytest.raises(ConfigError, match=r"method\.tokens=.*last1 or middle3"):
         named_tokens(name)
@@ -369,7 +398,9 @@ def test_it_is_torchs_attention(heads, new):
     mask[1, :, :, :4] = torch.finfo(torch.float64).min
     mask[:, :, 0, T + 1 :] = torch.finfo(torch.float64).min
     leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
-    expected = torch.nn.functional.scaled_dot_product_attention(*leaves, mask, scale=0.3, enable_gqa=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *leaves, mask, scale=0.3, enable_gqa=True
+    )
     weights = torch.randn(expected.shape, dtype=torch.float64)
     wanted = torch.autograd.grad((expected * weights).sum(), leaves)
 
@@ -386,8 +417,13 @@ def test_scores_are_not_rounded_before_the_softmax():
     """Scores rounded to bfloat16 have errors of 0.05 here; the shares' own rounding, of 0.011."""
     torch.manual_seed(0)
     query, key = (torch.randn(1, 2, size, 64).bfloat16() * 3 for size in (8, 40))
-    value, mask = torch.randn(1, 2, 40, 64).bfloat16(), torch.zeros(1, 1, 8, 40, dtype=torch.bfloat16)
-    exact = torch.nn.functional.scaled_dot_product_attention(query.double(), key.double(), value.double())
+    value, mask = (
+        torch.randn(1, 2, 40, 64).bfloat16(),
+        torch.zeros(1, 1, 8, 40, dtype=torch.bfloat16),
+    )
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        query.double(), key.double(), value.double()
+    )
     new = key[:, :, 32:], value[:, :, 32:]
     found = suffix_attention._Attention.apply(query, *new, key, value, mask, 64**-0.5)
     assert (found.double() - exact).abs().max() < 0.02

@@ -42,7 +42,9 @@ def test_chunks_of_logit_positions(noisy, tokens):
         assert widest * noisy <= max(CHUNK_SAMPLES, noisy)
         assert len(chunks) * widest * noisy <= tokens or (len(chunks), widest) == (1, 1)
         for chunk in chunks:
-            first = sum(POSITIONS[: next(i for i, own in enumerate(requests) if own is chunk.request)])
+            first = sum(
+                POSITIONS[: next(i for i, own in enumerate(requests) if own is chunk.request)]
+            )
             assert (chunk.place_C == first + chunk.at_C).all()
             places += chunk.place_C.tolist()
     assert places == list(range(sum(POSITIONS)))
@@ -62,7 +64,9 @@ def requests_of(kind):
     rng = random.Random(0)
     if kind == "loglikelihood":
         contexts = ["one and the same beginning " * (i % 2) + text(rng, i + 1) for i in range(5)]
-        return [Request((c, " " + text(rng, k))) for c in contexts for k in (1, 2, 4)] + [Request(("", "a"))]
+        return [Request((c, " " + text(rng, k))) for c in contexts for k in (1, 2, 4)] + [
+            Request(("", "a"))
+        ]
     if kind == "loglikelihood_rolling":
         return [Request((text(rng, words),)) for words in (1, 12, 25)]
     options = {"max_gen_toks": 6, "until": []}
@@ -100,8 +104,12 @@ def assert_same(kind, found, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("family", "batch_size"), [("olmoe", "auto"), ("mixtral", 1), ("qwen2_moe", "auto")])
-def test_same_answers_as_in_whole_passes_with_and_without_reuse(family, tokenizer, kind, batch_size):
+@pytest.mark.parametrize(
+    ("family", "batch_size"), [("olmoe", "auto"), ("mixtral", 1), ("qwen2_moe", "auto")]
+)
+def test_same_answers_as_in_whole_passes_with_and_without_reuse(
+    family, tokenizer, kind, batch_size
+):
     model = make_model(family)
     options = dict(batch_size=batch_size, max_length=120, progress=False)
     ensembles = ensembles_for(model)
@@ -113,7 +121,9 @@ def test_same_answers_as_in_whole_passes_with_and_without_reuse(family, tokenize
     for number, ensemble in enumerate(ensembles_for(model)):
         expected = ask(direct(model, tokenizer, ensemble, max_length=120), kind)
         assert_same(kind, found[number], expected)
-        assert_same(kind, ask(EngineLM(model, tokenizer, ensemble=ensemble, **options), kind), expected)
+        assert_same(
+            kind, ask(EngineLM(model, tokenizer, ensemble=ensemble, **options), kind), expected
+        )
     assert_same(kind, found[3], found[0])
     # The temperatures must matter for this test to mean anything.
     assert found[0] != found[1] and found[0] != found[2]

@@ -102,7 +102,9 @@ def ensemble_of(model_type, cache_kind):
     first = int(layers > 1)
     temperatures = [0.0] * first + [temperature] * (layers - first)
     routing = GumbelTopK(temperatures, seed=0)
-    n = 3 if model_type in (*FAST, *RECURRENT) else 2  # a family does not know which sample it computes
+    n = (
+        3 if model_type in (*FAST, *RECURRENT) else 2
+    )  # a family does not know which sample it computes
     return Ensemble(n=n, routing=routing, first_noisy=first, cache=cache_kind), temperatures
 
 

@@ -74,7 +74,11 @@ def test_what_the_configuration_says_is_what_the_model_has(model_type):
         logits(small_model(model_type))
     # LongCat's router chooses among its zero experts too, which compute nothing
     experts = family.num_experts(config) + getattr(config, "zero_expert_num", 0)
-    assert len(routes.logits) == family.moe_layers(config) == len(find_routers(small_model(model_type)))
+    assert (
+        len(routes.logits)
+        == family.moe_layers(config)
+        == len(find_routers(small_model(model_type)))
+    )
     for layer_logits, index in zip(routes.logits, routes.indices, strict=True):
         assert layer_logits.shape == (IDS.numel(), experts)
         assert index.shape == (IDS.numel(), family.experts_per_token(config))
@@ -84,7 +88,9 @@ def test_what_the_configuration_says_is_what_the_model_has(model_type):
 def test_policies_that_change_nothing_change_no_bit(model_type):
     model = small_model(model_type)
     before = left_behind(model)
-    every_way = EXPERTS if model_type in FAST else EXPERTS[-1:]  # hooks end before experts are computed
+    every_way = (
+        EXPERTS if model_type in FAST else EXPERTS[-1:]
+    )  # hooks end before experts are computed
     for experts in (None,) if model_type in ONE_WAY else every_way:
         if experts:
             model.set_experts_implementation(experts)
@@ -99,7 +105,9 @@ def test_policies_that_change_nothing_change_no_bit(model_type):
         policy.expect(slow_routing.noisy_tokens(IDS.numel()))
         with routed(model, policy):
             assert torch.equal(logits(model), clean)
-        with routed(model, lambda router, routing: Routing(*(tensor.clone() for tensor in routing))):
+        with routed(
+            model, lambda router, routing: Routing(*(tensor.clone() for tensor in routing))
+        ):
             assert torch.equal(logits(model), clean)
     if model_type not in ONE_WAY:
         model.set_experts_implementation("grouped_mm")
@@ -158,7 +166,9 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
             given = (routing.logits_TE[token].tolist(), noise[token].tolist(), temperature)
             count = routing.index_TK.shape[-1]
             chosen, weights = slow_routing.route(spec, model.config, module, block, *given, count)
-            found = dict(zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True))
+            found = dict(
+                zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True)
+            )
             assert found == rounding.approx(dict(zip(chosen, weights, strict=True)))
             changed.append(set(chosen) != set(routing.index_TK[token].tolist()))
 
@@ -179,7 +189,9 @@ def test_perturbed_weights_tend_to_the_clean_ones_with_the_temperature(model_typ
         noisy = policy(router, routing)
         for mine, own in ((noisy, routing), (routing, noisy)):
             found = torch.zeros_like(mine.logits_TE).scatter(-1, mine.index_TK, mine.weights_TK)
-            torch.testing.assert_close(found.gather(-1, own.index_TK), own.weights_TK, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                found.gather(-1, own.index_TK), own.weights_TK, rtol=1e-4, atol=1e-5
+            )
 
     with routed(model, check):
         logits(model)
@@ -316,7 +328,9 @@ def test_equals_the_plain_loop(family):
     model = small_model(family)
     experts = experts_of(model)
     assert (experts is None) == (family in OWN_FORWARD)
-    for tokens in (1, 2, 5, 8 * MAX_TOKENS_PER_EXPERT // 2, 8 * MAX_TOKENS_PER_EXPERT) if experts else ():
+    for tokens in (
+        (1, 2, 5, 8 * MAX_TOKENS_PER_EXPERT // 2, 8 * MAX_TOKENS_PER_EXPERT) if experts else ()
+    ):
         given = inputs(experts, tokens)
         with torch.inference_mode():
             found = weights_first_experts_forward(experts, *given)
@@ -327,7 +341,9 @@ def test_bfloat16_is_left_to_grouped_mm(monkeypatch):
     model = make_model("olmoe").to(torch.bfloat16)
     experts = experts_of(model)
     asked = []
-    monkeypatch.setattr(weights_first, "grouped_mm_experts_forward", lambda *given: asked.append(given))
+    monkeypatch.setattr(
+        weights_first, "grouped_mm_experts_forward", lambda *given: asked.append(given)
+    )
     with torch.inference_mode():
         weights_first_experts_forward(experts, *inputs(experts, 3, torch.bfloat16))
     assert len(asked) == 1

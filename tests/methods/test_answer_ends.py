@@ -128,7 +128,9 @@ def test_the_token_that_ends_an_answer_is_a_label(name):
     tokenizer = with_markers(template)
     end = answer_end(tokenizer, frozenset({tokenizer.eos_token_id}))
     [row] = encode_all(tokenizer, [TURNS], 2048, end).rows
-    assert row == row_of(tokenizer, text), tokenizer.decode([label for label in row.labels if label >= 0])
+    assert row == row_of(tokenizer, text), tokenizer.decode(
+        [label for label in row.labels if label >= 0]
+    )
     assert (end.token is None) == name.startswith("nothing")
 
 
@@ -212,7 +214,9 @@ def test_a_plan_counts_empty_answers_and_what_is_left_out(tmp_path, capsys):
 def test_a_run_and_its_results_count_empty_answers(tmp_path, capsys):
     write_jsonl(tmp_path / "own.jsonl", [{"messages": TURNS}] * 4 + [{"messages": EMPTY}])
     model = model_with(TURN, tmp_path / "model", MARKERS)
-    ended = command(capsys, tmp_path, model, f"method.dataset={tmp_path}/own.jsonl", "method.warmup_ratio=0")
+    ended = command(
+        capsys, tmp_path, model, f"method.dataset={tmp_path}/own.jsonl", "method.warmup_ratio=0"
+    )
     told = "answers without text in the training data, which are not trained on: 1"
     assert ended.code == 0 and told in ended.err and told in ended.out, ended.err
     training = block_of(ended)["finetune_freeze"]["training"]

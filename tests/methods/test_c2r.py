@@ -48,7 +48,9 @@ def command(capsys: Any, folder: Path, *keys: str) -> Ended:
 def test_it_counts_a_profile_and_constrains(tmp_path, capsys):
     block = block_of(command(capsys, tmp_path, "method.partners=3", "metrics=expert"))
     assert block["c2r"]["partners"] == 3 and 0 < block["c2r"]["changed_fraction"] < 1
-    assert answers(tmp_path, "*", block["run_id"]) != answers(tmp_path, "*", block["baseline"]["run_id"])
+    assert answers(tmp_path, "*", block["run_id"]) != answers(
+        tmp_path, "*", block["baseline"]["run_id"]
+    )
     assert block["c2r"]["profile"] == "toy"
     assert block["c2r"]["profile_sha256"] == digest_of(pairs_of_conversations_read_alone(12))
 
@@ -57,14 +59,22 @@ def test_it_counts_a_profile_and_constrains(tmp_path, capsys):
     found = json.loads((folder / "expert_metrics.json").read_text())
     base = json.loads((next(tmp_path.glob("runs/*-base-*")) / "expert_metrics.json").read_text())
     assert found["collaboration"]["all"]["value"] < base["collaboration"]["all"]["value"]
-    assert found["capacity"] is None and found["specialization"] is None and base["capacity"] is not None
+    assert (
+        found["capacity"] is None
+        and found["specialization"] is None
+        and base["capacity"] is not None
+    )
     assert found["baseline"]["capacity"] == base["capacity"]
 
     # the base model where all others are partners
     free = block_of(command(capsys, tmp_path, "method.partners=15"))
     assert free["c2r"]["changed_fraction"] == 0
-    assert answers(tmp_path, "*", free["run_id"]) == answers(tmp_path, "*", free["baseline"]["run_id"])
-    default, eight = (block_of(command(capsys, tmp_path, *own)) for own in ([], ["method.partners=8"]))
+    assert answers(tmp_path, "*", free["run_id"]) == answers(
+        tmp_path, "*", free["baseline"]["run_id"]
+    )
+    default, eight = (
+        block_of(command(capsys, tmp_path, *own)) for own in ([], ["method.partners=8"])
+    )
     assert default["run_id"] == eight["run_id"]
 
 
@@ -99,11 +109,15 @@ def test_a_profile_of_a_run_is_taken_by_its_content(tmp_path, capsys):
     other = load_file(counts)
     other["pairs.prefill"][0, 1, 2] += 1
     save_file(other, tmp_path / "other.safetensors")
-    ended = command(capsys, tmp_path, f"method.profile={tmp_path}/other.safetensors", "method.partners=4")
+    ended = command(
+        capsys, tmp_path, f"method.profile={tmp_path}/other.safetensors", "method.partners=4"
+    )
     assert block_of(ended)["run_id"] != one["run_id"]
     pairs = {"pairs": other["pairs.prefill"] + other["pairs.decode"] + 1}
     save_file(pairs, tmp_path / "recorded.safetensors")
-    ended = command(capsys, tmp_path, f"method.profile={tmp_path}/recorded.safetensors", "method.partners=4")
+    ended = command(
+        capsys, tmp_path, f"method.profile={tmp_path}/recorded.safetensors", "method.partners=4"
+    )
     assert block_of(ended)["c2r"]["test_profile"] is False and "test-profile" not in ended.out
 
 
@@ -113,7 +127,9 @@ SHORT = ["task=toy_choice", "limit=3"]
 
 def pairs_of(model, seed=0):
     facts, generator = facts_of(model), torch.Generator().manual_seed(seed)
-    return torch.randint(0, 99, (facts.moe_layers, facts.experts, facts.experts), generator=generator)
+    return torch.randint(
+        0, 99, (facts.moe_layers, facts.experts, facts.experts), generator=generator
+    )
 
 
 def allowed_of(model, seed=0):
@@ -139,7 +155,9 @@ def test_during_training_each_token_takes_partners_of_its_first_expert(family, t
     assert told["validation"]["losses"] and seen.routings
     for router, routing in zip(seen.routers, seen.routings, strict=True):
         scores = router.scores(routing.logits_TE)
-        first = routing.index_TK.gather(-1, scores.gather(-1, routing.index_TK).argmax(-1, keepdim=True))
+        first = routing.index_TK.gather(
+            -1, scores.gather(-1, routing.index_TK).argmax(-1, keepdim=True)
+        )
         assert allowed[router.layer][first[:, 0]].gather(-1, routing.index_TK).all(), router.name
 
 
@@ -159,7 +177,11 @@ def test_gradients_are_those_of_finite_differences(family):
     loss().backward()
     assert policy.decisions[0], "the constraint changes decisions"
     own = {name: each for name, each in model.named_parameters() if each.grad is not None}
-    chosen = [name for name in own if "gate.weight" in name or "router.weight" in name or "down_proj" in name]
+    chosen = [
+        name
+        for name in own
+        if "gate.weight" in name or "router.weight" in name or "down_proj" in name
+    ]
     step = 1e-4  # larger ones change choices; routers compute their softmax in float32
     for name in chosen:
         gradient = own[name].grad
@@ -185,7 +207,10 @@ def test_activation_checkpointing_repeats_the_constrained_choice(tmp_path):
     for checkpointing in (False, True):
         model = deepcopy(small_model("olmoe"))
         settings = {"partners": 2, "activation_checkpointing": checkpointing}
-        finetune(replace(training_of(tmp_path / str(checkpointing), **settings), allowed_LEE=allowed), model)
+        finetune(
+            replace(training_of(tmp_path / str(checkpointing), **settings), allowed_LEE=allowed),
+            model,
+        )
         trained.append(model)
     assert_same(*trained)
 
@@ -194,7 +219,9 @@ def test_a_training_that_stops_continues_under_the_constraint(tmp_path):
     allowed = partners_of(pairs_of(small_model("olmoe")), 2)
 
     def train(name):
-        training = replace(training_of(tmp_path / name, partners=2, save_steps=2), allowed_LEE=allowed)
+        training = replace(
+            training_of(tmp_path / name, partners=2, save_steps=2), allowed_LEE=allowed
+        )
         return finetune(training, deepcopy(small_model("olmoe")))[0]
 
     whole = train("whole")
@@ -217,21 +244,28 @@ def test_the_profile_is_part_of_the_id(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fine_tuning(tmp_path, capsys):
-    keys = (
-        "method.partners=3 method.dataset_size=12 method.validation_size=2 method.max_steps=4 metrics=expert"
-    )
+def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fine_tuning(
+    tmp_path, capsys
+):
+    keys = "method.partners=3 method.dataset_size=12 method.validation_size=2 method.max_steps=4 metrics=expert"
     trained = ["method=finetune-freeze", *SHORT, *keys.split(), "method.learning_rate=0.01"]
     ended = run_command(capsys, *trained, f"output_dir={tmp_path}")
     block = block_of(ended)
     folder = tmp_path / "models" / block["finetune_freeze"]["model"]
     record = json.loads((folder / "training.json").read_text())
     assert block["c2r"]["partners"] == block["finetune_freeze"]["partners"] == 3
-    assert block["c2r"]["profile_sha256"] == record["profile_sha256"] and not block["c2r"]["test_profile"]
+    assert (
+        block["c2r"]["profile_sha256"] == record["profile_sha256"]
+        and not block["c2r"]["test_profile"]
+    )
     assert 0 < block["c2r"]["changed_fraction"] < 1
     stored = load_file(folder / "counts.safetensors")["pairs"]
-    untrained = run_command(capsys, "method=c2r", "method.dataset_size=12", f"output_dir={tmp_path}", *SHORT)
-    assert block_of(untrained)["c2r"]["profile_sha256"] == digest_of(stored), "of the untrained model"
+    untrained = run_command(
+        capsys, "method=c2r", "method.dataset_size=12", f"output_dir={tmp_path}", *SHORT
+    )
+    assert block_of(untrained)["c2r"]["profile_sha256"] == digest_of(stored), (
+        "of the untrained model"
+    )
     assert block["compared"]["full_fine_tuning"]["paired"], "the same without a constraint"
     run = next(tmp_path.glob(f"runs/*-{block['run_id'][:8]}"))
     metrics = json.loads((run / "expert_metrics.json").read_text())
@@ -239,7 +273,11 @@ def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fi
 
     # the evaluation is that of method=c2r on the trained model with the stored profile
     other = tmp_path / "other"
-    again = [f"model.path={folder}/model", "method.partners=3", f"method.profile={folder}/counts.safetensors"]
+    again = [
+        f"model.path={folder}/model",
+        "method.partners=3",
+        f"method.profile={folder}/counts.safetensors",
+    ]
     assert run_command(capsys, "method=c2r", *again, f"output_dir={other}", *SHORT).code == 0
     assert answers(other, "c2r") == answers(tmp_path, "finetune-freeze", block["run_id"])
     free = tmp_path / "free"
@@ -250,9 +288,13 @@ def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fi
 
 def test_a_constraint_and_what_it_changed_are_reported_where_there_is_one():
     method = get_method("finetune-freeze")
-    free, bound = (method(method.Config(name="finetune-freeze", partners=count)) for count in (None, 3))
+    free, bound = (
+        method(method.Config(name="finetune-freeze", partners=count)) for count in (None, 3)
+    )
     counted = {"constrained_decisions": 1, "routing_decisions": 4}
     blocks = [own.report(None, counted, {}) for own in (free, bound)]
     assert "c2r" not in blocks[0] and blocks[1]["c2r"] == {"partners": 3, "changed_fraction": 0.25}
     [line] = method.footnotes(blocks[1])
-    assert method.footnotes(blocks[0]) == [] and line.startswith("changed (finetune-freeze): decisions")
+    assert method.footnotes(blocks[0]) == [] and line.startswith(
+        "changed (finetune-freeze): decisions"
+    )

@@ -33,7 +33,9 @@ def references() -> SimpleNamespace:
         return torch.tensor([[1.0, 0.0, 0.0]] * len(texts))
 
     rows = torch.nn.functional.normalize(EMBEDDING, dim=1)
-    return SimpleNamespace(texts=TEXTS, answers=[" A", " B", " C", " D"], embedding_RX=rows, embed=embed)
+    return SimpleNamespace(
+        texts=TEXTS, answers=[" A", " B", " C", " D"], embedding_RX=rows, embed=embed
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,9 @@ def test_a_question_without_neighbours_is_asked_plainly(loaded):
 
 def test_a_choice_by_itself_has_no_demonstrations(loaded):
     plain = EngineLM(loaded.model, loaded.tokenizer)
-    assert answers(language_model(loaded), ("", " A")) == rounding.approx(answers(plain, ("", " A")))
+    assert answers(language_model(loaded), ("", " A")) == rounding.approx(
+        answers(plain, ("", " A"))
+    )
 
 
 @pytest.mark.parametrize("dropped", [0, 1, 2])
@@ -120,7 +124,12 @@ def test_test_labels_reach_no_prompt(tmp_path, capsys):
     asked = []
     for letters in ("ABCABC", "CABBCA"):
         data = arc(tmp_path / letters, letters)
-        keys = [f"data_dir={data}", "task=arc_easy", "method.reference=arc_easy:train", "method.k=1"]
+        keys = [
+            f"data_dir={data}",
+            "task=arc_easy",
+            "method.reference=arc_easy:train",
+            "method.k=1",
+        ]
         assert command(capsys, tmp_path / f"out-{letters}", *keys).code == 0
         asked.append(prompts(tmp_path / f"out-{letters}"))
     assert asked[0] == asked[1]

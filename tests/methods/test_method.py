@@ -89,7 +89,9 @@ def test_an_unknown_method_is_refused_with_the_known_ones():
 def test_only_methods_that_train_have_training_hooks():
     hooks = {"trained_facts", "resolve_model", "training_left", "training_memory", "train"}
     kinds = {name: get_method(name) for name in option_files("method", [resource_folder("conf")])}
-    training = {name for name, kind in kinds.items() if issubclass(kind, TrainingMethod | ModelMaker)}
+    training = {
+        name for name, kind in kinds.items() if issubclass(kind, TrainingMethod | ModelMaker)
+    }
     assert training == {name for name, kind in kinds.items() if hooks & set(dir(kind))}
     assert training == {"finetune-freeze", "pretrain", "pretrain-tiny"}
 
@@ -98,7 +100,9 @@ def test_only_methods_that_train_have_training_hooks():
 def test_every_yaml_names_a_method_and_holds_its_defaults(name):
     kind = get_method(name)
     assert kind.Config.name == name and name in method_names()
-    stored = OmegaConf.to_container(OmegaConf.load(resource_folder("conf") / "method" / f"{name}.yaml"))
+    stored = OmegaConf.to_container(
+        OmegaConf.load(resource_folder("conf") / "method" / f"{name}.yaml")
+    )
     assert stored == asdict(kind.Config())
 
 

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, OlmoeConfig, get_cosine_schedule_with_warmup
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    OlmoeConfig,
+    get_cosine_schedule_with_warmup,
+)
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods import trainer as training
@@ -23,7 +28,12 @@ def architecture(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("mini model")
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     tokenizer.save_pretrained(folder)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "eos_token_id": 0, "pad_token_id": 0}
     OlmoeConfig(vocab_size=len(tokenizer), **sizes, **experts).save_pretrained(folder)
     return folder
@@ -82,7 +92,9 @@ def test_a_finished_training_is_returned_to_its_recipe_alone(architecture, tmp_p
 def test_the_schedule_is_a_warm_cosine_with_a_line_to_zero_on_top():
     ours = PretrainTiny.Config(steps=80, warmup_steps=10, decay_steps=100, cooldown_steps=20).rate
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=10, num_training_steps=100)
+    schedule = get_cosine_schedule_with_warmup(
+        optimizer, num_warmup_steps=10, num_training_steps=100
+    )
     [cosine] = schedule.lr_lambdas
     assert [ours(step) for step in range(61)] == [cosine(step) for step in range(61)]
     assert [ours(step) for step in (70, 80)] == [cosine(70) / 2, 0.0]

@@ -55,23 +55,39 @@ def answers(model, tokenizer, kind, requests, **keys):
 
 def test_greedy_answers_are_those_of_the_base_model(olmoe, tokenizer):
     requests = [("2 + 2 =", {"max_gen_toks": 6, "do_sample": False, "until": []})]
-    texts = [answers(olmoe, tokenizer, "generate_until", requests, logit_scale=scale) for scale in (1.0, 0.5)]
+    texts = [
+        answers(olmoe, tokenizer, "generate_until", requests, logit_scale=scale)
+        for scale in (1.0, 0.5)
+    ]
     assert texts[0] == texts[1]
 
 
 def test_a_dense_model_is_calibrated_too(tokenizer):
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).eval()
     pair = [("2 + 2 =", " 4")]
-    one, other = (answers(model, tokenizer, "loglikelihood", pair, logit_scale=scale) for scale in (1.0, 2.0))
+    one, other = (
+        answers(model, tokenizer, "loglikelihood", pair, logit_scale=scale) for scale in (1.0, 2.0)
+    )
     assert one[0][0] != pytest.approx(other[0][0], abs=1e-4)
 
 
 def test_a_profile_gives_its_scale_and_its_documents_are_left_out(tmp_path):
-    (tmp_path / "best.yaml").write_text(replace(PROFILE, logit_scale=3.0, calibrated_scale=1.25).text())
+    (tmp_path / "best.yaml").write_text(
+        replace(PROFILE, logit_scale=3.0, calibrated_scale=1.25).text()
+    )
     method = calibration(logit_scale=str(tmp_path / "best.yaml"))
     assert method.logit_scale == 1.25 and method.tuned_on == frozenset(PROFILE.documents)
-    assert method.identity(facts())["logit_scale"] == 1.25 != calibration().identity(facts())["logit_scale"]
+    assert (
+        method.identity(facts())["logit_scale"]
+        == 1.25
+        != calibration().identity(facts())["logit_scale"]
+    )
     assert method.temperatures(3) == [0.0, 0.0, 0.0]
     (tmp_path / "other.yaml").write_text(PROFILE.text())
     with pytest.raises(ConfigError, match="has none of the base model"):
@@ -91,7 +107,9 @@ def roe(**keys):
 
 def test_reading_gives_what_was_written(file):
     assert read_profile(file) == PROFILE
-    assert file.read_text().index("documents:") > file.read_text().index("answers:"), "long lists are last"
+    assert file.read_text().index("documents:") > file.read_text().index("answers:"), (
+        "long lists are last"
+    )
 
 
 def test_roe_takes_its_temperatures_documents_and_study(file):
@@ -147,7 +165,9 @@ def powered(**keys: Any) -> Powered:
     return Powered(Powered.Config(**keys))
 
 
-TUNED = replace(PROFILE, study="s", documents=["a", "b"], temperature=[], settings={"power": 1.0, "rank": 2})
+TUNED = replace(
+    PROFILE, study="s", documents=["a", "b"], temperature=[], settings={"power": 1.0, "rank": 2}
+)
 
 
 @pytest.fixture
@@ -180,7 +200,8 @@ def test_a_key_that_contradicts_the_profile_is_refused(path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "has"), [(None, "temperatures"), ({"beta": 1.0}, "those of beta"), ({"power": 1.0}, "power")]
+    ("settings", "has"),
+    [(None, "temperatures"), ({"beta": 1.0}, "those of beta"), ({"power": 1.0}, "power")],
 )
 def test_a_profile_of_another_method_is_refused(settings, has, tmp_path):
     (tmp_path / "best.yaml").write_text(replace(TUNED, settings=settings).text())
@@ -189,10 +210,15 @@ def test_a_profile_of_another_method_is_refused(settings, has, tmp_path):
 
 
 def test_it_is_compared_with_calibration_where_its_study_measured_it(tmp_path, path):
-    assert powered().comparisons(greedy=False) == powered(profile=path).comparisons(greedy=False) == {}
+    assert (
+        powered().comparisons(greedy=False) == powered(profile=path).comparisons(greedy=False) == {}
+    )
     (tmp_path / "best.yaml").write_text(replace(TUNED, calibrated_scale=1.1).text())
     config, overrides = powered(profile=path).comparisons(greedy=False)["calibration"]
-    assert config.logit_scale == path and overrides == ["method=calibration", f"method.logit_scale={path}"]
+    assert config.logit_scale == path and overrides == [
+        "method=calibration",
+        f"method.logit_scale={path}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +244,9 @@ def test_report():
         "weights": "clean", "changed_fraction": 0.25,
     }  # fmt: skip
     assert reported()["changed_fraction"] is None
-    assert reported(noisy_decisions=12)["changed_fraction"] == 0, "the log of a run leaves out counts of 0"
+    assert reported(noisy_decisions=12)["changed_fraction"] == 0, (
+        "the log of a run leaves out counts of 0"
+    )
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -262,8 +290,12 @@ def test_the_footnotes_say_how_much_noise_there_was():
     assert said(0.0, 0.0).startswith("roe: temperature 0 in every MoE layer, so that")
 
 
-@pytest.mark.parametrize(("family", "refused"), [("olmoe", False), ("gpt_oss", False), ("deepseek_v3", True)])
+@pytest.mark.parametrize(
+    ("family", "refused"), [("olmoe", False), ("gpt_oss", False), ("deepseek_v3", True)]
+)
 def test_weights_from_noisy_logits_need_a_router_that_chooses_by_logits(family, refused):
     method = roe(n=2, weights="perturbed")
-    with pytest.raises(ConfigError, match=r"method\.weights=perturbed") if refused else nullcontext():
+    with (
+        pytest.raises(ConfigError, match=r"method\.weights=perturbed") if refused else nullcontext()
+    ):
         method.check(facts(family, moe_layers=5))

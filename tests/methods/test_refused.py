@@ -132,7 +132,11 @@ SETTINGS = {
 
 @pytest.mark.parametrize(
     ("name", "keys", "told"),
-    [pytest.param(name, *case, id=f"{name} {case[0]}") for name, cases in SETTINGS.items() for case in cases],
+    [
+        pytest.param(name, *case, id=f"{name} {case[0]}")
+        for name, cases in SETTINGS.items()
+        for case in cases
+    ],
 )
 def test_impossible_settings(name, keys, told):
     method, keys = get_method(name), (SMALL if name == "pretrain" else {}) | keys
@@ -234,7 +238,11 @@ def test_a_wrong_command_ends_with_2_before_weights_load(line, told, refused):
         ("deepseek_v3", "prefix-tuning", "deepseek_v3.*Sizes of tensors must match"),
         ("deepseek_v3", "c2r", "within groups"),
         ("deepseek_v3", "finetune-freeze method.router_aux_loss_coef=0.01", "no auxiliary loss"),
-        ("word", "finetune-freeze method.partners=2", "method.partners needs routers of single tokens"),
+        (
+            "word",
+            "finetune-freeze method.partners=2",
+            "method.partners needs routers of single tokens",
+        ),
     ],
 )
 def test_what_a_family_cannot_do(family, line, told, refused, tmp_path, tokenizer):

@@ -53,9 +53,13 @@ def top_p(**keys: Any) -> TopP:
 
 def test_the_identity_and_the_report_have_the_number():
     assert top_k().identity(FACTS) == top_k(k=4).identity(FACTS) != top_k(k=3).identity(FACTS)
-    assert top_p().identity(FACTS) == top_p(k_max=6).identity(FACTS) != top_p(k_max=5).identity(FACTS)
+    assert (
+        top_p().identity(FACTS) == top_p(k_max=6).identity(FACTS) != top_p(k_max=5).identity(FACTS)
+    )
     assert top_p().report(FACTS, {}, {})["top_p"]["experts_per_token"] is None
-    assert top_k().identity(replace(FACTS, experts=3))["k"] == 3, "twice, as far as there are so many"
+    assert top_k().identity(replace(FACTS, experts=3))["k"] == 3, (
+        "twice, as far as there are so many"
+    )
     counters = {"chosen_experts": 12, "routing_decisions": 4}
     block = {"k": 3, "experts_per_token": 3.0}
     assert top_k(k=3).report(FACTS, counters, {}) == {"untuned": True, "top_k": block}
@@ -72,7 +76,9 @@ def order_of(router: Any, logits: Any) -> tuple[list[int], Any]:
 def chosen(router: Any, logits: Any, p: float, k_max: int) -> list[int]:
     order, probs = order_of(router, logits)
     taken: list[int] = []
-    while len(taken) < min(k_max, len(order)) and (p == 1 or sum(float(probs[e]) for e in taken) < p):
+    while len(taken) < min(k_max, len(order)) and (
+        p == 1 or sum(float(probs[e]) for e in taken) < p
+    ):
         taken.append(order[len(taken)])
     return taken
 
@@ -88,8 +94,12 @@ def log_probs(model64: Any, ids: list[int], p: float, k_max: int) -> tuple[Any, 
         for token, logits in enumerate(logits_TE):
             experts = chosen(router, logits, p, k_max)
             total += len(experts)
-            index[token] = torch.tensor(experts + [e for e in range(len(logits)) if e not in experts])
-            weights[token, : len(experts)] = weights_of(model64.config.model_type, router, logits, experts)
+            index[token] = torch.tensor(
+                experts + [e for e in range(len(logits)) if e not in experts]
+            )
+            weights[token, : len(experts)] = weights_of(
+                model64.config.model_type, router, logits, experts
+            )
         return logits_TE, weights, index
 
     return routed_pass(model64, ids, route).log_softmax(-1), total
@@ -107,11 +117,18 @@ def log_probs(model64: Any, ids: list[int], p: float, k_max: int) -> tuple[Any, 
         ("top-k", "olmoe", 1.0, 4),
     ],
 )
-def test_tokens_take_the_fewest_experts_that_reach_p_or_k_of_them(method, family, p, k_max, tokenizer):
+def test_tokens_take_the_fewest_experts_that_reach_p_or_k_of_them(
+    method, family, p, k_max, tokenizer
+):
     model = small_model(family)
-    double, own = in_float64(model), top_k(k=k_max) if method == "top-k" else top_p(p=p, k_max=k_max)
+    double, own = (
+        in_float64(model),
+        top_k(k=k_max) if method == "top-k" else top_p(p=p, k_max=k_max),
+    )
     with opened(own, model, tokenizer) as lm:
-        check_answers(lm, lambda ids: log_probs(double, ids, p, k_max or 8)[0], model.config.eos_token_id)
+        check_answers(
+            lm, lambda ids: log_probs(double, ids, p, k_max or 8)[0], model.config.eos_token_id
+        )
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])
@@ -245,7 +262,9 @@ def test_the_content_of_the_file_is_in_the_identity(ideas):
     ideas.rename("renamed.py")
     assert policy("drop_weakest", file="renamed.py").identity(FACTS) == own
     assert policy("drop_weakest", file="renamed.py", scale=0.5).identity(FACTS) != own
-    strongest = [policy("strongest", file="renamed.py", **keys).identity(FACTS) for keys in ({}, {"k": 1})]
+    strongest = [
+        policy("strongest", file="renamed.py", **keys).identity(FACTS) for keys in ({}, {"k": 1})
+    ]
     assert run_id(strongest[0]) == run_id(strongest[1]) != run_id(own)
     Path("renamed.py").write_text(IDEAS + "\nMORE = 1\n", encoding="utf-8")
     assert policy("drop_weakest", file="renamed.py").identity(FACTS) != own
@@ -256,7 +275,8 @@ def test_the_files_that_it_imports_are_in_the_identity(ideas):
     assert "imports" not in own, "ids of files without imports stay"
     ideas.with_name("sharing.py").write_text("SHARE = 1.0\n", encoding="utf-8")
     ideas.write_text(
-        f"{IDEAS}\ntry:\n    from sharing import SHARE\nexcept ImportError:\n    SHARE = 1\n", "utf-8"
+        f"{IDEAS}\ntry:\n    from sharing import SHARE\nexcept ImportError:\n    SHARE = 1\n",
+        "utf-8",
     )
     digests = []
     for content in ("SHARE = 1.0", "SHARE = 0.5", "SHARE = 1.0  # a comment"):
@@ -298,7 +318,8 @@ def seeded(router, routing):
 
 
 @pytest.mark.parametrize(
-    ("function", "repeats"), [("draws", False), ("shrinks", False), ("at_times", False), ("seeded", True)]
+    ("function", "repeats"),
+    [("draws", False), ("shrinks", False), ("at_times", False), ("seeded", True)],
 )
 def test_a_policy_that_decides_differently_each_time_says_so(ideas, function, repeats, tokenizer):
     """`at_times` decides alike in both passes with a probability of 2 ** -4 and less."""
@@ -317,7 +338,12 @@ def test_the_test_leaves_the_random_numbers_of_others_as_they_are(ideas):
 
 def test_its_rows_have_the_note_and_no_p(ideas, tmp_path, capsys):
     ideas.write_text(RANDOM, encoding="utf-8")
-    keys = ["method.policy=ideas.py:draws", "task=toy_choice", "limit=40", f"output_dir={tmp_path}/out"]
+    keys = [
+        "method.policy=ideas.py:draws",
+        "task=toy_choice",
+        "limit=40",
+        f"output_dir={tmp_path}/out",
+    ]
     for _ in range(2):  # computed, and stored
         ended = run_command(capsys, "method=policy", *keys)
         assert ended.code == 0, ended.err
@@ -333,7 +359,9 @@ def test_a_plain_function_is_the_policy_of_a_method(tokenizer):
         tunings = ()
 
         def policy(self, model, config):
-            return (lambda router, routing: routing._replace(weights_TK=routing.weights_TK * 0.5)), {}
+            return (
+                lambda router, routing: routing._replace(weights_TK=routing.weights_TK * 0.5)
+            ), {}
 
     model = small_model("olmoe")
     with opened(Halved(Halved.Config(name="halved")), model, tokenizer) as lm:
@@ -358,7 +386,9 @@ def test_expert_metrics_of_a_function_are_counted(ideas, tmp_path, capsys):
 
 def test_what_was_tuned_is_noted(ideas):
     """A function without keys has nothing to tune."""
-    assert policy("writes").tuning_block == {} and policy("drop_weakest").tuning_block == {"untuned": True}
+    assert policy("writes").tuning_block == {} and policy("drop_weakest").tuning_block == {
+        "untuned": True
+    }
 
 
 @pytest.mark.parametrize(
@@ -369,11 +399,17 @@ def test_what_was_tuned_is_noted(ideas):
         ("method.policy=ideas.py:drop_weak", "Did you mean 'drop_weakest'"),
         ("method.policy=ideas.py:without_default", "missing a required argument: 'scale'"),
         ("method.policy=ideas.py:with_a_list", "must be a number, a text, true or false"),
-        ("method.policy=ideas.py:with_a_taken_name", "the name none of name, policy, profile, space"),
+        (
+            "method.policy=ideas.py:with_a_taken_name",
+            "the name none of name, policy, profile, space",
+        ),
         ("method.scal=1", "Did you mean 'method.scale'"),
         ("method.scale=much", "expected a number"),
         ("method.scale=[0", "Error: method.scale=[0: no viable"),
-        ("method.scale=0,1", "Error: method.scale=0,1: a key takes one value. A grid: -m method.scale=0,1."),
+        (
+            "method.scale=0,1",
+            "Error: method.scale=0,1: a key takes one value. A grid: -m method.scale=0,1.",
+        ),
         ("tuning=grid", "method.space={scale: [0.5, 1.0]}"),
     ],
 )
@@ -384,7 +420,9 @@ def test_a_wrong_function_or_key_is_one_message(ideas, capsys, override, message
 
 def test_only_numbers_are_tuned(ideas):
     ideas.write_text("def f(router, routing, mode='x'): ...", encoding="utf-8")
-    with pytest.raises(ConfigError, match="method.space.mode: ideas.py:f has no such key with a number"):
+    with pytest.raises(
+        ConfigError, match="method.space.mode: ideas.py:f has no such key with a number"
+    ):
         policy("f", space={"mode": [1, 2]}).grid(FACTS)
 
 
@@ -424,7 +462,9 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     ended = run_command(capsys, "-m", *own, "method.scale=0,0.5", *task)
     assert "method.scale=0.5 " in ended.out and "difference" in ended.out, ended.out
     function = importlib.import_module("ideas").drop_weakest
-    results = moe_lab.run(policy=function, task="toy_choice", limit=12, output_dir=Path("out"), quiet=True)
+    results = moe_lab.run(
+        policy=function, task="toy_choice", limit=12, output_dir=Path("out"), quiet=True
+    )
     assert len(list(Path("out/runs").glob("*policy*"))) == 2, "the first cell of the grid"
     assert list(results.frame()["method"]) == ["base", "policy"]
     search = ["method.space={scale: [0.5, 2]}", "tuning.metric=perplexity", "tuning.num_samples=8"]
@@ -444,4 +484,10 @@ def test_python_takes_functions_that_workers_can_import(function):
 
 def test_keys_of_python_are_overrides():
     with pytest.raises(ConfigError, match="limit=x: expected an integer"):
-        moe_lab.run(method="base", task="toy_choice", limit="x", gen_kwargs={"max_gen_toks": 3}, offline=True)
+        moe_lab.run(
+            method="base",
+            task="toy_choice",
+            limit="x",
+            gen_kwargs={"max_gen_toks": 3},
+            offline=True,
+        )

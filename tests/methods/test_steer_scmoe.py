@@ -100,7 +100,9 @@ def steered(model64: Any, lm: Any, activate: int, deactivate: int) -> dict[tuple
     return found
 
 
-def choice_and_weights(kind: str, router: Any, logits: Any, signs: dict[int, int]) -> tuple[list, Any, Any]:
+def choice_and_weights(
+    kind: str, router: Any, logits: Any, signs: dict[int, int]
+) -> tuple[list, Any, Any]:
     """(experts, weights, steered logits) of one token."""
 
     def forced(values: Any) -> Any:
@@ -110,7 +112,11 @@ def choice_and_weights(kind: str, router: Any, logits: Any, signs: dict[int, int
         return new
 
     moved = forced(logits)
-    scores = forced(logits.sigmoid() + router.e_score_correction_bias) if kind == "deepseek_v3" else moved
+    scores = (
+        forced(logits.sigmoid() + router.e_score_correction_bias)
+        if kind == "deepseek_v3"
+        else moved
+    )
     experts = open_experts(router, scores)[:2]
     return experts, weights_of(kind, router, moved, experts), moved
 
@@ -123,7 +129,10 @@ def log_probs(model64: Any, ids: list[int], found: dict[tuple[int, int], int]) -
         signs = {expert: sign for (number, expert), sign in found.items() if number == layer}
         if not signs:
             return None
-        rows = [choice_and_weights(model64.config.model_type, router, logits, signs) for logits in logits_TE]
+        rows = [
+            choice_and_weights(model64.config.model_type, router, logits, signs)
+            for logits in logits_TE
+        ]
         index = torch.tensor([experts for experts, _, _ in rows])
         weights = torch.stack([weights for _, weights, _ in rows]).to(weights_TK.dtype)
         return torch.stack([moved for _, _, moved in rows]), weights, index
@@ -131,7 +140,12 @@ def log_probs(model64: Any, ids: list[int], found: dict[tuple[int, int], int]) -
     return routed_pass(model64, ids, route).log_softmax(-1)
 
 
-CASES = [*((family, 4, 3) for family in FAMILIES), ("olmoe", 3, 0), ("olmoe", 0, 9), ("olmoe", 10, 20)]
+CASES = [
+    *((family, 4, 3) for family in FAMILIES),
+    ("olmoe", 3, 0),
+    ("olmoe", 0, 9),
+    ("olmoe", 10, 20),
+]
 """(family, activate, deactivate); a layer takes fewer experts than the last case asks for."""
 
 
@@ -161,13 +175,20 @@ def test_no_steered_expert_is_the_base_model_bit_for_bit(family, tokenizer):
 
 def test_the_right_choices_are_the_answers_of_documents_that_are_not_evaluated(tmp_path):
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(9))
-    write_jsonl(tmp_path / "arc_easy" / "train.jsonl", choices(6, start=7))  # q7 and q8 are test documents
-    config = to_config(compose_cell(["model=tiny", "task=arc_easy", "limit=1", f"data_dir={tmp_path}"], []))
+    write_jsonl(
+        tmp_path / "arc_easy" / "train.jsonl", choices(6, start=7)
+    )  # q7 and q8 are test documents
+    config = to_config(
+        compose_cell(["model=tiny", "task=arc_easy", "limit=1", f"data_dir={tmp_path}"], [])
+    )
 
     def pairs(kind: str) -> set[tuple[str, str]]:
         texts = read_texts(config, "method.positive", f"arc_easy:{kind}", None)
         assert len(set(texts.pairs)) == len(texts.pairs)
-        return {(prompt.split("number ")[1].split("?")[0], choice.strip()) for prompt, choice in texts.pairs}
+        return {
+            (prompt.split("number ")[1].split("?")[0], choice.strip())
+            for prompt, choice in texts.pairs
+        }
 
     colours = ("red", "green", "blue")
     asked = {(str(number), colour) for number in range(9, 13) for colour in colours}
@@ -198,10 +219,20 @@ TYPED = ["method=steer", "model=tiny"]
 
 @pytest.mark.slow
 def test_choices_steer_in_both_directions(tmp_path, capsys):
-    keys = [*TYPED, "task=toy_choice", "limit=6", "method.dataset_size=20", f"output_dir={tmp_path}"]
+    keys = [
+        *TYPED,
+        "task=toy_choice",
+        "limit=6",
+        "method.dataset_size=20",
+        f"output_dir={tmp_path}",
+    ]
     right, wrong = "toy_choice:right", "toy_choice:wrong"
-    one = block_of(run_command(capsys, *keys, f"method.positive={right}", f"method.negative={wrong}"))
-    other = block_of(run_command(capsys, *keys, f"method.positive={wrong}", f"method.negative={right}"))
+    one = block_of(
+        run_command(capsys, *keys, f"method.positive={right}", f"method.negative={wrong}")
+    )
+    other = block_of(
+        run_command(capsys, *keys, f"method.positive={wrong}", f"method.negative={right}")
+    )
     assert other["run_id"] != one["run_id"]
     assert other["steer"]["forced_in"] != one["steer"]["forced_in"] and one["untuned"]
     free = [f"method.positive={right}", f"method.negative={wrong}", "method.activate=0"]
@@ -232,7 +263,9 @@ def logits_after(model64: Any, ids: list[int], positions: Any, rank: int) -> Any
             # the other experts have no weight
             index_TK[token] = torch.tensor([weak, *order[: index_TK.shape[-1] - 1]])
             weights_TK[token] = 0
-            weights_TK[token, 0] = weights_of(model64.config.model_type, router, logits_TE[token], [weak])[0]
+            weights_TK[token, 0] = weights_of(
+                model64.config.model_type, router, logits_TE[token], [weak]
+            )[0]
         return logits_TE, weights_TK, index_TK
 
     return routed_pass(model64, ids, route)[-1]
@@ -248,7 +281,9 @@ def contrast_after(model64: Any, ids: list[int], rank: int, cache: str) -> Any:
     return (1 + BETA) * strong - BETA * weaker, probs >= ALPHA * probs.max()
 
 
-def slow_score(model64: Any, context: list[int], answer: list[int], *how: Any) -> tuple[float, bool]:
+def slow_score(
+    model64: Any, context: list[int], answer: list[int], *how: Any
+) -> tuple[float, bool]:
     total, greedy = 0.0, True
     for i, token in enumerate(answer):
         contrast, plausible = contrast_after(model64, [*context, *answer[:i]], *how)
@@ -273,7 +308,10 @@ def slow_text(model64: Any, prompt: list[int], *how: Any) -> list[int]:
         *((family, 3, "clean") for family in FAMILIES),
         ("mixtral", 2, "standard"),
         # with recurrent layers
-        *(pytest.param("qwen3_next", 2, cache, marks=pytest.mark.slow) for cache in ("clean", "standard")),
+        *(
+            pytest.param("qwen3_next", 2, cache, marks=pytest.mark.slow)
+            for cache in ("clean", "standard")
+        ),
     ],
 )
 def test_it_equals_two_full_passes(family, rank, cache, tokenizer):
@@ -282,9 +320,13 @@ def test_it_equals_two_full_passes(family, rank, cache, tokenizer):
     double, how = in_float64(model), (rank, cache)
     with opened(scmoe(rank=rank, cache=cache), model, tokenizer, SEED) as lm:
         pairs = [lm.encode_pair(*pair) for pair in PAIRS]
-        expected = [slow_score(double, list(context), list(answer), *how) for context, answer in pairs]
+        expected = [
+            slow_score(double, list(context), list(answer), *how) for context, answer in pairs
+        ]
         found = answered(lm, "loglikelihood", PAIRS)
-        assert [value for value, _ in found] == rounding.approx([value for value, _ in expected], 12)
+        assert [value for value, _ in found] == rounding.approx(
+            [value for value, _ in expected], 12
+        )
         assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
         for text, (prompt, _) in zip(answered(lm, "generate_until", PROMPTS), PROMPTS, strict=True):
             assert text == lm.tok_decode(slow_text(double, lm.tok_encode(prompt), *how))
@@ -317,7 +359,9 @@ def test_a_token_that_is_not_plausible_is_scored_and_not_decoded(tokenizer):
     with opened(scmoe(alpha=1.0, beta=5.0), model, tokenizer, SEED) as lm:
         found, texts = both_answers(lm)
     assert all(math.isfinite(value) for value, _ in found)
-    assert texts == base_answers(model, tokenizer)[1], "alpha=1 leaves the strong sample's best token"
+    assert texts == base_answers(model, tokenizer)[1], (
+        "alpha=1 leaves the strong sample's best token"
+    )
     with opened(scmoe(alpha=0.0, beta=5.0), model, tokenizer, SEED) as lm:
         assert texts != answered(lm, "generate_until", PROMPTS)
 

@@ -45,7 +45,9 @@ def test_rows_of_every_format_come_in_order_with_their_place(suffix, place, tmp_
     if suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), file)
     else:
-        file.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+        file.write_text(
+            "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8"
+        )
     found = list(read_rows(file))
     assert [row for row, _ in found] == rows
     assert found[-1][1] == f"{file}, {place}"
@@ -55,7 +57,9 @@ def test_a_folder_is_all_its_files_in_order(tmp_path):
     for name in ("b.jsonl", "a.parquet", "below/c.jsonl", "notes.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert files(str(tmp_path)) == [tmp_path / name for name in ("a.parquet", "b.jsonl", "below/c.jsonl")]
+    assert files(str(tmp_path)) == [
+        tmp_path / name for name in ("a.parquet", "b.jsonl", "below/c.jsonl")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +106,9 @@ def test_generated_data_are_trained_on_and_held_out_by_their_splits():
     tested = {
         "toy": {row["messages"][0]["content"] for row in instructions("validation", 20)},
         "toy_subtract": {
-            row["question"] for split in ("test", "validation") for row in differences(split, 10_000)
+            row["question"]
+            for split in ("test", "validation")
+            for row in differences(split, 10_000)
         },
     }
     for name, questions in tested.items():
@@ -161,7 +167,9 @@ def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(marked, t
 def test_an_answer_of_weight_0_is_read_and_not_learned(marked, tiny, tmp_path):
     """Broken by a weight that is dropped: the answer was learned. The tokens are those of transformers."""
     file = tmp_path / "own.jsonl"
-    write_jsonl(file, [{"messages": weighted(0, None)}, {"messages": weighted(1, 0.0)}, {"messages": TURNS}])
+    write_jsonl(
+        file, [{"messages": weighted(0, None)}, {"messages": weighted(1, 0.0)}, {"messages": TURNS}]
+    )
     data = read_data(Config(), str(file))
     if not marked:
         tiny.chat_template = re.sub("{% (end)?generation %}", "", tiny.chat_template)
@@ -177,21 +185,31 @@ def test_transformers_own_mask_is_what_is_learned_where_all_answers_are(tiny):
     expected = [tiny.apply_chat_template(turns, **options) for turns in (TURNS, TURNS[:2])]
     for row, own in zip(encode(tiny, [TURNS, TURNS[:2]]), expected, strict=True):
         assert row.ids == own["input_ids"]
-        assert [label != NO_LOSS for label in row.labels] == [bool(mask) for mask in own["assistant_masks"]]
+        assert [label != NO_LOSS for label in row.labels] == [
+            bool(mask) for mask in own["assistant_masks"]
+        ]
 
 
 def test_conversations_without_an_answer_to_learn_are_left_out(tiny, tmp_path):
     """Also those whose template does not say which mark belongs to which answer."""
     file = tmp_path / "own.jsonl"
-    write_jsonl(file, [{"messages": weighted(0, 0)}, {"messages": weighted(0, 1)}, {"messages": TURNS[:2]}])
+    write_jsonl(
+        file, [{"messages": weighted(0, 0)}, {"messages": weighted(0, 1)}, {"messages": TURNS[:2]}]
+    )
     data = read_data(Config(), str(file))
     assert encode_all(tiny, data.train, 2048).left_out == 1
     with pytest.raises(TaskError, match="No conversation has an answer to train on"):
         encode_all(tiny, data.train[:1], 2048)
-    tiny.chat_template = tiny.chat_template.replace("{% generation %}", "{% if loop.last %}{% generation %}")
-    tiny.chat_template = tiny.chat_template.replace("{% endgeneration %}", "{% endgeneration %}{% endif %}")
+    tiny.chat_template = tiny.chat_template.replace(
+        "{% generation %}", "{% if loop.last %}{% generation %}"
+    )
+    tiny.chat_template = tiny.chat_template.replace(
+        "{% endgeneration %}", "{% endgeneration %}{% endif %}"
+    )
     made = encode_all(tiny, data.train, 2048)
-    assert [learned(tiny, row) for row in made.rows] == [" In Rome.<|endoftext|>"] and made.left_out == 2
+    assert [learned(tiny, row) for row in made.rows] == [
+        " In Rome.<|endoftext|>"
+    ] and made.left_out == 2
 
 
 EMPTY_TURNS = [TURNS[0], {"role": "assistant", "content": " \n"}]
@@ -233,7 +251,9 @@ def test_what_is_trained_on_is_not_held_out(made, tmp_path):
     assert read_data(Config(), str(file), held_out=1).duplicates == 0
     again = tmp_path / "again.jsonl"
     write_jsonl(again, [{"messages": conversation("A")}] * 2)
-    with pytest.raises(TaskError, match="validation_size=1 holds out only conversations that are trained on"):
+    with pytest.raises(
+        TaskError, match="validation_size=1 holds out only conversations that are trained on"
+    ):
         read_data(Config(), str(again), held_out=1)
 
 
@@ -297,7 +317,9 @@ def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(ti
         "{% endgeneration %}{% endif %}",
     )  # fmt: skip
     [row] = encode_all(tiny, [TURNS], 2048).rows
-    assert learned(tiny, row) == " In Rome.In Oslo, I think.", "marked answers are found all the same"
+    assert learned(tiny, row) == " In Rome.In Oslo, I think.", (
+        "marked answers are found all the same"
+    )
 
 
 def test_empty_conversations_and_those_that_the_assistant_opens_are_left_out(tiny):
@@ -326,7 +348,9 @@ def test_messages_after_the_limit_are_not_rendered(tiny):
 
 
 def test_padding_stands_behind_and_is_neither_read_nor_learned():
-    batch = Pad(7)([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, {"input_ids": [4], "labels": [4]}])
+    batch = Pad(7)(
+        [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, {"input_ids": [4], "labels": [4]}]
+    )
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 7, 7]]
     assert batch["labels"].tolist() == [[1, 2, 3], [4, NO_LOSS, NO_LOSS]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
@@ -335,7 +359,9 @@ def test_padding_stands_behind_and_is_neither_read_nor_learned():
 def test_rows_without_labels_are_in_a_batch_only_where_it_has_no_others():
     rows = Rows([Row([1, 2, 3], [1, 2, 3])])
     batch = Pad(7)([rows[0], rows[EMPTY]])
-    assert batch["input_ids"].tolist() == [[1, 2, 3]] and batch["attention_mask"].tolist() == [[1, 1, 1]]
+    assert batch["input_ids"].tolist() == [[1, 2, 3]] and batch["attention_mask"].tolist() == [
+        [1, 1, 1]
+    ]
     empty = Pad(7)([rows[EMPTY], rows[EMPTY]])
     assert empty["labels"].tolist() == [[NO_LOSS, NO_LOSS]] and empty["attention_mask"].all()
 
@@ -343,7 +369,9 @@ def test_rows_without_labels_are_in_a_batch_only_where_it_has_no_others():
 def test_files_of_messages_and_of_turns_are_the_same(tmp_path):
     (tmp_path / "lima").mkdir()
     turns = {"conversations": [message["content"] for message in TURNS]}
-    (tmp_path / "lima" / "train.jsonl").write_text(json.dumps(turns) + "\n\n" + json.dumps(turns) + "\n")
+    (tmp_path / "lima" / "train.jsonl").write_text(
+        json.dumps(turns) + "\n\n" + json.dumps(turns) + "\n"
+    )
     (tmp_path / "own.jsonl").write_text(json.dumps({"messages": TURNS, "kind": "x"}) + "\n")
     config = Config(data_dir=str(tmp_path))
     assert read(config, "lima") == [TURNS, TURNS]
@@ -374,10 +402,15 @@ def test_what_is_no_conversation_is_named_with_its_line(line, tmp_path):
 
 
 def conversation(question: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": "In Rome, I think."}]
+    return [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "In Rome, I think."},
+    ]
 
 
-DATA = Data(train=[conversation("Where does Ann live?")] * 8, validation=[], source={"data_set": "one"})
+DATA = Data(
+    train=[conversation("Where does Ann live?")] * 8, validation=[], source={"data_set": "one"}
+)
 
 
 @pytest.fixture
@@ -406,7 +439,9 @@ def test_what_only_the_tokenizer_shows_is_refused(made, tmp_path):
     with pytest.raises(ConfigError, match="phase 1 has no step"):
         made(replace(DATA, train=[*DATA.train[:4], []]), schedule="none-router", epochs=1)
     tokenizer = load_tokenizer(ModelConfig(), offline=True)
-    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    refuse = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    )
     tokenizer.chat_template = refuse + tokenizer.chat_template
     tokenizer.save_pretrained(tmp_path)
     system = [{"role": "system", "content": "Be"}, *conversation("Hi")]
@@ -441,7 +476,12 @@ def test_what_differs_is_encoded_anew(made, tmp_path):
 
 
 def test_a_byte_order_mark_is_read_and_half_of_a_character_is_one_message(tmp_path):
-    row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello 😀"}]}
+    row = {
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "hello 😀"},
+        ]
+    }
     file = tmp_path / "rows.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + (json.dumps(row) + "\n").encode())
     assert [found for found, _ in read_rows(file)] == [row]

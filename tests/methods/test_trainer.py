@@ -79,7 +79,12 @@ def test_finite_losses_train_to_the_end(tmp_path):
             for bad in (math.nan, math.inf, -math.inf)
         ),
         ({"factors": [1, 1, math.nan, 1, 1, 1]}, 2, "The loss of training step 2 is nan", 0.9),
-        ({"factors": [math.inf, -math.inf, 1, 1, 1, 1]}, 2, "The loss of training step 1 is nan", 1.0),
+        (
+            {"factors": [math.inf, -math.inf, 1, 1, 1, 1]},
+            2,
+            "The loss of training step 1 is nan",
+            1.0,
+        ),
         *(
             ({"slopes": [1, bad, 1, 1, 1, 1]}, 1, f"The gradient of training step 2 is {bad}", 0.9)
             for bad in (math.nan, math.inf)
@@ -87,7 +92,9 @@ def test_finite_losses_train_to_the_end(tmp_path):
     ],
     ids=str,
 )
-def test_it_stops_before_the_step_with_a_number_that_is_none(numbers, accumulation, told, kept, tmp_path):
+def test_it_stops_before_the_step_with_a_number_that_is_none(
+    numbers, accumulation, told, kept, tmp_path
+):
     """One pass of several is enough: its first one, or infinities of both signs, which are no number together."""
     trainer, model = train(tmp_path, **numbers, accumulation=accumulation)
     with pytest.raises(TrainingError, match=f"{told}. Lower method.learning_rate"):
@@ -95,7 +102,13 @@ def test_it_stops_before_the_step_with_a_number_that_is_none(numbers, accumulati
     assert model.weight.item() == pytest.approx(kept), "after the steps of Adam before it"
 
 
-CONTENT = {"model": {"weights": "a"}, "commit": None, "data": "b", "recipe": {"epochs": 1}, "seed": 0}
+CONTENT = {
+    "model": {"weights": "a"},
+    "commit": None,
+    "data": "b",
+    "recipe": {"epochs": 1},
+    "seed": 0,
+}
 
 
 def folder_of(config, content, trained):

@@ -53,7 +53,12 @@ def drawn(seed: int) -> dict[str, Any]:
     }
 
 
-LONG = {"batch_size": 1, "gradient_accumulation": 1, "activation_checkpointing": False, "schedule": "none"}
+LONG = {
+    "batch_size": 1,
+    "gradient_accumulation": 1,
+    "activation_checkpointing": False,
+    "schedule": "none",
+}
 SET = {
     24: LONG | {"length": 480, "batch_size": 8, "dtype": "float32", "router_aux_loss_coef": 0.1},
     25: LONG | {"length": 900, "dtype": "bfloat16"},
@@ -112,7 +117,13 @@ def test_a_step_of_8_bit_adamw_takes_the_planned_bytes():
 
 DESIGNS = (
     {"router": "token", "dtype": "bfloat16"},
-    {"router": "token", "backbone": "deepseek", "shared_experts": 1, "experts_per_token": 3, "batch_size": 4},
+    {
+        "router": "token",
+        "backbone": "deepseek",
+        "shared_experts": 1,
+        "experts_per_token": 3,
+        "batch_size": 4,
+    },
     {"router": "expert", "capacity_factor": 2.0, "gradient_accumulation": 2, "dtype": "bfloat16"},
     {"router": "word", "sequence_length": 64},
     {"backbone": "dense", "gradient_accumulation": 2},
@@ -121,7 +132,9 @@ DESIGNS = (
 
 @pytest.mark.parametrize("settings", first_fast(DESIGNS))
 def test_the_plan_of_a_pre_training_holds(settings, tmp_path, monkeypatch):
-    training = pretrainings.training_of(tmp_path, **({"sequence_length": 48, "steps": 2} | settings))
+    training = pretrainings.training_of(
+        tmp_path, **({"sequence_length": 48, "steps": 2} | settings)
+    )
     method = Pretrain(training.design)
     method._read = (None, training.tokenizer)
     planned = method.planned_memory(training.config, SimpleNamespace(dtype=training.dtype))
@@ -133,7 +146,9 @@ def test_the_plan_of_a_pre_training_holds(settings, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("backbone", "routed"), [("olmoe", 1), ("dense", 0)])
-def test_the_plan_of_a_pre_training_has_the_losses_of_its_routers(backbone, routed, tmp_path, monkeypatch):
+def test_the_plan_of_a_pre_training_has_the_losses_of_its_routers(
+    backbone, routed, tmp_path, monkeypatch
+):
     """They are small next to what a bound leaves free, so that no measured peak would miss them."""
     training = pretrainings.training_of(tmp_path, backbone=backbone)
     method, design = Pretrain(training.design), training.design
@@ -141,7 +156,9 @@ def test_the_plan_of_a_pre_training_has_the_losses_of_its_routers(backbone, rout
     planned = []
     for size in (0, 10**6):
         monkeypatch.setattr(pretrain_method, "REGULARIZER_BYTES", size)
-        planned.append(method.planned_memory(training.config, SimpleNamespace(dtype=training.dtype)))
+        planned.append(
+            method.planned_memory(training.config, SimpleNamespace(dtype=training.dtype))
+        )
     scores = design.batch_size * design.sequence_length * design.experts * design.layers
     assert planned[1] - planned[0] == routed * 10**6 * scores
 
@@ -157,7 +174,9 @@ SETTINGS = {
 @pytest.mark.parametrize("settings", first_fast(SETTINGS.values()), ids=SETTINGS)
 @pytest.mark.parametrize("family", by_family(("olmoe", "gpt_oss", "deepseek", "qwen3_next")))
 def test_activation_checkpointing_trains_the_same_weights(family, settings, tmp_path):
-    if "router_aux_loss_coef" in settings and not hasattr(small_model(family), "router_aux_loss_coef"):
+    if "router_aux_loss_coef" in settings and not hasattr(
+        small_model(family), "router_aux_loss_coef"
+    ):
         pytest.skip("no auxiliary loss in transformers")
     trained = []
     for checkpointing in (False, True):
@@ -202,7 +221,9 @@ def test_8_bit_adamw_moves_what_its_schedule_trains(schedule, eight_bit, tmp_pat
         frozen = parts[step * len(parts) // 4]
         for group, part in names.items():
             name = f"model.layers.1.{part}" + ("" if group == "experts" else ".weight")
-            assert torch.equal(before[name], after[name]) == (group == frozen), f"{name} in step {step}"
+            assert torch.equal(before[name], after[name]) == (group == frozen), (
+                f"{name} in step {step}"
+            )
 
 
 @pytest.mark.slow
@@ -240,7 +261,9 @@ def test_8_bit_adamw_trains_as_well_as_float32(eight_bit, tmp_path):
     losses: dict[str, list[float]] = {}
     for seed in range(4):
         for name, settings in (("exact", {}), ("8-bit", eight_bit)):
-            model = make_model("olmoe", seed=seed, hidden_size=64, intermediate_size=32, num_hidden_layers=2)
+            model = make_model(
+                "olmoe", seed=seed, hidden_size=64, intermediate_size=32, num_hidden_layers=2
+            )
             model = model.to(torch.bfloat16) if settings else model
             options = {"count": 16, "epochs": 3, "learning_rate": 6e-4, **settings}
             told = train(model, tmp_path / f"{name}-{seed}", **options)
@@ -260,7 +283,9 @@ class Products(TorchDispatchMode):
         super().__init__()
         self.dtypes: dict[str, set[torch.dtype]] = {}
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = function.overloadpacket.__name__
         if name in PRODUCTS:
             self.dtypes.setdefault(name, set()).update(each.dtype for each in args[:2])
@@ -268,7 +293,9 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("implementation", first_fast(get_args(ExpertsImplementation)))
-@pytest.mark.parametrize("family", by_family(("olmoe", "gpt_oss", "deepseek", "mixtral", "qwen3_moe")))
+@pytest.mark.parametrize(
+    "family", by_family(("olmoe", "gpt_oss", "deepseek", "mixtral", "qwen3_moe"))
+)
 def test_all_products_of_a_step_are_in_bfloat16(family, implementation, tmp_path):
     """Forward and backward, those of the experts among them. Some other families ask for float32 in their routers."""
     model = deepcopy(small_model(family))
@@ -282,7 +309,9 @@ def test_all_products_of_a_step_are_in_bfloat16(family, implementation, tmp_path
 @pytest.mark.parametrize("router", ("token", "expert"))
 def test_all_products_of_a_pre_training_are_in_bfloat16(router, tmp_path):
     with Products() as products:
-        trained = pretrain(pretrainings.training_of(tmp_path, steps=1, dtype="bfloat16", router=router))
+        trained = pretrain(
+            pretrainings.training_of(tmp_path, steps=1, dtype="bfloat16", router=router)
+        )
     assert {own.dtype for own in trained.model.parameters()} == {torch.float32}
     assert set().union(*products.dtypes.values()) == {torch.bfloat16}, products.dtypes
 

@@ -79,10 +79,18 @@ def test_an_adapter_is_trained_stored_in_pefts_format_and_scores(method, tmp_pat
 @pytest.mark.parametrize("method", METHODS)
 def test_planned_tokens_are_those_that_are_read(method, tmp_path, capsys):
     """Questions whose prompts begin alike, with answers of one token and of several."""
-    keys = [f"method={method}", f"output_dir={tmp_path}", *SHORT, "task=toy_rules", "task.answer=text"]
+    keys = [
+        f"method={method}",
+        f"output_dir={tmp_path}",
+        *SHORT,
+        "task=toy_rules",
+        "task.answer=text",
+    ]
     run = prepare(to_config(compose_cell(keys, [])))
     block = block_of(command(capsys, method, tmp_path, *keys[1:]))
-    assert block["cost"]["tokens_in"] == run.method.forward_tokens(workload_of(run), run.config, run.facts)
+    assert block["cost"]["tokens_in"] == run.method.forward_tokens(
+        workload_of(run), run.config, run.facts
+    )
 
 
 def interrupted(*_: object) -> None:
@@ -90,9 +98,15 @@ def interrupted(*_: object) -> None:
 
 
 @pytest.mark.slow
-def test_an_adapter_is_trained_once_for_all_tasks_and_before_any_answer(tmp_path, capsys, monkeypatch):
+def test_an_adapter_is_trained_once_for_all_tasks_and_before_any_answer(
+    tmp_path, capsys, monkeypatch
+):
     write_jsonl(tmp_path / "data" / "arc_challenge" / "test.jsonl", choices(6))
-    keys = [f"data_dir={arc(tmp_path / 'data')}", "method.reference=arc_easy:train", "method.epochs=1"]
+    keys = [
+        f"data_dir={arc(tmp_path / 'data')}",
+        "method.reference=arc_easy:train",
+        "method.epochs=1",
+    ]
     keys += ["limit=2", "baseline=false"]
     with monkeypatch.context() as patch:
         patch.setattr(training.VirtualTokensLM, "answer", interrupted)
@@ -103,7 +117,12 @@ def test_an_adapter_is_trained_once_for_all_tasks_and_before_any_answer(tmp_path
         for more in (["task=arc_easy"], ["task=arc_challenge"], ["task=arc_easy", "limit=1"]):
             block_of(command(capsys, "soft-prompt", tmp_path, *keys, *more))
     assert models(tmp_path) == [first]
-    for more in ("seed=1", "method.learning_rate=0.02", "method.virtual_tokens=4", "method.reference_size=9"):
+    for more in (
+        "seed=1",
+        "method.learning_rate=0.02",
+        "method.virtual_tokens=4",
+        "method.reference_size=9",
+    ):
         block_of(command(capsys, "soft-prompt", tmp_path, "task=arc_easy", *keys, more))
     assert len(models(tmp_path)) == 5
 

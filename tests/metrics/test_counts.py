@@ -59,12 +59,16 @@ DOCUMENTS: list[list[Asked]] = [
 ]
 
 
-def seen(model: Any, tokenizer: Any, documents: list[list[Asked]], batch_size: int | str = "auto") -> Routes:
+def seen(
+    model: Any, tokenizer: Any, documents: list[list[Asked]], batch_size: int | str = "auto"
+) -> Routes:
     lm = EngineLM(model, tokenizer, batch_size=batch_size, progress=False)
     routes = Routes()
     with observed(lm, routes):
         for kind in ("loglikelihood", "generate_until", "loglikelihood_rolling"):
-            requests = {keys_of([asked])[0]: asked[1] for d in documents for asked in d if asked[0] == kind}
+            requests = {
+                keys_of([asked])[0]: asked[1] for d in documents for asked in d if asked[0] == kind
+            }
             lm.answer(kind, list(requests.values()), lambda index, answer: None)
     return routes
 
@@ -105,7 +109,9 @@ def brute(model: Any, lm: EngineLM, documents: list[list[Asked]], shape: tuple[i
     return pairs_PLEE
 
 
-def tokens_of(model: Any, lm: EngineLM, kind: str, request: Request) -> tuple[tuple[int, ...], list[int]]:
+def tokens_of(
+    model: Any, lm: EngineLM, kind: str, request: Request
+) -> tuple[tuple[int, ...], list[int]]:
     """A request's prompt, and those tokens of its answer that are read."""
     if kind == "loglikelihood":
         context, continuation = lm.encode_pair(*request.args)
@@ -129,7 +135,11 @@ def test_counts_are_those_of_documents_read_alone(family, tokenizer):
     counts = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
     pairs_PLEE = counts.pairs_GPLEE.sum(axis=0)
     expected = brute(model, EngineLM(model, tokenizer, progress=False), DOCUMENTS, pairs_PLEE.shape)
-    assert (pairs_PLEE == expected).all() and all(counts.tokens_P) and expected.any(axis=(1, 2, 3)).all()
+    assert (
+        (pairs_PLEE == expected).all()
+        and all(counts.tokens_P)
+        and expected.any(axis=(1, 2, 3)).all()
+    )
     for pairs_LEE in expected:
         singles_LE = np.diagonal(pairs_LEE, axis1=-2, axis2=-1)
         found = load_balance(singles_LE.astype(float), counts.experts)
@@ -145,7 +155,9 @@ def test_shared_experts_are_not_counted(tokenizer):
     counts = counted(seen(small_model("qwen2_moe"), tokenizer, DOCUMENTS[:2]), DOCUMENTS[:2])
     top_k = small_model("qwen2_moe").config.num_experts_per_tok
     assert counts.experts == [8] * 3  # of four layers one is dense
-    assert counts.selections_GPLE.sum(axis=(0, 3)).tolist() == [[n * top_k] * 3 for n in counts.tokens_P]
+    assert counts.selections_GPLE.sum(axis=(0, 3)).tolist() == [
+        [n * top_k] * 3 for n in counts.tokens_P
+    ]
 
 
 def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer):
@@ -202,7 +214,9 @@ def test_the_jackknife_is_that_of_its_definition():
     counts[2] = 0  # a document without tokens says nothing
     found = mean_over_layers(counts, [E, 6], load_balance, [math.log2(E), math.log2(6)])
     told = np.delete(counts, 2, axis=0)
-    without = np.array([load_balance(np.delete(told, g, axis=0).sum(axis=0), [E, 6]) for g in range(6)])
+    without = np.array(
+        [load_balance(np.delete(told, g, axis=0).sum(axis=0), [E, 6]) for g in range(6)]
+    )
     whole = load_balance(told.sum(axis=0), [E, 6])
     for layer in range(2):
         pseudo = 6 * whole[layer] - 5 * without[:, layer]
@@ -210,7 +224,9 @@ def test_the_jackknife_is_that_of_its_definition():
         one = found["layers"][layer]
         assert one["counted"] == pytest.approx(whole[layer])
         assert one["value"] == pytest.approx(min(pseudo.mean(), one["maximum"]))
-        assert one["ci95"] == pytest.approx([pseudo.mean() - half, min(pseudo.mean() + half, one["maximum"])])
+        assert one["ci95"] == pytest.approx(
+            [pseudo.mean() - half, min(pseudo.mean() + half, one["maximum"])]
+        )
     assert found["counted"] == pytest.approx(whole.mean())
 
 
@@ -233,7 +249,11 @@ def test_intervals_cover_the_value_of_all_documents(n, metric):
     """
     random = np.random.default_rng(1)
     everything = documents(random, 20_000)
-    pick = (lambda pairs: np.diagonal(pairs, axis1=-2, axis2=-1)) if metric is load_balance else (lambda x: x)
+    pick = (
+        (lambda pairs: np.diagonal(pairs, axis1=-2, axis2=-1))
+        if metric is load_balance
+        else (lambda x: x)
+    )
     truth = float(metric(pick(everything.sum(axis=0)), [E]).mean())
     covered = 0
     for _ in range(400):
@@ -246,7 +266,9 @@ def test_intervals_cover_the_value_of_all_documents(n, metric):
 
 def left_out(counts: np.ndarray) -> dict[str, np.ndarray]:
     return {
-        f"load_balance/all/{LEFT_OUT}": mean_over_layers(counts, [E], load_balance, [math.log2(E)])[LEFT_OUT]
+        f"load_balance/all/{LEFT_OUT}": mean_over_layers(counts, [E], load_balance, [math.log2(E)])[
+            LEFT_OUT
+        ]
     }
 
 
@@ -293,7 +315,9 @@ def test_the_difference_of_two_losses(R):
 
 def test_equal_runs_do_not_differ_and_other_documents_have_no_difference():
     arrays = left_out(np.random.default_rng(2).integers(0, 5, size=(9, 1, E)))
-    assert differences(arrays, arrays) == {"load_balance/all": {"difference": 0.0, "ci95": [0.0, 0.0]}}
+    assert differences(arrays, arrays) == {
+        "load_balance/all": {"difference": 0.0, "ci95": [0.0, 0.0]}
+    }
     same = {"x/scores": np.ones((2, 100))}
     found = differences(same, same)["x"]
     assert found["difference"] == 0.0

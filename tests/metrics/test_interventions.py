@@ -33,7 +33,13 @@ from moe_lab.metrics.teacher_forcing import (
     labelled_tokens,
     right_tokens,
 )
-from moe_lab.metrics.training_metrics import ExpertMetrics, correlations, measure, read_measurements, summary
+from moe_lab.metrics.training_metrics import (
+    ExpertMetrics,
+    correlations,
+    measure,
+    read_measurements,
+    summary,
+)
 from moe_lab.reports.figures.curves import training_rows
 from moe_lab.routing import record, routed
 from tests.support.ensembles import answered
@@ -85,7 +91,15 @@ def test_a_masked_expert_is_one_whose_router_row_cannot_win(family, bias, tokeni
 
 
 def test_masking_keeps_k_distinct_experts_in_every_family_with_rows(tokenizer):
-    for family in ("olmoe", "mixtral", "gpt_oss", "deepseek_v3", "qwen2_moe", "ernie4_5_moe", "cohere2_moe"):
+    for family in (
+        "olmoe",
+        "mixtral",
+        "gpt_oss",
+        "deepseek_v3",
+        "qwen2_moe",
+        "ernie4_5_moe",
+        "cohere2_moe",
+    ):
         model = small_model(family)
         with torch.inference_mode(), record(model) as plain:
             model(torch.arange(40)[None])
@@ -276,33 +290,54 @@ def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
     columns = "step epoch load_balance collaboration capacity capacity_most specialization".split()
     assert [list(row)[: len(columns)] for row in training_rows(lines)] == [columns] * 3
     told = summary(tmp_path)
-    assert (told["measurements"], told["last"]["load_balance"]) == (3, lines[-1]["load_balance"]["value"])
+    assert (told["measurements"], told["last"]["load_balance"]) == (
+        3,
+        lines[-1]["load_balance"]["value"],
+    )
 
 
 def line(*values: float | None) -> dict[str, Any]:
     balance, together, capacity, special = ({"value": value} for value in values)
-    found = {"load_balance": balance, "collaboration": together, "specialization": special, "capacity": None}
+    found = {
+        "load_balance": balance,
+        "collaboration": together,
+        "specialization": special,
+        "capacity": None,
+    }
     if values[2] is not None:
         found["capacity"] = {"least": capacity, "most": {"value": -values[2]}}
     return found
 
 
 def test_correlations_say_how_many_points_they_have():
-    values = [(1.0, 2.0, 3.0, 5.0), (2.0, 4.0, 2.0, 5.0), (4.0, 8.0, 0.0, 5.0), (3.0, 5.0, 1.5, 5.0)]
+    values = [
+        (1.0, 2.0, 3.0, 5.0),
+        (2.0, 4.0, 2.0, 5.0),
+        (4.0, 8.0, 0.0, 5.0),
+        (3.0, 5.0, 1.5, 5.0),
+    ]
     lines = [line(*each) for each in values]
     found = {tuple(one["of"]): one for one in correlations(lines)}
     assert len(found) == 10, "Capacity counts twice"
     one = found["load_balance", "collaboration"]
     r = statistics.correlation([1, 2, 4, 3], [2, 4, 8, 5])
-    assert one["n"] == 4 and one["pearson"] == pytest.approx(r) and one["spearman"] == pytest.approx(1.0)
+    assert (
+        one["n"] == 4
+        and one["pearson"] == pytest.approx(r)
+        and one["spearman"] == pytest.approx(1.0)
+    )
     half = 1.959964 / math.sqrt(1)
-    assert one["ci95"] == pytest.approx([math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)])
+    assert one["ci95"] == pytest.approx(
+        [math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)]
+    )
     assert found["load_balance", "capacity"]["pearson"] < -0.9
     assert found["capacity", "capacity_most"]["pearson"] == pytest.approx(-1)
     constant = found["load_balance", "specialization"]
     assert constant["pearson"] is None and "does not change" in constant["note"]
     few = correlations(lines[:2])
-    assert all(one["pearson"] is None and one["n"] == 2 and "fewer than 3" in one["note"] for one in few)
+    assert all(
+        one["pearson"] is None and one["n"] == 2 and "fewer than 3" in one["note"] for one in few
+    )
     three = correlations([*lines[:2], line(5.0, 1.0, None, 1.0)])
     assert {tuple(one["of"]): one["n"] for one in three}["load_balance", "capacity"] == 2
     assert three[0]["pearson"] is not None and three[0]["ci95"] is None

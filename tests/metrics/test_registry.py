@@ -46,7 +46,9 @@ class Redrawn(InterventionMetric):
     interventions = (Intervention("redrawn", "redrawn", "random experts once more"),)
     evaluations = 1
 
-    def evaluate(self, selections: Selections, evaluate: Evaluate, losses: Losses) -> dict[str, Any]:
+    def evaluate(
+        self, selections: Selections, evaluate: Evaluate, losses: Losses
+    ) -> dict[str, Any]:
         samples, cost = evaluate("redrawn", RandomRouting(7))
         return {"tasks": losses([samples]), "cost": cost}
 
@@ -57,24 +59,36 @@ class Redrawn(InterventionMetric):
 @pytest.fixture
 def throw_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two metrics that are in the registry and nowhere else."""
-    used = CountedMetric("Used experts", used_experts, maximum=lambda experts: float(np.log2(experts)))
+    used = CountedMetric(
+        "Used experts", used_experts, maximum=lambda experts: float(np.log2(experts))
+    )
     monkeypatch.setitem(METRICS, "used_experts", used)
     monkeypatch.setitem(METRICS, "redrawn", Redrawn())
 
 
-def test_a_registered_metric_is_measured_and_shown(throw_away, tiny_olmoe_dir, tmp_path, monkeypatch):
+def test_a_registered_metric_is_measured_and_shown(
+    throw_away, tiny_olmoe_dir, tmp_path, monkeypatch
+):
     data = small_data(tmp_path / "data")
     run = prepare(config(tiny_olmoe_dir, data, tmp_path, limit=2, metrics="expert", baseline=False))
     outcome = execute(run, ModelPool())
     found = run.stored_metrics()
     assert found is not None and evaluations() == 6
-    assert found.entropies("used_experts")["all"].value <= 3 and found.content["redrawn"]["tasks"]["arc_easy"]
+    assert (
+        found.entropies("used_experts")["all"].value <= 3
+        and found.content["redrawn"]["tasks"]["arc_easy"]
+    )
     for name, unit in (("used_experts", "bits"), ("redrawn", "accuracy lost")):
         row = expert_score(outcome.results, found, f"expert.{name}")
         assert row.value is not None and unit_of(row.metric) == unit
     shown = {(line.label, line.of) for line in expert_lines(found)}
-    assert {("Used experts, bits", "all tokens"), ("Redrawn, acc,none", "random experts once more")} <= shown
-    assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= logged_values(found).keys()
+    assert {
+        ("Used experts, bits", "all tokens"),
+        ("Redrawn, acc,none", "random experts once more"),
+    } <= shown
+    assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= logged_values(
+        found
+    ).keys()
     monkeypatch.setitem(METRICS, "another", Redrawn())
     assert run.stored_metrics() is None, "what lacks a metric is computed again"
 
@@ -92,7 +106,9 @@ def test_a_metric_is_named_in_the_registry_alone():
     documented = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     assert "`moe_lab/metrics/registry.py`" in documented
     for name in ("specialization", "load_balance", "collaboration"):
-        assert [file for file, names in named.items() if name in names] == ["moe_lab/metrics/registry.py"]
+        assert [file for file, names in named.items() if name in names] == [
+            "moe_lab/metrics/registry.py"
+        ]
         assert f"`{name}.py`" not in documented
 
 
@@ -106,7 +122,9 @@ def names_in(file: Path) -> set[str]:
             found.add(node.id)
         elif isinstance(node, ast.Attribute):
             found.add(node.attr)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
+        ):
             found.add(node.value)
     return found
 
@@ -115,8 +133,13 @@ def test_capacity_needs_a_layer_of_whose_experts_some_are_not_taken():
     """Masking an expert of a layer in which each token takes all of them would leave too few."""
     counts = np.array([[3, 1, 2, 0], [3, 3, 0, 0]])
     none, found = (
-        METRICS["capacity"].measure(Selections(counts, experts=[4, 2], top_k=top_k), lambda policy: {})
+        METRICS["capacity"].measure(
+            Selections(counts, experts=[4, 2], top_k=top_k), lambda policy: {}
+        )
         for top_k in ([2, 2], [2, 1])
     )
     assert none is None
-    assert {which: each["masked"] for which, each in found.items()} == {"least": [3, 0], "most": [0, 0]}
+    assert {which: each["masked"] for which, each in found.items()} == {
+        "least": [3, 0],
+        "most": [0, 0],
+    }

@@ -32,7 +32,9 @@ def loaded(model: Path, adapter: Path, **keys: Any) -> Any:
     "kind",
     [
         peft.LoraConfig(target_modules=ATTENTION, init_lora_weights=False, task_type="CAUSAL_LM"),
-        peft.LoraConfig(target_parameters=["gate.weight"], target_modules=[], init_lora_weights=False),
+        peft.LoraConfig(
+            target_parameters=["gate.weight"], target_modules=[], init_lora_weights=False
+        ),
         peft.LoHaConfig(target_modules=ATTENTION, init_weights=False),
         peft.LoKrConfig(target_modules=ATTENTION, init_weights=False),
         peft.IA3Config(target_modules=ATTENTION, feedforward_modules=[], init_ia3_weights=False),
@@ -60,15 +62,22 @@ def adapter(tiny_olmoe_dir, tmp_path):
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"megatron_config": {"x": 1}, "megatron_core": "payload"}, "names code, which is never run"),
+        (
+            {"megatron_config": {"x": 1}, "megatron_core": "payload"},
+            "names code, which is never run",
+        ),
         ({"r": 8}, r"lora_A.weight has the shape \[4, 48\] in the adapter, and \[8, 48\]"),
         ({"target_modules": ["q_proj"]}, "and none in the model"),
         ({"target_modules": ["c_attn"]}, "does not fit the model: Target modules"),
     ],
 )
-def test_a_wrong_adapter_is_refused_without_weights(adapter, values, message, tiny_olmoe_dir, monkeypatch):
+def test_a_wrong_adapter_is_refused_without_weights(
+    adapter, values, message, tiny_olmoe_dir, monkeypatch
+):
     change_json(adapter / "adapter_config.json", **values)
-    none = SimpleNamespace(from_pretrained=lambda *args, **keys: pytest.fail("the weights are loaded"))
+    none = SimpleNamespace(
+        from_pretrained=lambda *args, **keys: pytest.fail("the weights are loaded")
+    )
     monkeypatch.setattr(load, "AutoModelForCausalLM", none)
     with pytest.raises(ModelError, match=message):
         loaded(tiny_olmoe_dir, adapter)
@@ -77,7 +86,9 @@ def test_a_wrong_adapter_is_refused_without_weights(adapter, values, message, ti
 def test_other_refusals(adapter, tiny_olmoe_dir):
     with pytest.raises(ConfigError, match="on one device: leave model.device_map out"):
         loaded(tiny_olmoe_dir, adapter, device_map="auto")
-    with pytest.raises(ModelError, match="no adapter in peft's format: it has no adapter_config.json"):
+    with pytest.raises(
+        ModelError, match="no adapter in peft's format: it has no adapter_config.json"
+    ):
         loaded(tiny_olmoe_dir, tiny_olmoe_dir)
     with pytest.raises(ModelError, match="There is no folder .*nowhere"):
         loaded(tiny_olmoe_dir, adapter / "nowhere")

@@ -28,7 +28,8 @@ def damaged(source, folder, change):
 
 NORM, PARTS = "model.layers.1.input_layernorm.weight", ("gate", "up", "down")
 LAYER_7 = {
-    f"model.layers.7.{part}": torch.ones(48) for part in ("input_layernorm.weight", "mlp.extra.weight")
+    f"model.layers.7.{part}": torch.ones(48)
+    for part in ("input_layernorm.weight", "mlp.extra.weight")
 }
 
 
@@ -44,12 +45,24 @@ def transposed(name):
     ("change", "says"),
     [
         (lambda tensors: tensors.pop(NORM), f"lacks parameters .*1, e.g. {NORM}"),
-        (lambda tensors: tensors.update({NORM: torch.ones(7)}), f"in another shape .*1, e.g. {NORM}"),
+        (
+            lambda tensors: tensors.update({NORM: torch.ones(7)}),
+            f"in another shape .*1, e.g. {NORM}",
+        ),
         (lambda tensors: tensors.update(LAYER_7), r"no place for \(2, e.g. model\.layers\.7\."),
-        (lambda tensors: tensors.update({"another.bias": torch.ones(3)}), "no place for .*another.bias"),
-        *((lambda tensors, name=name: tensors.pop(expert(name)), "fetch or save it again") for name in PARTS),
+        (
+            lambda tensors: tensors.update({"another.bias": torch.ones(3)}),
+            "no place for .*another.bias",
+        ),
+        *(
+            (lambda tensors, name=name: tensors.pop(expert(name)), "fetch or save it again")
+            for name in PARTS
+        ),
         *((transposed(expert(name)), "Experts of .* of other shapes") for name in PARTS),
-        (lambda tensors: [tensors.pop(expert(name, 7)) for name in PARTS], "in another shape .*experts"),
+        (
+            lambda tensors: [tensors.pop(expert(name, 7)) for name in PARTS],
+            "in another shape .*experts",
+        ),
     ],
 )
 def test_a_checkpoint_with_other_tensors_is_refused(change, says, tiny_olmoe_dir, tmp_path):
@@ -83,7 +96,9 @@ def test_parts_that_read_images_are_left_out_of_a_text_model():
 def test_one_number_that_is_none_is_refused_at_loading(tiny_olmoe_dir, tmp_path):
     change = lambda tensors: tensors[expert("down")][0, 0].fill_(torch.nan)  # noqa: E731
     folder = damaged(tiny_olmoe_dir, tmp_path / "model", change)
-    with pytest.raises(ModelError, match=f"{folder} has weights that are NaN or infinite, in .*layers.1.mlp"):
+    with pytest.raises(
+        ModelError, match=f"{folder} has weights that are NaN or infinite, in .*layers.1.mlp"
+    ):
         load_folder(folder)
 
 
@@ -192,4 +207,6 @@ def test_the_date_is_the_same_on_every_day(asked):
 def test_a_plain_template_is_rendered():
     tokenizer = make_tokenizer()
     assert rendered(tokenizer, lambda: "text") == "text"
-    assert frame("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}") == "user: Hello"
+    assert (
+        frame("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}") == "user: Hello"
+    )

@@ -41,7 +41,11 @@ def fp8(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
     """(float8 [R, C], scales float32 [R/16, C/16], the weights that these are [R, C])."""
     stored_RC = torch.randn(rows, columns).to(torch.float8_e4m3fn)
     scales = torch.rand(rows // FP8_BLOCK, columns // FP8_BLOCK) / 4
-    return stored_RC, scales, stored_RC.float() * torch.kron(scales, torch.ones(FP8_BLOCK, FP8_BLOCK))
+    return (
+        stored_RC,
+        scales,
+        stored_RC.float() * torch.kron(scales, torch.ones(FP8_BLOCK, FP8_BLOCK)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,9 @@ def mxfp4_checkpoint(tmp_path_factory):
         with torch.no_grad():
             model.get_parameter(name).copy_(read.transpose(1, 2))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    quantize(folder, quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "lm_head"])
+    quantize(
+        folder, quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "lm_head"]
+    )
     return folder, model
 
 
@@ -78,7 +84,9 @@ def test_mxfp4_is_dequantized_and_routed(mxfp4_checkpoint):
     with torch.no_grad(), record(loaded) as routes:
         assert torch.equal(loaded(IDS).logits, expected(IDS).logits)
     assert [len(index) for index in routes.indices] == [IDS.numel()] * 4
-    assert not hasattr(loaded.config, "quantization_config"), "a saved copy would be read as quantized"
+    assert not hasattr(loaded.config, "quantization_config"), (
+        "a saved copy would be read as quantized"
+    )
 
 
 def test_mxfp4_in_bfloat16(mxfp4_checkpoint):
@@ -92,7 +100,9 @@ def test_mxfp4_in_bfloat16(mxfp4_checkpoint):
 
 
 def test_fp8_is_dequantized_and_routed(tmp_path):
-    expected = make_model("qwen3_moe", hidden_size=48, intermediate_size=32, moe_intermediate_size=32)
+    expected = make_model(
+        "qwen3_moe", hidden_size=48, intermediate_size=32, moe_intermediate_size=32
+    )
     save_model(expected, tmp_path)
     stored, plain = {}, load_file(tmp_path / "model.safetensors")
     for name, weight in plain.items():

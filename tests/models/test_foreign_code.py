@@ -63,7 +63,9 @@ def make_folder(folder: Path, source: Path, mark: Path) -> Path:
     (folder / "custom_generate" / "generate.py").write_text(CODE.format(mark=str(mark)))
     change_json(folder / "config.json", model_type="foreign", auto_map=MODEL_MAP)
     tokenizer = {"AutoTokenizer": ["foreign.ForeignTokenizer", "foreign.ForeignTokenizer"]}
-    change_json(folder / "tokenizer_config.json", tokenizer_class="ForeignTokenizer", auto_map=tokenizer)
+    change_json(
+        folder / "tokenizer_config.json", tokenizer_class="ForeignTokenizer", auto_map=tokenizer
+    )
     return folder
 
 
@@ -177,7 +179,11 @@ def test_an_adapter_beside_the_weights_is_refused(tiny_olmoe_dir, tmp_path, monk
     folder = tmp_path / "megatron"
     shutil.copytree(tiny_olmoe_dir, folder)
     (folder / "payload.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    adapter = {"peft_type": "LORA", "megatron_config": {"x": 1}, "megatron_core": "megatron.payload"}
+    adapter = {
+        "peft_type": "LORA",
+        "megatron_config": {"x": 1},
+        "megatron_core": "megatron.payload",
+    }
     (folder / "adapter_config.json").write_text(json.dumps(adapter))
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModelError, match="adapter_config.json"):

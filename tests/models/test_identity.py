@@ -148,7 +148,9 @@ def test_every_byte_counts(tmp_path, size):
     content = bytearray(os.urandom(size))
     file.write_bytes(content)
     digests = {digest_of(file)}
-    changed = {place for place in (0, size // 3, CHUNK - 1, CHUNK, 2 * CHUNK, size - 1) if place < size}
+    changed = {
+        place for place in (0, size // 3, CHUNK - 1, CHUNK, 2 * CHUNK, size - 1) if place < size
+    }
     for place in changed:
         file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         digests.add(digest_of(file))

@@ -38,7 +38,11 @@ def test_instances_are_those_of_lm_evals_own_tasks(name):
 
 
 def test_answers_to_a_whole_text_are_numbers_here():
-    for kind, answers in (("loglikelihood", [(-1.0, True)]), (TEXT, [-1.0, -2.0]), ("generate_until", ["a"])):
+    for kind, answers in (
+        ("loglikelihood", [(-1.0, True)]),
+        (TEXT, [-1.0, -2.0]),
+        ("generate_until", ["a"]),
+    ):
         assert answers_of_lm_eval(kind, answers_for_lm_eval(kind, answers)) == answers
 
 

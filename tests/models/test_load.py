@@ -45,7 +45,14 @@ from tests.support.command import run_command
 from tests.support.deepseek.checkpoint import PUBLISHED
 from tests.support.ensembles import roe_answers
 from tests.support.families import ONE_WAY, ZOO
-from tests.support.models import change_json, load_folder, make_model, make_tokenizer, save_model, small_model
+from tests.support.models import (
+    change_json,
+    load_folder,
+    make_model,
+    make_tokenizer,
+    save_model,
+    small_model,
+)
 from tests.support.tiers import by_family
 
 
@@ -61,7 +68,9 @@ def test_facts_count_moe_layers_only(tmp_path):
     assert (facts.max_length, facts.dtype, facts.commit) == (512, "float32", None)
 
 
-def test_no_weights_are_needed_for_facts_and_a_dense_model_has_no_moe_layers(tiny_olmoe_dir, tmp_path):
+def test_no_weights_are_needed_for_facts_and_a_dense_model_has_no_moe_layers(
+    tiny_olmoe_dir, tmp_path
+):
     shutil.copy(tiny_olmoe_dir / "config.json", tmp_path)
     assert facts_of(tmp_path).moe_layers == 4
     make_model("llama").config.save_pretrained(tmp_path)
@@ -128,7 +137,9 @@ def test_attn_implementation_is_taken_and_recorded(tiny_olmoe_dir):
 
 def test_an_attention_that_a_family_does_not_have_is_refused(tmp_path):
     small_model("gpt_oss").save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="GptOssForCausalLM does not support .*scaled_dot_product_attention"):
+    with pytest.raises(
+        ModelError, match="GptOssForCausalLM does not support .*scaled_dot_product_attention"
+    ):
         load_folder(tmp_path, attn_implementation="sdpa")
 
 
@@ -186,11 +197,19 @@ print(weight_bytes(loaded.model), peak_memory_bytes(cpu) - before)
 @pytest.mark.slow
 def test_the_peak_is_the_model_and_the_parts_of_a_layer(tmp_path):
     """Without `reading_once` it is more than twice the model."""
-    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_experts": 8, "num_hidden_layers": LAYERS}
+    sizes = {
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_experts": 8,
+        "num_hidden_layers": LAYERS,
+    }
     make_model("olmoe", **sizes).bfloat16().save_pretrained(tmp_path, max_shard_size="60MB")
     make_tokenizer().save_pretrained(tmp_path)
     freed_at_once = {"MALLOC_MMAP_THRESHOLD_": "100000", "MALLOC_TRIM_THRESHOLD_": "100000"}
-    command, options = [sys.executable, "-c", LOAD, str(tmp_path), "bfloat16"], {"text": True, "check": True}
+    command, options = (
+        [sys.executable, "-c", LOAD, str(tmp_path), "bfloat16"],
+        {"text": True, "check": True},
+    )
     ended = subprocess.run(command, env=os.environ | freed_at_once, capture_output=True, **options)
     size, grown = map(int, ended.stdout.split())
     assert size > 150e6, "too small to tell"
@@ -279,7 +298,9 @@ def test_without_memory_for_embeddings_it_is_refused(from_disk, temporary):
 
 
 def test_with_memory_for_all_a_device_map_changes_nothing(tmp_path):
-    loaded = load_folder(save_model(small_model("olmoe"), tmp_path), "float32", "auto", device_map="auto")
+    loaded = load_folder(
+        save_model(small_model("olmoe"), tmp_path), "float32", "auto", device_map="auto"
+    )
     assert {parameter.device.type for parameter in loaded.model.parameters()} == {"cpu"}
     assert loaded.device == torch.device("cpu")
 
@@ -291,7 +312,9 @@ def test_a_model_is_placed_in_one_way():
         Config(model=ModelConfig(device_map="auto"), device="cpu")
 
 
-@pytest.mark.parametrize(("limit", "free"), [("max", 7000), ("5000", 3000), ("90000", 7000), ("1000", 0)])
+@pytest.mark.parametrize(
+    ("limit", "free"), [("max", 7000), ("5000", 3000), ("90000", 7000), ("1000", 0)]
+)
 def test_a_container_may_have_less_memory_than_the_machine(tmp_path, monkeypatch, limit, free):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7000))
     (tmp_path / "memory.max").write_text(f"{limit}\n")
@@ -332,7 +355,9 @@ def test_free_removes_reference_cycles_also_before_a_model_was_loaded():
 
 def test_a_model_of_images_is_refused(tmp_path):
     AriaConfig().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"aria, which is no causal language model(.|\n)*docs/models\.md"):
+    with pytest.raises(
+        ModelError, match=r"aria, which is no causal language model(.|\n)*docs/models\.md"
+    ):
         load_config(ModelConfig(path=str(tmp_path)), offline=True)
 
 
@@ -390,7 +415,11 @@ def test_architecture_is_what_the_methods_need(tiny):
     model, tokenizer = tiny
     config = model.config
     assert config.model_type == "olmoe"
-    assert config.num_hidden_layers >= 6 and config.num_experts >= 16 and config.num_experts_per_tok >= 4
+    assert (
+        config.num_hidden_layers >= 6
+        and config.num_experts >= 16
+        and config.num_experts_per_tok >= 4
+    )
     assert config.max_position_embeddings >= 2048 and config.vocab_size == len(tokenizer)
     assert config.output_router_logits is False
     assert json.loads((TINY / "config.json").read_text())["dtype"] == "bfloat16"
@@ -401,11 +430,15 @@ def test_every_expert_is_used_on_held_out_documents(tiny):
     """Some 7,000 tokens: each expert of each layer is chosen, and choices spread: 4 bits would be even, 2 four experts."""
     model, tokenizer = tiny
     texts = [row["text"] for row in stories("test", 40)]
-    texts += [f"Question: {row['question']}\nAnswer: {row['answer']}" for row in word_problems("test", 40)]
+    texts += [
+        f"Question: {row['question']}\nAnswer: {row['answer']}" for row in word_problems("test", 40)
+    ]
     counts = torch.zeros(model.config.num_hidden_layers, model.config.num_experts)
     for text in texts:
         with torch.no_grad():
-            logits = model(**tokenizer(text, return_tensors="pt"), output_router_logits=True).router_logits
+            logits = model(
+                **tokenizer(text, return_tensors="pt"), output_router_logits=True
+            ).router_logits
         for layer, of_layer in enumerate(logits):
             chosen = of_layer.topk(model.config.num_experts_per_tok).indices.flatten()
             counts[layer] += chosen.bincount(minlength=model.config.num_experts)

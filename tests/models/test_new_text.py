@@ -74,7 +74,10 @@ def test_byte_level_tokenizers_do_not_read_the_prompt(monkeypatch):
 
 def test_the_tokens_of_a_text_are_those_that_begin_in_it():
     tokenizer = tokenizer_of(MIXTRAL)
-    prompt, new = ids_of(tokenizer, PROMPT), ids_of(tokenizer, CODE)[len(ids_of(tokenizer, PROMPT)) :]
+    prompt, new = (
+        ids_of(tokenizer, PROMPT),
+        ids_of(tokenizer, CODE)[len(ids_of(tokenizer, PROMPT)) :],
+    )
     new_text = NewText(tokenizer)
     for count in range(1, len(new)):
         text = new_text(prompt, new[:count])

@@ -22,7 +22,9 @@ def test_experts_whose_width_grouped_products_refuse_run(dtype, tmp_path):
     """22 numbers are 88 bytes in float32 and 44 in bfloat16: no multiple of 16."""
     save_model(make_model("olmoe", intermediate_size=22), tmp_path)
     loaded = load_folder(tmp_path, dtype=dtype).model
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, experts_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=dtype, experts_implementation="eager"
+    )
     with torch.no_grad():
         assert torch.equal(loaded(IDS).logits, model(IDS).logits)
 
@@ -50,7 +52,9 @@ def test_an_implementation_that_refuses_the_width_is_refused_by_its_key(tmp_path
     save_model(make_model("olmoe", intermediate_size=22), tmp_path)
     line = f"method=base model=olmoe model.path={tmp_path} model.experts_implementation=grouped_mm task=toy_choice"
     ended = run_command(capsys, *line.split(), "limit=2", f"output_dir={tmp_path}/out")
-    assert ended.code == 2 and "model.experts_implementation=grouped_mm needs rows" in ended.err, ended.err
+    assert ended.code == 2 and "model.experts_implementation=grouped_mm needs rows" in ended.err, (
+        ended.err
+    )
 
 
 def test_a_pretraining_of_such_a_width_runs(tmp_path, capsys):
@@ -68,13 +72,25 @@ def test_a_model_that_reads_no_token_is_refused(tiny_olmoe_dir, tmp_path, capsys
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 0}))
     line = f"method=base model=olmoe model.path={tmp_path} task=toy_choice limit=2 output_dir={tmp_path}/out"
     ended = run_command(capsys, *line.split())
-    assert ended.code == 2 and "max_position_embeddings=0" in ended.err and "Traceback" not in ended.err
+    assert (
+        ended.code == 2
+        and "max_position_embeddings=0" in ended.err
+        and "Traceback" not in ended.err
+    )
 
 
 def test_numbers_of_numpy_are_values_of_keys(tmp_path):
-    keys = {"method": "base", "model": "tiny", "task": "toy_choice", "output_dir": tmp_path, "quiet": True}
+    keys = {
+        "method": "base",
+        "model": "tiny",
+        "task": "toy_choice",
+        "output_dir": tmp_path,
+        "quiet": True,
+    }
     own = moe_lab.run(seed=3, limit=2, **keys)
     numpy = moe_lab.run(seed=np.int64(3), limit=np.int32(2), **keys)
-    assert [each["moe_lab"]["run_id"] for each in own] == [each["moe_lab"]["run_id"] for each in numpy]
+    assert [each["moe_lab"]["run_id"] for each in own] == [
+        each["moe_lab"]["run_id"] for each in numpy
+    ]
     with pytest.raises(ConfigError, match="takes numbers, texts, lists"):
         moe_lab.run(limit=object(), **keys)

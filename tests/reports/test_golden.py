@@ -65,7 +65,9 @@ def test_views_are_the_golden_ones(name, tmp_path, monkeypatch, capsys):
     for each, text in {"accuracy": HEADLINE, "neighbours": NEIGHBOURS, "experts": EXPERTS}.items():
         (folder / f"{each}.yaml").write_text(text)
     for each, right in (("mine", 3), ("theirs", 5), ("better", 14)):
-        write_log(tmp_path / each, {"t": samples_of(acc=[float(i * 7 % 15 < right) for i in range(15)])})
+        write_log(
+            tmp_path / each, {"t": samples_of(acc=[float(i * 7 % 15 < right) for i in range(15)])}
+        )
     resources = catalog.resource_folder
     own = lambda kind: folder if kind == "experiments" else resources(kind)  # noqa: E731
     monkeypatch.setattr(catalog, "resource_folder", own)
@@ -95,4 +97,6 @@ def compare_or_write(folder: Path, found: dict[str, str]) -> None:
     }
     assert found.keys() == stored.keys()
     for name, text in found.items():
-        assert text == stored[name], f"{name} differs. If this is intended, MOE_LAB_GOLDEN=write updates it."
+        assert text == stored[name], (
+            f"{name} differs. If this is intended, MOE_LAB_GOLDEN=write updates it."
+        )

@@ -55,7 +55,9 @@ class Logged:
         command = [get_core_path(), "leet", "inspect", "--no-observability", *flags]
         command += ["--run-file", str(file), str(self.folder.parent)]
         environment = os.environ | {"HOME": str(self.folder)}
-        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, env=environment
+        ).stdout
 
     def table(self, key: str) -> dict[str, Any]:
         found = self.summary["summary"][key]
@@ -73,7 +75,9 @@ RESULTS = changed(
         samples={"toy": [3]},
         intervals={},
         baseline={"run_id": "b", "results": {"toy": {"acc,none": 0.4}}},
-        paired={"toy": {"acc,none": {"difference": 0.1, "ci95": [-0.05, 0.25], "p_mcnemar": 0.125}}},
+        paired={
+            "toy": {"acc,none": {"difference": 0.1, "ci95": [-0.05, 0.25], "p_mcnemar": 0.125}}
+        },
         cost={"wall_seconds": 2.0, "energy_joules": None, "device": "cpu"},
     ),
     results={
@@ -134,7 +138,9 @@ PNG = b64decode(
 
 def study_folder(folder: Path) -> Path:
     (folder / "run").mkdir()
-    (folder / "study.json").write_text(json.dumps({"study_id": "s", "task": "toy", "moe_layers": 3}))
+    (folder / "study.json").write_text(
+        json.dumps({"study_id": "s", "task": "toy", "moe_layers": 3})
+    )
     best = "score: 2.25\nuntuned_score: 2.5\ntrial: 1\ntrials: 2\ntemperature: [0.0, 0.25, 0.0]\n"
     (folder / "best.yaml").write_text(best)
     trials = "number,value,params_layer_1,state\n0,2.5,0.0,COMPLETE\n1,,0.25,PRUNED\n"
@@ -190,10 +196,15 @@ def test_trials_and_the_heatmap_can_be_read_back(logged):
     assert trials[0]["value"] == 2.5 and "value" not in trials[1] and trials[1]["state"] == "PRUNED"
     assert [trials[1][f"temperature/layer_{layer}"] for layer in range(3)] == [0.0, 0.25, 0.0]
     table = study.table("trials")
-    assert table["columns"] == ["number", "value", "params_layer_1", "state"] and len(table["data"]) == 2
+    assert (
+        table["columns"] == ["number", "value", "params_layer_1", "state"]
+        and len(table["data"]) == 2
+    )
     assert study.summary["summary"]["best/score"] == 2.25
     assert study.run["job_type"] == "study"
-    artifacts = [record["artifact"]["type"] for record in study.records if record["type"] == "artifact"]
+    artifacts = [
+        record["artifact"]["type"] for record in study.records if record["type"] == "artifact"
+    ]
     assert artifacts.count("profile") == 1
     images = list((study.folder / "files" / "media" / "images" / "figures").glob("heatmap*.png"))
     assert [image.read_bytes() for image in images] == [PNG]
@@ -230,7 +241,9 @@ def test_a_resumed_study_continues_its_run_and_a_process_that_shares_it_has_its_
     states: dict[str, list[str]] = {}
     for session in sessions:
         if session.summary["name"] == "study-2":
-            states.setdefault(session.run["run_id"], []).extend(item["state"] for item in session.history)
+            states.setdefault(session.run["run_id"], []).extend(
+                item["state"] for item in session.history
+            )
     assert sorted(states.pop("study-2")) == ["begun", "resumed"]
     assert list(states.values()) == [["shared"], ["shared"]]
 
@@ -254,7 +267,14 @@ def test_files_stay_in_the_output_folder_hold_no_key_and_one_line_says_how_to_up
     _, printed, folder = logged
     upload = f"wandb sync {folder}/out/wandb/offline-run-*"
     assert printed.splitlines() == [f"W&B: logged offline. To upload: {upload}"]
-    before = {"study.json", "best.yaml", "trials.csv", "heatmap.csv", "heatmap.png", "samples_toy.jsonl"}
+    before = {
+        "study.json",
+        "best.yaml",
+        "trials.csv",
+        "heatmap.csv",
+        "heatmap.png",
+        "samples_toy.jsonl",
+    }
     assert {path.name for path in folder.iterdir()} == before | {"out", "run", "study"}
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
@@ -325,7 +345,9 @@ def test_a_server_that_is_not_reached_means_offline(config, monkeypatch, capsys)
     for name in ("first", "second"):
         with open_logger(config, kind="run", name=name, group=None) as logger:
             logger.log_trial(0, 1.0, [0.0], "COMPLETE")
-    assert modes == ["online", "offline", "offline"], "the second does not wait for the server again"
+    assert modes == ["online", "offline", "offline"], (
+        "the second does not wait for the server again"
+    )
     told = "logged offline (ConnectionError: no route to host). To upload: wandb sync"
     assert told in capsys.readouterr().err
 
@@ -358,7 +380,9 @@ def test_the_variables_of_wandb_are_obeyed(config, tmp_path, monkeypatch):
 
 
 def test_impossible_loggers_are_refused():
-    with pytest.raises(ConfigError, match=r"logger\.mode=ofline is unknown.*Did you mean 'offline'"):
+    with pytest.raises(
+        ConfigError, match=r"logger\.mode=ofline is unknown.*Did you mean 'offline'"
+    ):
         build(LoggerConfig, {"name": "wandb", "mode": "ofline"}, "logger.")
 
 
@@ -396,7 +420,10 @@ def test_temperatures_are_named_in_the_order_of_layers():
 def test_a_trained_model_has_its_lines(method, tmp_path):
     lines = [{"step": 2, "loss": 3.5, "z_loss": [4.0, 5.0]}, {"step": 4, "validation_loss": 3.25}]
     write_jsonl(tmp_path / "models" / "mine" / "log.jsonl", lines)
-    block = {"method": {"name": method}, method.replace("-", "_"): {"model": "mine", "training": {}}}
+    block = {
+        "method": {"name": method},
+        method.replace("-", "_"): {"model": "mine", "training": {}},
+    }
     first, second = loggers.training_lines(result_with({}, tmp_path / "runs" / "run", **block))
     layers = {f"training/z_loss/layer_{layer}": value for layer, value in enumerate((4.0, 5.0))}
     assert first == {"training/step": 2, "training/loss": 3.5, **layers}
@@ -408,7 +435,10 @@ def test_a_trained_model_has_its_lines(method, tmp_path):
     [
         {"method": {"name": "roe"}, "roe": {}},
         {"method": {"name": "pretrain"}, "pretrain": {"model": "gone", "training": {}}},
-        {"method": {"name": "soft-prompt"}, "soft_prompt": {"training": {"steps": 8}}},  # without a model
+        {
+            "method": {"name": "soft-prompt"},
+            "soft_prompt": {"training": {"steps": 8}},
+        },  # without a model
     ],
     ids=["none", "gone", "virtual tokens"],
 )
@@ -456,7 +486,13 @@ def test_a_tuned_command_is_logged_offline(tmp_path):
         assert len(run.table("samples/toy_choice")["data"]) == 4
     assert run_forked(tmp_path, *keys, WANDB_MODE="offline").code == 0
     again = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
-    assert sorted(one.run["job_type"] for one in again) == ["command", "command", "run", "run", "study"]
+    assert sorted(one.run["job_type"] for one in again) == [
+        "command",
+        "command",
+        "run",
+        "run",
+        "study",
+    ]
 
 
 @pytest.mark.slow
@@ -472,7 +508,9 @@ def test_a_traced_run_draws_its_figures_and_logs_them(tmp_path):
         steps = [float(row["accuracy"]) for row in csv.DictReader(file)]
     assert len(steps) == 4
     assert steps[-1] == pytest.approx(results["results"]["toy_choice"]["acc,none"])
-    assert steps[0] == pytest.approx(results["moe_lab"]["baseline"]["results"]["toy_choice"]["acc,none"])
+    assert steps[0] == pytest.approx(
+        results["moe_lab"]["baseline"]["results"]["toy_choice"]["acc,none"]
+    )
     (run,) = (Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*"))
     for name in ("steps", "activation", "sample", "retained"):
         assert list((run.folder / "files" / "media" / "images" / "figures").glob(f"{name}*.png"))
@@ -524,7 +562,9 @@ def test_the_documented_sweep_composes():
     values = {name: one.get("min", one.get("values", [None])[0]) for name, one in parameters}
     (cell,) = compose([*fixed, *agent_arguments(values)])
     config = to_config(cell)
-    assert config.logger.name == "wandb" and config.method.n == 8 and config.method.temperature == 0.0
+    assert (
+        config.logger.name == "wandb" and config.method.n == 8 and config.method.temperature == 0.0
+    )
 
 
 @pytest.mark.slow
@@ -532,7 +572,9 @@ def test_the_documented_sweep_composes():
 def test_expert_metrics_can_be_read_back(method, tmp_path):
     keys = f"method={method} task=toy_choice limit=3 metrics=expert logger=wandb baseline=false"
     own = ["method.dataset_size=8"] if method == "c2r" else []
-    ended = run_forked(tmp_path, *keys.split(), *own, f"output_dir={tmp_path}", WANDB_MODE="offline")
+    ended = run_forked(
+        tmp_path, *keys.split(), *own, f"output_dir={tmp_path}", WANDB_MODE="offline"
+    )
     assert ended.code == 0, ended.err
     folder = Path(ended.out.splitlines()[-1]).parent
     found = json.loads((folder / "expert_metrics.json").read_text())

@@ -13,7 +13,16 @@ import yaml
 
 from moe_lab.methods import get_method
 from moe_lab.metrics.stored import StoredMetrics
-from moe_lab.reports.columns import Column, count, fixed, names, numbers, print_table, seconds, texts
+from moe_lab.reports.columns import (
+    Column,
+    count,
+    fixed,
+    names,
+    numbers,
+    print_table,
+    seconds,
+    texts,
+)
 from moe_lab.reports.expert import ExpertLine, expert_columns, expert_lines
 from moe_lab.reports.scores import (
     CommandTable,
@@ -72,7 +81,9 @@ def test_titles_say_where_lower_is_better(capsys):
         metric = f"{name},none"
         block = results_of(task={"name": "t", "tasks": ["t"], "metric": metric})["moe_lab"]
         better = {"t": {name: higher_is_better}}
-        return RunResult({"results": {"t": {metric: 1.5}}, "higher_is_better": better, "moe_lab": block})
+        return RunResult(
+            {"results": {"t": {metric: 1.5}}, "higher_is_better": better, "moe_lab": block}
+        )
 
     loss, accuracy = of_metric("bits_per_byte", False), of_metric("acc", True)
     titles = {
@@ -83,11 +94,21 @@ def test_titles_say_where_lower_is_better(capsys):
     for title, runs in titles.items():
         print_scores(CommandTable(runs))
         assert capsys.readouterr().out.startswith(title)
-    assert notes(CommandTable([loss, loss])) == [NOT_COMPARED] and notes(CommandTable([loss, accuracy])) == []
+    assert (
+        notes(CommandTable([loss, loss])) == [NOT_COMPARED]
+        and notes(CommandTable([loss, accuracy])) == []
+    )
 
 
 def test_the_parts_of_a_group_are_left_to_the_page_and_two_forms_of_answers_are_said():
-    one = {"n": 2, "difference": 0.5, "ci95": [-0.1, 0.9], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
+    one = {
+        "n": 2,
+        "difference": 0.5,
+        "ci95": [-0.1, 0.9],
+        "p_mcnemar": 1.0,
+        "to_right": 1,
+        "to_wrong": 0,
+    }
     run = results_of(
         task={"name": "g", "tasks": ["a", "b"], "metric": "acc,none"},
         samples={"a": [0, 1], "b": [0, 1]},
@@ -99,7 +120,10 @@ def test_the_parts_of_a_group_are_left_to_the_page_and_two_forms_of_answers_are_
     run = changed(run, results=scores, groups={"g": {}}, group_subtasks=subtasks)
     table = CommandTable([run], family=family_of([SeedGroup([run])]))
     assert [line.score.task for line in table.shown] == ["g"]
-    assert "Parts of groups are on the page: 2 tasks and groups, without tests of their own." in notes(table)
+    assert (
+        "Parts of groups are on the page: 2 tasks and groups, without tests of their own."
+        in notes(table)
+    )
     letters = changed(run, configs={"a": {"doc_to_choice": LETTERS}})
     assert TWO_FORMS in notes(CommandTable([run, letters])) and TWO_FORMS not in notes(table)
 
@@ -139,7 +163,9 @@ def test_what_is_left_out_and_settings_and_notes_are_said(tmp_path, capsys):
         {"t": samples_of(acc=[0.0] * 14 + [1.0]), "u": samples_of(acc=[1.0])},
         config={"model_args": "pretrained=x"},
     )
-    b = replace(evaluation(tmp_path, "b", {"t": samples_of(acc=[1.0] * 14 + [0.0])}), marks=("untuned",))
+    b = replace(
+        evaluation(tmp_path, "b", {"t": samples_of(acc=[1.0] * 14 + [0.0])}), marks=("untuned",)
+    )
     comparison = compare([a, b])
     print_comparison(comparison)
     printed = capsys.readouterr().out
@@ -183,8 +209,15 @@ METRICS: dict[str, Any] = {
         "prefill": None,
         "decode": None,
     },
-    "collaboration": {"all": {"value": 2.5, "ci95": None, "maximum": 3.0}, "prefill": None, "decode": None},
-    "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3), "u": loss(0.4)}}},
+    "collaboration": {
+        "all": {"value": 2.5, "ci95": None, "maximum": 3.0},
+        "prefill": None,
+        "decode": None,
+    },
+    "capacity": {
+        "least": {"tasks": {"t": loss(0.02)}},
+        "most": {"tasks": {"t": loss(0.3), "u": loss(0.4)}},
+    },
     "specialization": None,
 }
 
@@ -209,7 +242,9 @@ def test_differences_to_base_are_in_their_own_rows():
     assert len(by_row) == 5
     balance = by_row["Load Balance, bits", "all tokens"]
     assert (balance.difference, balance.interval) == (0.1, (0.05, 0.15))
-    capacity = [by_row["Capacity, acc,none", f"most activated expert masked, {task}"] for task in "tu"]
+    capacity = [
+        by_row["Capacity, acc,none", f"most activated expert masked, {task}"] for task in "tu"
+    ]
     assert [(one.difference, one.interval) for one in capacity] == [(None, None), (-0.2, None)]
 
 
@@ -228,7 +263,11 @@ def test_a_loss_is_corrected_for_the_losses_alone(others):
 
 def test_c3po_says_how_many_questions_had_no_neighbour():
     def said(epsilon: float | None, without: int, **more: Any) -> list[str]:
-        c3po = {"core_experts": 20, "epsilon": epsilon, "reference": {"questions_without": without}} | more
+        c3po = {
+            "core_experts": 20,
+            "epsilon": epsilon,
+            "reference": {"questions_without": without},
+        } | more
         lines = get_method("c3po").footnotes(c3po_results(c3po=c3po)["moe_lab"])
         return [line for line in lines if "had no neighbour" in line]
 
@@ -255,15 +294,21 @@ def columns(rows: int = 2) -> list[Column]:
 @pytest.mark.parametrize(
     "width, left_out", [(80, ""), (67, "time"), (50, "time, difference"), (40, "time, difference")]
 )
-def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers(capsys, monkeypatch, width, left_out):
+def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers(
+    capsys, monkeypatch, width, left_out
+):
     monkeypatch.setenv("COLUMNS", str(width))
     print_table("Results", columns())
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     said = " ".join(" ".join(lines).split()).partition("Left out for want of width: ")[2]
     assert said == (f"{left_out}." if left_out else "")
-    text = "".join(line.split()[0] for line in lines if line.startswith(("method", "router", "-experts")))
-    assert "0.6000" in "\n".join(lines) and (width < 50 or text == SETTINGS), "a name is folded, not cut"
+    text = "".join(
+        line.split()[0] for line in lines if line.startswith(("method", "router", "-experts"))
+    )
+    assert "0.6000" in "\n".join(lines) and (width < 50 or text == SETTINGS), (
+        "a name is folded, not cut"
+    )
 
 
 WIDE = CommandTable(
@@ -286,7 +331,12 @@ def test_no_number_is_cut_at_any_width(capsys, monkeypatch, width):
         print_table("Results", columns_of)
         out = capsys.readouterr().out
         is_table = "───" in out
-        left_out = " ".join(out.split()).partition("Left out for want of width: ")[2].rstrip(".").split(", ")
+        left_out = (
+            " ".join(out.split())
+            .partition("Left out for want of width: ")[2]
+            .rstrip(".")
+            .split(", ")
+        )
         for column in columns_of:
             for cell in filter(None, column.cells):
                 is_number = column.values is not None and column.heading not in left_out
@@ -339,11 +389,16 @@ def cells(table: CommandTable) -> dict[str, list[str]]:
 
 
 def test_settings_tell_the_runs_of_a_grid_apart():
-    typed = [["method.temperature=s/s-1/best.yaml"], ["method.roe={n:8,temperature:/s/s-2/best.yaml}"]]
+    typed = [
+        ["method.temperature=s/s-1/best.yaml"],
+        ["method.roe={n:8,temperature:/s/s-2/best.yaml}"],
+    ]
     assert settings(typed, [0, 0]) == ["method.temperature=s-1", "method.roe={n:8,temperature:s-2}"]
     assert settings([["limit=5"], ["limit=5"]], [0, 1]) == ["seed=0", "seed=1"]
     assert settings([["limit=5"]], [0]) == [""]
-    assert settings([["limit=5", "limit=2"], ["limit=2"]], [0, 0]) == ["", ""], "the last one of a key"
+    assert settings([["limit=5", "limit=2"], ["limit=2"]], [0, 0]) == ["", ""], (
+        "the last one of a key"
+    )
 
 
 def test_a_methods_keys_are_shown_if_another_method_is_in_the_grid():
@@ -356,7 +411,9 @@ def test_a_methods_keys_are_shown_if_another_method_is_in_the_grid():
 
 def test_runs_that_ask_in_letters_are_told_from_those_that_ask_by_text():
     def asked(task, choices):
-        run = results_of(task={"name": task, "tasks": [task], "metric": "acc,none"}, samples={task: [0]})
+        run = results_of(
+            task={"name": task, "tasks": [task], "metric": "acc,none"}, samples={task: [0]}
+        )
         return changed(run, configs={task: {"doc_to_choice": choices}})
 
     text, letters, other = asked("a", "{{choices}}"), asked("a", LETTERS), asked("b", ["A", "B"])
@@ -370,7 +427,9 @@ def test_the_cost_is_that_of_the_run_and_relative_to_its_base():
     roe = results_of(baseline={"run_id": "b"}, cost=cost | {"wall_seconds": 5.0, "tokens_in": 1600})
     paired = {"t": {"acc,none": {"difference": 0.1}}}
     control = {"calibration": {"run_id": "c", "results": {}, "paired": paired}}
-    found = cells(CommandTable([base, roe, changed(roe, moe_lab=roe["moe_lab"] | {"compared": control})]))
+    found = cells(
+        CommandTable([base, roe, changed(roe, moe_lab=roe["moe_lab"] | {"compared": control})])
+    )
     assert found["time"] == ["2.0 s", "5.0 s", "5.0 s", ""]
     assert found["tokens"] == ["100", "1,600", "1,600", ""]
     assert found["× base"] == ["1.00", "16.00", "16.00", ""], "once a run, not once a comparison"
@@ -416,7 +475,9 @@ def test_a_mean_is_shown_in_the_place_of_its_seeds():
     assert found["difference"] == ["+0.1000", "+0.0600", "+0.2000", "+0.1600"]
     assert found["against"] == ["base", "full fine tuning"] * 2
     over_seeds = ["[-0.0271, +0.2271]", "", "[+0.0729, +0.3271]", ""]
-    assert found["95% over seeds"] == over_seeds, "base: the larger p is Student's; else it is over documents"
+    assert found["95% over seeds"] == over_seeds, (
+        "base: the larger p is Student's; else it is over documents"
+    )
     assert len(table.lines) == 8 + 4, "the frame and the page have the seeds, too"
 
 
@@ -495,7 +556,9 @@ def test_the_sentences_can_be_quoted():
         "roe on toy_math is better than full fine tuning: exact_match,none +0.0300, 95% over seeds and documents "
         "[+0.0100, +0.0500], p 0.01."
     ), "alone in the family of controls"
-    assert conclusion(found).endswith("base model and its controls: 1 better, 0 worse, 1 not significant.")
+    assert conclusion(found).endswith(
+        "base model and its controls: 1 better, 0 worse, 1 not significant."
+    )
     [same] = score_lines(replace(SCORE, p=None, equal=True))
     assert (
         sentence(same)
@@ -506,5 +569,9 @@ def test_the_sentences_can_be_quoted():
 def test_a_score_without_comparison_a_part_of_a_group_and_one_of_several_seeds_have_no_verdict():
     """A part has no p, as an expert metric has none; but the group's comparison is the one that was asked for."""
     alone = replace(SCORE, p=None, difference_interval=(0.01, 0.07))
-    without = (replace(alone, marks=("part",)), replace(SCORE, difference=None), replace(SCORE, p=0.001))
+    without = (
+        replace(alone, marks=("part",)),
+        replace(SCORE, difference=None),
+        replace(SCORE, p=0.001),
+    )
     assert has_verdict(alone) and not any(map(has_verdict, without)), "but their mean has one"

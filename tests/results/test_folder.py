@@ -64,7 +64,10 @@ OF_COMMIT = {"model": {"name": "m", "commit": "c1"}}
     ("changes", "commit", "own"),
     [
         *(({}, None, True), (OF_COMMIT, "c1", True), (OF_COMMIT, "c2", False)),
-        *((other, None, False) for other in ({"run_id": "b"}, {"schema_version": 2}, {"status": "error"})),
+        *(
+            (other, None, False)
+            for other in ({"run_id": "b"}, {"schema_version": 2}, {"status": "error"})
+        ),
         *(({key: wrong}, None, False) for key in BLOCKS for wrong in (None, [1])),
     ],
 )
@@ -116,7 +119,9 @@ def test_a_held_run_names_its_holder_and_a_dead_holder_is_taken_over(tmp_path):
         assert f"process {os.getpid()} on " in (folder / ".holder").read_text()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RunHeldError("elsewhere"), ValueError("why"), None])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), RunHeldError("elsewhere"), ValueError("why"), None]
+)
 def test_only_a_failure_has_a_status(tmp_path, monkeypatch, error):
     monkeypatch.setenv(ATTEMPT, "7")
     store = RunFolder(tmp_path, "a")
@@ -129,19 +134,26 @@ def test_only_a_failure_has_a_status(tmp_path, monkeypatch, error):
         assert raised is error
     failed = isinstance(error, ValueError)
     assert (tmp_path / "status.json").exists() == failed
-    assert store.failure("7") == ("ValueError: why" if failed else None) and store.failure("8") is None
+    assert (
+        store.failure("7") == ("ValueError: why" if failed else None) and store.failure("8") is None
+    )
 
 
 def test_an_output_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
         check_writable(str(tmp_path / "file" / "outputs"))
-    with pytest.raises(ConfigError, match="cannot be made"), RunFolder(tmp_path / "file" / "run", "a").held():
+    with (
+        pytest.raises(ConfigError, match="cannot be made"),
+        RunFolder(tmp_path / "file" / "run", "a").held(),
+    ):
         pass
 
 
 def test_an_output_folder_that_is_not_writable(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere, so chmod cannot show it
+    monkeypatch.setattr(
+        os, "access", lambda *_: False
+    )  # root may write anywhere, so chmod cannot show it
     with pytest.raises(ConfigError, match="is not writable"):
         check_writable(str(tmp_path / "outputs"))
 
@@ -150,7 +162,9 @@ def test_other_versions_are_marked():
     now = versions()
     assert result_with(versions=now).version_notes == []
     old = now | {"lm_eval": "0.0.1", "torch": "1.0"}
-    assert result_with(versions=old).version_notes == [f"made with lm_eval 0.0.1, now {now['lm_eval']}"]
+    assert result_with(versions=old).version_notes == [
+        f"made with lm_eval 0.0.1, now {now['lm_eval']}"
+    ]
 
 
 class Pair(Artifact):
@@ -175,7 +189,9 @@ def maker(artifact: Artifact, made: list[int]):
     return make
 
 
-def test_what_another_process_made_before_the_lock_was_free_is_not_made_again(tmp_path, monkeypatch):
+def test_what_another_process_made_before_the_lock_was_free_is_not_made_again(
+    tmp_path, monkeypatch
+):
     one, made, held = pair(tmp_path), [], RunFolder.held
 
     def held_later(self):
@@ -265,7 +281,9 @@ def test_absent_whole_and_a_folder(tmp_path, capsys):
 def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path, monkeypatch):
     parsed = []
     loads = json.loads
-    monkeypatch.setattr(stored.json, "loads", lambda text, **keys: parsed.append(text) or loads(text))
+    monkeypatch.setattr(
+        stored.json, "loads", lambda text, **keys: parsed.append(text) or loads(text)
+    )
     path = tmp_path / "results.json"
     assert parsed_once(path) is None
     for number in (1, 2):  # within one tick of the clock: the inode alone differs
@@ -338,7 +356,12 @@ class Whole:
 
 def test_what_a_dataclass_holds_is_read_with_it():
     part = {"name": "a", "limits": [0, 0.5], "length": 3, "unknown": 1}
-    content = {"parts": [part], "by_name": {"b": {"name": "b"}, "c": None}, "marks": ["x", "y"], "more": None}
+    content = {
+        "parts": [part],
+        "by_name": {"b": {"name": "b"}, "c": None},
+        "marks": ["x", "y"],
+        "more": None,
+    }
     found = typed(Whole, content)
     assert found == Whole([Part("a", (0, 0.5))], {"b": Part("b"), "c": None}, ("x", "y"))
 
@@ -368,7 +391,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, step):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, step, full)
-    with pytest.raises(ResultsError, match=r"results\.json could not be written: No space left on device"):
+    with pytest.raises(
+        ResultsError, match=r"results\.json could not be written: No space left on device"
+    ):
         write_atomically(file, "new")
     assert file.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["results.json"], "no temporary file is left"
@@ -402,7 +427,9 @@ def test_other_errors_while_something_is_written_are_not_errors_of_writing(tmp_p
 def test_json_holds_no_nan(tmp_path):
     odd = {"a": float("nan"), "b": [np.float32("inf"), np.int64(3)], "c": {1}, 4: print}
     write_json(tmp_path / "x.json", odd)
-    content = json.loads((tmp_path / "x.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    content = json.loads(
+        (tmp_path / "x.json").read_text(), parse_constant=lambda name: pytest.fail(name)
+    )
     assert content == {"a": None, "b": [None, 3], "c": [1], "4": "builtins.print"}
     assert plain((True, None, "x", np.bool_(True))) == [True, None, "x", True]
     assert plain([write_json, object()]) == ["moe_lab.results.atomic.write_json", "<object object>"]

@@ -75,13 +75,17 @@ def test_keys_tell_requests_apart():
         ("loglikelihood_rolling", ("a",), 0),
     ]
     assert len({request_key(*one) for one in asked}) == len(asked)
-    assert request_key("g", ("a", {"x": 1, "y": 2}), 0) == request_key("g", ("a", {"y": 2, "x": 1}), 0)
+    assert request_key("g", ("a", {"x": 1, "y": 2}), 0) == request_key(
+        "g", ("a", {"y": 2, "x": 1}), 0
+    )
 
 
 def test_a_torn_last_line_is_cut_and_later_answers_are_whole(path):
     write(path, a="first", b="second")
     whole = path.read_bytes()
-    for length in range(whole.rindex(b'{"key"'), len(whole)):  # every place where a kill can tear the line
+    for length in range(
+        whole.rindex(b'{"key"'), len(whole)
+    ):  # every place where a kill can tear the line
         path.write_bytes(whole[:length])
         log = ResponseLog(path, HEADER)
         assert "a" in log and "b" not in log and log.cost == {"tokens_in": 3}
@@ -107,7 +111,11 @@ def test_a_damaged_line_is_a_missing_answer(path, damage):
 
 @pytest.mark.parametrize(
     "other",
-    [HEADER | {"run_id": "b"}, HEADER | {"commit": "c0ffee"}, HEADER | {"versions": {"lm_eval": "2"}}],
+    [
+        HEADER | {"run_id": "b"},
+        HEADER | {"commit": "c0ffee"},
+        HEADER | {"versions": {"lm_eval": "2"}},
+    ],
 )
 def test_another_header_is_never_served_nor_erased(path, other):
     log = write(path, **{KEY: "x"})
@@ -118,7 +126,10 @@ def test_another_header_is_never_served_nor_erased(path, other):
     assert KEY not in log and log.cost == {}
     log.close()
     assert json.loads(path.read_text().splitlines()[0]) == {"header": other}
-    assert log.set_aside == path.with_name("responses.2.old.jsonl") and log.set_aside.read_bytes() == earlier
+    assert (
+        log.set_aside == path.with_name("responses.2.old.jsonl")
+        and log.set_aside.read_bytes() == earlier
+    )
     assert path.with_name("responses.1.old.jsonl").read_text() == "of another time"
 
 
@@ -193,7 +204,9 @@ def test_a_warning_of_lm_eval_is_in_the_runs_log_and_once_on_stderr(tmp_path, ca
     run: Any = SimpleNamespace(folder=tmp_path)
     with _run_log(run):
         for document in ("{'question': 1}", "{'question': 2}"):
-            logging.getLogger("lm_eval.api.task").warning(f"Label index is out of range, Sample:\n{document}")
+            logging.getLogger("lm_eval.api.task").warning(
+                f"Label index is out of range, Sample:\n{document}"
+            )
     assert capsys.readouterr().err == "Warning: Label index is out of range, Sample:\n"
     assert (tmp_path / "run.log").read_text().count("Label index") == 2
     assert (harness.level, harness.handlers) == before
@@ -206,7 +219,13 @@ def result_in(folder: Path, documents: Iterable[int]) -> RunResult:
 
 
 def sample(document: int, text: str, **metrics: Any) -> dict[str, Any]:
-    kept = {"doc_id": document, "doc": {}, "target": 1, "arguments": [(text, {})], "resps": [[text]]}
+    kept = {
+        "doc_id": document,
+        "doc": {},
+        "target": 1,
+        "arguments": [(text, {})],
+        "resps": [[text]],
+    }
     return kept | {"filtered_resps": [text], "filter": "none", "metrics": list(metrics), **metrics}
 
 
@@ -223,7 +242,9 @@ def test_values_per_document_and_filter(tmp_path):
     expected = {"acc,none": {3: 1, 5: 0}, "ppl,none": {3: (-2.5, 4), 5: (-1.5, 2)}}
     assert logged_values(lines) == expected
     write_samples(tmp_path, {"t": lines})
-    assert metric_values(read_samples(result_in(tmp_path, [3, 5]))["t"]) == expected, "tuples stay tuples"
+    assert metric_values(read_samples(result_in(tmp_path, [3, 5]))["t"]) == expected, (
+        "tuples stay tuples"
+    )
 
 
 LINE = '{"doc_id": %d, "filter": "none", "metrics": ["acc"], "acc": 1.0}\n'
@@ -246,7 +267,9 @@ LINE = '{"doc_id": %d, "filter": "none", "metrics": ["acc"], "acc": 1.0}\n'
 def test_a_log_that_lacks_a_document_is_named(tmp_path, content):
     if content is not None:
         (tmp_path / "samples_t.jsonl").write_text(content)
-    with pytest.raises(DamagedError, match=r"samples_t\.jsonl is damaged: .*Remove .*results\.json"):
+    with pytest.raises(
+        DamagedError, match=r"samples_t\.jsonl is damaged: .*Remove .*results\.json"
+    ):
         read_samples(result_in(tmp_path, [0, 1]))
 
 
@@ -285,7 +308,9 @@ def test_half_precision_has_the_measured_bound_alone():
     for dtype in ("bfloat16", "float16", None):
         assert Rounding(dtype, 0.3).equal(-50.0, -50.3 + 1e-6, 9)
         assert not Rounding(dtype, 0.3).equal(-50, -50.4, 9)
-        assert not Rounding(dtype).equal(-50.0, -50.0 + 1e-9, 9) and Rounding(dtype).equal(-50.0, -50.0, 9)
+        assert not Rounding(dtype).equal(-50.0, -50.0 + 1e-9, 9) and Rounding(dtype).equal(
+            -50.0, -50.0, 9
+        )
 
 
 def test_each_example_has_its_words():

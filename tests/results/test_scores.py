@@ -36,7 +36,11 @@ def test_the_average_of_one_task_has_its_numbers():
 
 def test_tasks_have_equal_weight_in_their_average():
     mean = task_mean([score("a", 0.5, n=10, stderr=0.3), score("b", 0.75, n=90, stderr=0.4)])
-    assert mean is not None and (mean.value, mean.n, mean.run_id) == (0.625, 100, "run of a run of b")
+    assert mean is not None and (mean.value, mean.n, mean.run_id) == (
+        0.625,
+        100,
+        "run of a run of b",
+    )
     assert mean.stderr == pytest.approx(0.25) and mean.difference is None and mean.interval is None
 
 
@@ -48,7 +52,12 @@ def results_of(scores, tasks, **more):
 
 def test_a_run_that_another_is_not_compared_with_has_no_difference_to_it():
     [score] = scores_of(results_of({"a": {"acc,none": 0.5}}, ["a"]), other="calibration")
-    assert (score.value, score.other, score.baseline, score.difference) == (0.5, "calibration", None, None)
+    assert (score.value, score.other, score.baseline, score.difference) == (
+        0.5,
+        "calibration",
+        None,
+        None,
+    )
 
 
 def test_the_headline_is_the_tasks_own_metric_else_the_first():
@@ -58,19 +67,33 @@ def test_the_headline_is_the_tasks_own_metric_else_the_first():
     assert headline(scores, "f1,none") == "acc_norm,none"
     assert headline({"alias": "t"}, "acc,none") == "-"
     placeholder = {"alias": "t", "bypass,none": 999, "bypass_stderr,none": "N/A"}
-    assert headline(placeholder, None) == headline(placeholder, "bypass,none") == "-", "predict_only"
+    assert headline(placeholder, None) == headline(placeholder, "bypass,none") == "-", (
+        "predict_only"
+    )
 
 
 def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
     """Broken by MMLU's 57 subjects in the family of one comparison, and by tasks that were asked for without a p."""
     scores = {name: {"acc,none": 0.5} for name in ("g", "h", "a", "b")}
-    one = {"n": 2, "difference": 0.5, "ci95": [-0.1, 0.9], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
+    one = {
+        "n": 2,
+        "difference": 0.5,
+        "ci95": [-0.1, 0.9],
+        "p_mcnemar": 1.0,
+        "to_right": 1,
+        "to_wrong": 0,
+    }
     paired = {name: {"acc,none": one} for name in ("a", "b")}
-    more = {"groups": {"g": {}, "h": {}}, "group_subtasks": {"g": ["h"], "h": ["a", "b"], "a": [], "b": []}}
+    more = {
+        "groups": {"g": {}, "h": {}},
+        "group_subtasks": {"g": ["h"], "h": ["a", "b"], "a": [], "b": []},
+    }
 
     def results(*asked):
         task = {"name": list(asked), "tasks": ["a", "b"], "metric": "acc,none"}
-        return result_with(scores, task=task, samples={"a": [0, 3], "b": [0, 3]}, paired=paired, more=more)
+        return result_with(
+            scores, task=task, samples={"a": [0, 3], "b": [0, 3]}, paired=paired, more=more
+        )
 
     def tested(*asked):
         rows = scores_of(results(*asked))
@@ -88,7 +111,9 @@ def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
     [("acc", True), ("exact_match", True), ("f1", False), ("mcc", False), ("ter", False)],
 )
 @pytest.mark.parametrize("value", [0.0, 1.0])
-def test_a_group_is_a_sample_of_right_answers_only_where_its_metric_is_a_mean(metric, pooled, value):
+def test_a_group_is_a_sample_of_right_answers_only_where_its_metric_is_a_mean(
+    metric, pooled, value
+):
     """The values of f1 and mcc are no shares of right answers, also where they are 0 or 1."""
     key = f"{metric},none"
     scores = {name: {key: value} for name in ("g", "a", "b")}
@@ -135,7 +160,10 @@ TUNED = {
         (TUNED | {"tuning": {"model": "tiny", "n": 4}}, ("other-profile",)),
         (TUNED | {"tuning": {"model": "olmoe", "n": 8}}, ("other-profile",)),
         (TUNED | {"tuning": {"model": "tiny", "n": 8, "noise": "gumbel"}}, ()),
-        (TUNED | {"method": {"name": "roe", "config": {"n": 8, "noise": "antithetic"}}}, ("other-profile",)),
+        (
+            TUNED | {"method": {"name": "roe", "config": {"n": 8, "noise": "antithetic"}}},
+            ("other-profile",),
+        ),
         (TUNED | {"method": {"name": "policy", "config": {"roe": {"n": 4}}}}, ("other-profile",)),
     ],
 )
@@ -144,7 +172,8 @@ def test_marks_say_what_a_reader_must_know(changes, marks):
 
 
 @pytest.mark.parametrize(
-    ("calibrated", "marked"), [(1.9, True), (2.0, False), (2.0 - 1e-7, False), (2.1, False), (None, False)]
+    ("calibrated", "marked"),
+    [(1.9, True), (2.0, False), (2.0 - 1e-7, False), (2.1, False), (None, False)],
 )
 def test_a_run_that_calibration_beats_is_marked(calibrated, marked):
     tuning = {"model": "tiny", "score": 2.0, "calibrated_score": calibrated}
@@ -159,20 +188,26 @@ def test_holms_correction_is_over_the_scores_that_have_a_p():
     family = Family.of({one.comparison: one.p for one in [*scores, scores[0]]})
     corrected = list(map(family.correct, scores))
     assert [one.p_holm for one in corrected] == [holm([0.01, 0.04])[0], None, holm([0.01, 0.04])[1]]
-    assert [one.family for one in corrected] == [2, None, 2], "a comparison in two tables counts once"
+    assert [one.family for one in corrected] == [2, None, 2], (
+        "a comparison in two tables counts once"
+    )
     alone = replace(scores[0], run_id="of one seed")
     assert family.correct(alone).p_holm is None
 
 
 def seeds_of(count: int, **fields):
     """The scores of some seeds with the same numbers."""
-    one = Score(model="m", method="roe", task="a", metric="acc,none", run_id="r", value=0.5, **fields)
+    one = Score(
+        model="m", method="roe", task="a", metric="acc,none", run_id="r", value=0.5, **fields
+    )
     return [replace(one, run_id=str(seed)) for seed in range(count)]
 
 
 def test_seeds_with_the_same_difference_have_the_test_over_documents():
     """Broken by a comparison that leaves the family where its seeds agree, so that the p of others shrink."""
-    mean = mean_score(seeds_of(2, difference=0.1), {"a": {"acc,none": {"difference_p_documents": 0.019}}})
+    mean = mean_score(
+        seeds_of(2, difference=0.1), {"a": {"acc,none": {"difference_p_documents": 0.019}}}
+    )
     assert mean.p == 0.019 and Family.of({mean.comparison: mean.p}).tests == {"scores": 1}
 
 
@@ -180,7 +215,9 @@ def test_differences_that_cancel_are_exactly_0():
     """0.4 - 0.3 and 0.3 - 0.2 differ in their last bits: over seeds, over tasks, and over the documents of a run."""
     differences = [0.4 - 0.3, 0.2 - 0.3]
     assert sum(differences) != 0
-    scores = [replace(one, difference=moved) for one, moved in zip(seeds_of(2), differences, strict=True)]
+    scores = [
+        replace(one, difference=moved) for one, moved in zip(seeds_of(2), differences, strict=True)
+    ]
     over_seeds = mean_score(scores, {})
     over_tasks = task_mean(scores)
     assert over_tasks is not None

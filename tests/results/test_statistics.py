@@ -80,7 +80,13 @@ def test_too_few_documents_have_no_interval():
 @pytest.mark.parametrize(
     ("gained", "lost", "n", "low", "high"),
     [
-        (1, 7, 21, -0.517, -0.026),  # Fagerland, Lydersen and Laake (2014), airway hyper-responsiveness
+        (
+            1,
+            7,
+            21,
+            -0.517,
+            -0.026,
+        ),  # Fagerland, Lydersen and Laake (2014), airway hyper-responsiveness
         (0, 0, 100, -0.0370, 0.0370),  # z^2 / (n + z^2): never empty
         (5, 0, 5, 0.1310, 1.0),
         (0, 5, 5, -1.0, -0.1310),
@@ -90,9 +96,13 @@ def test_tango(gained, lost, n, low, high):
     assert tango(gained, lost, n) == pytest.approx((low, high), abs=5e-4)
     values = [1.0] * gained + [0.0] * (n - gained)
     before = [0.0] * gained + [1.0] * lost + [0.0] * (n - gained - lost)
-    assert interval_of_difference([values], [before]) == pytest.approx(tango(gained, lost, n), abs=1e-12)
+    assert interval_of_difference([values], [before]) == pytest.approx(
+        tango(gained, lost, n), abs=1e-12
+    )
     swapped = tango(lost, gained, n)
-    assert swapped == pytest.approx((-tango(gained, lost, n)[1], -tango(gained, lost, n)[0]), abs=1e-9)
+    assert swapped == pytest.approx(
+        (-tango(gained, lost, n)[1], -tango(gained, lost, n)[0]), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(("gained", "lost", "n"), [(9, 4, 60), (3, 0, 40), (0, 2, 25)])
@@ -112,7 +122,9 @@ def test_tango_inverts_the_score_test(gained, lost, n):
 def test_over_seeds():
     result = over_seeds([0.1, 0.2, 0.3])
     assert result.mean == pytest.approx(0.2) and result.std == pytest.approx(0.1)
-    assert result.interval == pytest.approx([0.2 - 4.302653 * 0.1 / 3**0.5, 0.2 + 4.302653 * 0.1 / 3**0.5])
+    assert result.interval == pytest.approx(
+        [0.2 - 4.302653 * 0.1 / 3**0.5, 0.2 + 4.302653 * 0.1 / 3**0.5]
+    )
     assert over_seeds([0.5]) == Spread(0.5)
     assert over_seeds([0.5] * 5) == Spread(0.5, 0.0), "nothing moved: no width is known"
 
@@ -124,7 +136,9 @@ def test_interval_over_documents_of_several_seeds():
     assert high - low == pytest.approx(2 * half, rel=0.15)
     assert interval_of_mean([list(rows[0])]) == score_interval(list(rows[0]))
     same = interval_of_mean([list(rows[0])] * 3)
-    assert same == pytest.approx(score_interval(list(rows[0]))), "seeds that agree add no information"
+    assert same == pytest.approx(score_interval(list(rows[0]))), (
+        "seeds that agree add no information"
+    )
 
 
 def test_intervals_of_differences_over_seeds_are_tangos_where_seeds_agree():
@@ -184,21 +198,29 @@ def perplexity(random: np.random.Generator, n: int) -> tuple[float, Interval]:
 
 def paired_accuracy(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     up, down = random.uniform(0.01, 0.2, size=2)
-    value, base = np.array([[1, 0], [0, 1], [1, 1]])[random.choice(3, size=n, p=[up, down, 1 - up - down])].T
+    value, base = np.array([[1, 0], [0, 1], [1, 1]])[
+        random.choice(3, size=n, p=[up, down, 1 - up - down])
+    ].T
     return up - down, interval_of_difference([value.tolist()], [base.tolist()])
 
 
 def paired_continuous(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     base = random.gamma(2.0, 5.0, n)
-    return 0.1, interval_of_difference([(base + random.normal(0.1, 1, n)).tolist()], [base.tolist()])
+    return 0.1, interval_of_difference(
+        [(base + random.normal(0.1, 1, n)).tolist()], [base.tolist()]
+    )
 
 
 def paired_perplexity(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     words = random.integers(20, 200, n)
     base = words * random.normal(2, 0.4, n)
     changed = base + words * random.normal(-0.02, 0.1, n)
-    mine, theirs = ([(-x, int(w)) for x, w in zip(losses, words, strict=True)] for losses in (changed, base))
-    return math.exp(1.98) - math.exp(2), interval_of_difference([mine], [theirs], weighted_perplexity)
+    mine, theirs = (
+        [(-x, int(w)) for x, w in zip(losses, words, strict=True)] for losses in (changed, base)
+    )
+    return math.exp(1.98) - math.exp(2), interval_of_difference(
+        [mine], [theirs], weighted_perplexity
+    )
 
 
 def _over_seeds(random: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, float]:
@@ -240,7 +262,8 @@ def correlation(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     x, y = random.multivariate_normal([0, 0], [[1, truth], [truth, 1]], size=n).T
     names = ("load_balance", "collaboration", "specialization")
     lines = [
-        {"capacity": None} | {name: {"value": v} for name, v in zip(names, (a, b, 0.0), strict=True)}
+        {"capacity": None}
+        | {name: {"value": v} for name, v in zip(names, (a, b, 0.0), strict=True)}
         for a, b in zip(x, y, strict=True)
     ]
     return truth, correlations(lines)[0]["ci95"]
@@ -259,7 +282,15 @@ def test_intervals_of_shares_cover(experiment, n, fewer_resamples):
 @pytest.mark.parametrize("n", [100, 500])
 @pytest.mark.parametrize(
     "experiment",
-    [continuous, paired_continuous, share_of_tokens, seeds, correlation, perplexity, paired_perplexity],
+    [
+        continuous,
+        paired_continuous,
+        share_of_tokens,
+        seeds,
+        correlation,
+        perplexity,
+        paired_perplexity,
+    ],
 )
 def test_intervals_of_other_numbers_cover(experiment, n, fewer_resamples):
     slow = {"perplexity": 100 if n == 100 else 50, "continuous": 200, "correlation": 100}
@@ -293,7 +324,9 @@ def test_holm_is_that_of_the_textbook():
 def test_a_score_that_is_no_mean():
     random = np.random.default_rng(2)
     baseline = list(random.normal(0, 1, 31))
-    assert randomization_test([value + 1 for value in baseline], baseline, np.median) == 1 / (SLOW_SWAPS + 1)
+    assert randomization_test([value + 1 for value in baseline], baseline, np.median) == 1 / (
+        SLOW_SWAPS + 1
+    )
     assert randomization_test(baseline, baseline, np.median) == 1.0
     assert randomization_test(baseline[1:] + baseline[:1], baseline, np.median) > 0.05
 
@@ -314,7 +347,10 @@ def test_a_perplexity_is_tested_as_all_its_swaps_are(name):
     differences = []
     for swap in product((0, 1), repeat=9):
         sides = [
-            [(one, other)[side ^ swapped] for one, other, swapped in zip(mine, theirs, swap, strict=True)]
+            [
+                (one, other)[side ^ swapped]
+                for one, other, swapped in zip(mine, theirs, swap, strict=True)
+            ]
             for side in (0, 1)
         ]
         differences.append(abs(aggregate(sides[0]) - aggregate(sides[1])))
@@ -350,7 +386,9 @@ def over_documents(differences: list[float]) -> float:
     return randomization_test(differences, [0.0] * len(differences))
 
 
-@pytest.mark.parametrize(("won", "lost"), [(1, 0), (4, 0), (0, 5), (6, 0), (0, 8), (9, 1), (8, 3), (5, 5)])
+@pytest.mark.parametrize(
+    ("won", "lost"), [(1, 0), (4, 0), (0, 5), (6, 0), (0, 8), (9, 1), (8, 3), (5, 5)]
+)
 def test_p_over_documents_is_mcnemars_where_all_seeds_agree(won, lost):
     """Broken by a normal approximation: it tells four documents, whose exact p is 0.125."""
     p = mcnemar(won, lost)
@@ -375,7 +413,12 @@ def test_paired_difference():
     same = paired(values, values)
     assert same.interval == pytest.approx(tango(0, 0, 100))
     unchanged = {"p_randomization": None, "to_right": 0, "to_wrong": 0, "equal": False}
-    written = {"n": 100, "difference": 0.0, "ci95": list(same.interval), "p_mcnemar": 1.0} | unchanged
+    written = {
+        "n": 100,
+        "difference": 0.0,
+        "ci95": list(same.interval),
+        "p_mcnemar": 1.0,
+    } | unchanged
     assert same.to_json() == written and Paired.from_json(written) == same
 
 
@@ -446,7 +489,9 @@ def _quantile(p: float, degrees: float) -> float:
 def test_seeds_that_agree_leave_the_test_over_examples():
     examples_N = np.random.default_rng(0).normal(0.1, 1, 300)
     found = crossed_mean(np.tile(examples_N, (6, 1)))
-    assert found is not None and found.p == pytest.approx(ttest_1samp(examples_N, 0).pvalue, rel=1e-6)
+    assert found is not None and found.p == pytest.approx(
+        ttest_1samp(examples_N, 0).pvalue, rel=1e-6
+    )
 
 
 def test_too_few_seeds_or_examples_have_no_such_test():

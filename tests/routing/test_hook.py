@@ -45,7 +45,10 @@ def test_model_is_restored_after_an_exception(moe_model):
 
 
 def test_a_dense_model_is_refused_with_the_families_and_the_way_out():
-    with pytest.raises(ModelError) as caught, routed(make_model("llama"), lambda router, routing: None):
+    with (
+        pytest.raises(ModelError) as caught,
+        routed(make_model("llama"), lambda router, routing: None),
+    ):
         pass
     assert all(family in str(caught.value) for family in supported())
     assert "method=base" in str(caught.value)
@@ -66,7 +69,10 @@ def test_a_decision_about_other_tokens_is_named_before_the_experts_run(olmoe, pa
         names = ("index_TK", "weights_TK") if part == "both" else (part,)
         return routing._replace(**{name: getattr(routing, name)[:-1] for name in names})
 
-    with pytest.raises(RoutingError, match=r"layers\.0\.mlp\.gate.* shape"), routed(olmoe, shortened):
+    with (
+        pytest.raises(RoutingError, match=r"layers\.0\.mlp\.gate.* shape"),
+        routed(olmoe, shortened),
+    ):
         logits(olmoe)
 
 
@@ -118,7 +124,11 @@ def test_a_policy_of_ones_own_decides_last_inside_roe(olmoe, tokenizer, cache):
     other = dropping(olmoe)
     double = roe_reference.in_float64(other)
     roe = RoE(olmoe, tokenizer, n=N, temperature=0.7, seed=SEED, cache=cache)
-    ids, context, continuation = [7, 9, 1, 30], tokenizer.encode("what is"), tokenizer.encode(" a cat")
+    ids, context, continuation = (
+        [7, 9, 1, 30],
+        tokenizer.encode("what is"),
+        tokenizer.encode(" a cat"),
+    )
     with override(olmoe, drop):
         logprobs = roe.next_token_logprobs(ids)
         score = roe.loglikelihood("what is", " a cat")
@@ -127,7 +137,9 @@ def test_a_policy_of_ones_own_decides_last_inside_roe(olmoe, tokenizer, cache):
         generated = olmoe.generate(**inputs, custom_generate=roe, max_new_tokens=6)
     probs = roe_reference.next_token_probs(double, ids, ids, N, roe.temperatures, SEED, cache=cache)
     rounding.assert_close(logprobs, probs.log().float())
-    expected, _ = roe_reference.score(double, context, continuation, N, roe.temperatures, SEED, cache=cache)
+    expected, _ = roe_reference.score(
+        double, context, continuation, N, roe.temperatures, SEED, cache=cache
+    )
     assert score == rounding.approx(expected, tokens=6)
     alone = RoE(other, tokenizer, n=N, temperature=0.7, seed=SEED, cache=cache)
     assert text == alone.generate(["what is", "hello you"], max_new_tokens=6)
@@ -141,18 +153,28 @@ def test_a_policy_of_ones_own_decides_last_inside_c3po_and_metrics(olmoe, tokeni
     other = dropping(olmoe)
     with override(olmoe, drop):
         c3po = C3PO(olmoe, tokenizer, PAIRS, **keys)
-        found = c3po.loglikelihood("one cat is", [" a", " two"]), c3po.generate("hello", max_new_tokens=4)
+        found = (
+            c3po.loglikelihood("one cat is", [" a", " two"]),
+            c3po.generate("hello", max_new_tokens=4),
+        )
         metrics = expert_metrics(olmoe, TEXTS, tokenizer)
         kept = []
         for text in TEXTS:
             with record(olmoe) as routes:
                 olmoe(**tokenizer(text, return_tensors="pt"))
-            strongest = [routes.weights[i].topk(routes.weights[i].shape[-1] - 1).indices for i in range(4)]
-            kept.append(torch.stack([routes.indices[i].gather(-1, strongest[i]) for i in range(4)], dim=-2))
+            strongest = [
+                routes.weights[i].topk(routes.weights[i].shape[-1] - 1).indices for i in range(4)
+            ]
+            kept.append(
+                torch.stack([routes.indices[i].gather(-1, strongest[i]) for i in range(4)], dim=-2)
+            )
     alone = C3PO(other, tokenizer, PAIRS, **keys)
     assert found[0] == rounding.approx(alone.loglikelihood("one cat is", [" a", " two"]), tokens=6)
     assert found[1] == alone.generate("hello", max_new_tokens=4)
-    assert abs(found[0][0] - C3PO(olmoe, tokenizer, PAIRS, **keys).loglikelihood("one cat is", " a")) > 1e-2
+    assert (
+        abs(found[0][0] - C3PO(olmoe, tokenizer, PAIRS, **keys).loglikelihood("one cat is", " a"))
+        > 1e-2
+    )
     expected = expert_metrics(other, TEXTS, tokenizer)
     for name in ("accuracy", "specialization"):
         assert metrics[name] == expected[name], name
@@ -164,14 +186,21 @@ def test_a_policy_of_ones_own_decides_last_inside_c3po_and_metrics(olmoe, tokeni
 def test_observers_inside_see_what_is_decided_last(olmoe, tokenizer):
     policy = GumbelTopK([0.0, 0.0, 0.0, 0.9], seed=0)
     policy.expect(noisy_tokens(IDS.numel()))
-    with override(olmoe, drop), record(olmoe) as before, routed(olmoe, policy), record(olmoe) as routes:
+    with (
+        override(olmoe, drop),
+        record(olmoe) as before,
+        routed(olmoe, policy),
+        record(olmoe) as routes,
+    ):
         logits(olmoe)
     other = dropping(olmoe)
     with routed(other, policy), record(other) as expected:
         logits(other)
     assert torch.equal(routes.indices[3], expected.indices[3])
     assert torch.equal(routes.weights[3], without_weakest(expected.weights[3]))
-    assert torch.equal(before.weights[3], routes.weights[3]), "also where a policy is installed after it"
+    assert torch.equal(before.weights[3], routes.weights[3]), (
+        "also where a policy is installed after it"
+    )
 
 
 def test_a_policy_that_leaves_the_pathways_out_is_told(olmoe, tokenizer):
@@ -193,7 +222,9 @@ def test_a_policy_that_changes_nothing_changes_no_ensemble(tokenizer):
         plain = roe.loglikelihood("what is", " a cat")
         for policy in (lambda router, routing: routing, lambda router, routing: None):
             with override(model, policy):
-                assert roe.loglikelihood("what is", " a cat") == rounding.approx(plain, tokens=6), family
+                assert roe.loglikelihood("what is", " a cat") == rounding.approx(plain, tokens=6), (
+                    family
+                )
 
 
 def test_recurrent_models_nest(tokenizer):
@@ -256,7 +287,11 @@ def test_routing_that_gradient_checkpointing_would_repeat_is_refused():
         model(ids, labels=ids).loss.backward()
     block.forward = forward
     model.activation_checkpointing_enable()
-    for context in (lambda: override(model, shifted), lambda: record(model), lambda: routed(model, shifted)):
+    for context in (
+        lambda: override(model, shifted),
+        lambda: record(model),
+        lambda: routed(model, shifted),
+    ):
         with pytest.raises(RoutingError, match="activation_checkpointing_disable"), context():
             model(ids, labels=ids)
         with torch.no_grad(), context():

@@ -25,7 +25,9 @@ def uniform_in_python(*keys):
 
 
 def gumbel_in_python(seed, document, repeat, row, layer, position, expert):
-    return -math.log(-math.log(uniform_in_python(seed, document, repeat, row, layer, position, expert)))
+    return -math.log(
+        -math.log(uniform_in_python(seed, document, repeat, row, layer, position, expert))
+    )
 
 
 def test_golden_values():
@@ -79,7 +81,9 @@ def test_the_noise_of_a_layer_is_the_same_however_many_are_computed_together(mon
         found, held = [], []
         for layer in (1, 3, 4):
             own = replace(router, layer=layer)
-            found.append(policy(own, Routing(logits_TE, torch.ones(40, 2), torch.zeros(40, 2).long())))
+            found.append(
+                policy(own, Routing(logits_TE, torch.ones(40, 2), torch.zeros(40, 2).long()))
+            )
             held.append(len(policy._noise))
         return torch.stack([each.index_TK for each in found]), held
 
@@ -107,7 +111,9 @@ def test_frequencies_are_those_of_sampling_without_replacement():
     probs = (logits.double() / temperature).softmax(-1)
     pairs = list(permutations(range(5), 2))
     expected = [float(probs[a] * probs[b] / (1 - probs[a])) * DRAWS for a, b in pairs]
-    drawn = [int(((routing.index_TK[:, 0] == a) & (routing.index_TK[:, 1] == b)).sum()) for a, b in pairs]
+    drawn = [
+        int(((routing.index_TK[:, 0] == a) & (routing.index_TK[:, 1] == b)).sum()) for a, b in pairs
+    ]
     assert sum(drawn) == DRAWS
     assert chisquare(drawn, expected).pvalue > 1e-6
 
@@ -122,11 +128,19 @@ def test_decisions_are_counted_as_sets_of_experts():
         policy.expect(NoisyTokens(chosen, chosen, chosen * 0, chosen * 0 + 1, chosen))
         for layer in range(3):
             logits_TE = torch.randn(count, 8, generator=generator)
-            clean = Routing(logits_TE, torch.ones(count, 2), logits_TE.topk(2, dim=-1).indices.flip(-1))
+            clean = Routing(
+                logits_TE, torch.ones(count, 2), logits_TE.topk(2, dim=-1).indices.flip(-1)
+            )
             found = policy(replace(router, layer=layer), clean)
             if found is not None:
-                pairs = [(set(found.index_TK[t].tolist()), set(clean.index_TK[t].tolist())) for t in chosen]
-                changed, decided = changed + sum(one != other for one, other in pairs), decided + len(pairs)
+                pairs = [
+                    (set(found.index_TK[t].tolist()), set(clean.index_TK[t].tolist()))
+                    for t in chosen
+                ]
+                changed, decided = (
+                    changed + sum(one != other for one, other in pairs),
+                    decided + len(pairs),
+                )
     assert policy.decisions == (changed, decided) and 0 < changed < decided == 2 * (4 + 2)
     assert policy.decisions == (changed, decided), "asking counts nothing twice"
 
@@ -136,7 +150,9 @@ def test_the_next_tokens_of_the_same_samples_have_the_noise_of_their_positions(a
     router = find_routers(make_model("olmoe"))[0]
     token = torch.arange(5)
     # with equal logits any temperature would choose the same experts
-    routing = Routing(torch.linspace(0, 20, 8).expand(5, 8), torch.ones(5, 2), torch.zeros(5, 2).long())
+    routing = Routing(
+        torch.linspace(0, 20, 8).expand(5, 8), torch.ones(5, 2), torch.zeros(5, 2).long()
+    )
 
     def routed_by(policy, tokens):
         policy.expect(tokens)
@@ -150,7 +166,9 @@ def test_the_next_tokens_of_the_same_samples_have_the_noise_of_their_positions(a
         for policy in policies:
             fresh = NoisyTokens(token, token + 9, token % 2, token % 3 + 1, token + step)
             again = GumbelTopK(policy.temperatures, seed=3, antithetic=antithetic)
-            pairs = zip(routed_by(policy, first.at(token + step)), routed_by(again, fresh), strict=True)
+            pairs = zip(
+                routed_by(policy, first.at(token + step)), routed_by(again, fresh), strict=True
+            )
             assert all(torch.equal(one, other) for one, other in pairs)
 
 
@@ -176,5 +194,8 @@ def test_routers_are_known_by_class_not_by_name():
 
 
 def test_a_policy_that_was_told_of_no_token_raises(olmoe):
-    with pytest.raises(RoutingError, match=r"moe_lab\.RoE"), routed(olmoe, GumbelTopK([0.5] * 4, seed=0)):
+    with (
+        pytest.raises(RoutingError, match=r"moe_lab\.RoE"),
+        routed(olmoe, GumbelTopK([0.5] * 4, seed=0)),
+    ):
         olmoe(torch.tensor([[1, 2, 3]]))

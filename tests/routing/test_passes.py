@@ -67,10 +67,14 @@ def test_ensembles_are_those_of_the_merged_model(peft, merged, tokenizer):
     assert own.loglikelihood(*asked) == rounding.approx(other.loglikelihood(*asked), tokens=6)
     text = own.generate(["hello", "what is"], max_new_tokens=5)
     assert text == other.generate(["hello", "what is"], max_new_tokens=5)
-    ids = peft.generate(**left_padded(tokenizer, ["hello", "what is"]), custom_generate=own, max_new_tokens=5)
+    ids = peft.generate(
+        **left_padded(tokenizer, ["hello", "what is"]), custom_generate=own, max_new_tokens=5
+    )
     assert tokenizer.batch_decode(ids[:, -5:], skip_special_tokens=True) == text
     keys = {"k": 2, "layers": "last2", "steps": 1, "core_experts": 4}
-    found = [C3PO(model, tokenizer, PAIRS, **keys).loglikelihood(*asked) for model in (peft, merged)]
+    found = [
+        C3PO(model, tokenizer, PAIRS, **keys).loglikelihood(*asked) for model in (peft, merged)
+    ]
     assert found[0] == rounding.approx(found[1], tokens=6)
     request = [Instance("loglikelihood", {}, ("what is", " a cat"), idx=0, task_name="", doc_id=0)]
     lms = [moe_lab.lm(model, tokenizer, "roe", n=2) for model in (peft, merged)]
@@ -175,7 +179,11 @@ def test_from_a_cache_and_from_positions(olmoe):
     embeds = olmoe.get_input_embeddings()(PASS_IDS)
     given = {"inputs_embeds": embeds, "position_ids": torch.tensor([[4, 5, 6]])}
     found = seen(olmoe, first, step, given)
-    assert [sequence for _, sequence, _ in found] == [[0, 0, 0, 1, 1, 1], [0, 1], [2, 2, 2, 3, 3, 3]]
+    assert [sequence for _, sequence, _ in found] == [
+        [0, 0, 0, 1, 1, 1],
+        [0, 1],
+        [2, 2, 2, 3, 3, 3],
+    ]
     assert [position for _, _, position in found] == [[0, 1, 2] * 2, [3, 3], [4, 5, 6] * 2]
 
 
@@ -185,7 +193,12 @@ PROMPTS = ["hello", "what is a cat and why"]
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
 def test_generated_tokens_have_the_decisions_of_one_pass(family, tokenizer):
     model, inputs, steps = small_model(family), left_padded(tokenizer, PROMPTS), 4
-    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 256, "max_new_tokens": steps}
+    options = {
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 256,
+        "max_new_tokens": steps,
+    }
     with record(model) as routes:
         ids = model.generate(**inputs, **options)[:, :-1]
     mask = torch.nn.functional.pad(inputs["attention_mask"], (0, steps), value=1)[:, :-1]
@@ -195,7 +208,9 @@ def test_generated_tokens_have_the_decisions_of_one_pass(family, tokenizer):
     own, other = ((one.sequences * 1000 + one.positions).argsort() for one in (routes, whole))
     for layer in range(len(routes.indices)):
         assert torch.equal(routes.indices[layer][own], whole.indices[layer][other])
-        torch.testing.assert_close(routes.weights[layer][own], whole.weights[layer][other], atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            routes.weights[layer][own], whole.weights[layer][other], atol=1e-4, rtol=0
+        )
 
 
 def test_tokens_are_told_by_sequence_and_position(olmoe):
@@ -214,7 +229,9 @@ def test_tokens_are_told_by_sequence_and_position(olmoe):
         at = routes.sequences == sequence
         for layer in range(4):
             assert torch.equal(routes.indices[layer][at], alone.indices[layer])
-            torch.testing.assert_close(routes.logits[layer][at], alone.logits[layer], atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                routes.logits[layer][at], alone.logits[layer], atol=1e-5, rtol=0
+            )
 
 
 def test_texts_of_a_packed_row_are_sequences(olmoe):
@@ -255,7 +272,9 @@ def test_recorded_tokens_are_those_of_the_returned_text_or_refused(options, mode
         with pytest.raises(RoutingError, match=f"decode by {mode}.*record model\\(sequences\\)"):
             model.generate(input_ids=IDS, max_new_tokens=4, **options)
         assert len(routes.positions) == 0
-        sequences = model.generate(input_ids=IDS, max_new_tokens=4, do_sample=False, eos_token_id=None)
+        sequences = model.generate(
+            input_ids=IDS, max_new_tokens=4, do_sample=False, eos_token_id=None
+        )
         plain = copy.deepcopy(model)
         beams = {"do_sample": False, "num_beams": 2, "eos_token_id": None}
         of_copy = plain.generate(input_ids=IDS, max_new_tokens=4, **beams)

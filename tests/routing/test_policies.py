@@ -19,7 +19,9 @@ from moe_lab.routing.policies import PartnersOnly, Remix, Steered, partners_of
 from tests.support.models import small_model
 from tests.support.tiers import by_family
 
-PARTNERED = "olmoe mixtral qwen3_moe gpt_oss deepseek qwen2_moe minimax_m2 ernie4_5_moe phimoe".split()
+PARTNERED = (
+    "olmoe mixtral qwen3_moe gpt_oss deepseek qwen2_moe minimax_m2 ernie4_5_moe phimoe".split()
+)
 IDS = torch.randint(1, 60, (3, 20), generator=torch.Generator().manual_seed(0))
 
 
@@ -64,7 +66,9 @@ def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family):
             best = sorted(allowed, key=lambda e: -float(scores[t, e]))[:K]
             assert after.index_TK[t].tolist() == best and best[0] == first
             weights = router.weights(routing.logits_TE[t : t + 1], torch.tensor([best]))[0]
-            assert torch.allclose(after.weights_TK[t], weights.to(after.weights_TK.dtype), atol=1e-6)
+            assert torch.allclose(
+                after.weights_TK[t], weights.to(after.weights_TK.dtype), atol=1e-6
+            )
             seen.append(t)
         return changed
 
@@ -76,7 +80,12 @@ def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family):
 
 def test_partners_are_counted_without_the_expert_itself_and_ties_go_to_the_lower_number():
     pairs = torch.tensor([[[9, 1, 1, 3], [1, 0, 0, 0], [1, 0, 5, 0], [3, 0, 0, 0]]])
-    assert partners_of(pairs, 2)[0].int().tolist() == [[1, 1, 0, 1], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+    assert partners_of(pairs, 2)[0].int().tolist() == [
+        [1, 1, 0, 1],
+        [1, 1, 1, 0],
+        [1, 1, 1, 0],
+        [1, 1, 0, 1],
+    ]
 
 
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
@@ -94,7 +103,10 @@ def test_steered_experts_are_in_or_out_and_changed_choices_are_counted(family):
     chosen_TK = routes.indices[1]
     assert (chosen_TK == 0).any(dim=-1).all() and not (chosen_TK == 2).any()
     before_TK = own.indices[1]
-    changed = [set(new) != set(old) for new, old in zip(chosen_TK.tolist(), before_TK.tolist(), strict=True)]
+    changed = [
+        set(new) != set(old)
+        for new, old in zip(chosen_TK.tolist(), before_TK.tolist(), strict=True)
+    ]
     assert policy.decisions == (sum(changed), L * IDS.numel())
 
 
@@ -109,7 +121,15 @@ def test_a_mixture_needs_gradients_if_a_layer_of_it_does():
 
 # Top-p
 
-DYNAMIC = ["qwen3_moe", "deepseek", "minimax_m2", "ernie4_5_moe", "deepseek_v2", "dbrx", "llama4_text"]
+DYNAMIC = [
+    "qwen3_moe",
+    "deepseek",
+    "minimax_m2",
+    "ernie4_5_moe",
+    "deepseek_v2",
+    "dbrx",
+    "llama4_text",
+]
 
 
 @pytest.mark.parametrize("family", by_family(DYNAMIC))
@@ -145,7 +165,9 @@ def test_shares_are_the_probabilities_of_the_familys_kind(family):
     experts = router.module.weight.shape[0]
     logits_TE = torch.randn(5, experts, generator=torch.Generator().manual_seed(1))
     sigmoid_TE = 1 / (1 + (-logits_TE).exp())
-    expected = {"olmoe": logits_TE.exp(), "deepseek_v3": sigmoid_TE}[family]  # without the bias for choosing
+    expected = {"olmoe": logits_TE.exp(), "deepseek_v3": sigmoid_TE}[
+        family
+    ]  # without the bias for choosing
     shares = router_shares(router, logits_TE)
     torch.testing.assert_close(shares, expected / expected.sum(dim=-1, keepdim=True))
 

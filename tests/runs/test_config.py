@@ -7,7 +7,13 @@ from moe_lab.runs.config import compose_or_explain, to_config
 from tests.support.command import FakeRuns, install, run_command
 
 SAME = [
-    *("max_gen_toks=064", "max_gen_toks=8", "max_gen_toks=+8", "temperature=1e-3", "temperature=1e2"),
+    *(
+        "max_gen_toks=064",
+        "max_gen_toks=8",
+        "max_gen_toks=+8",
+        "temperature=1e-3",
+        "temperature=1e2",
+    ),
     *(
         "temperature=.5",
         "temperature=5.",
@@ -16,7 +22,16 @@ SAME = [
         "do_sample=TRUE",
         "do_sample=false",
     ),
-    *("until=#", "until==", "until=12:30", "until=a=b", "until=yes", "until=~", "until=null", "until=0x1F"),
+    *(
+        "until=#",
+        "until==",
+        "until=12:30",
+        "until=a=b",
+        "until=yes",
+        "until=~",
+        "until=null",
+        "until=0x1F",
+    ),
     *(
         "until=Question:",
         "until=- ",
@@ -38,7 +53,12 @@ SAME = [
         "until=a\\",
         "until=ü",
     ),
-    *("temperature=0.7,do_sample=true", "until=#,max_gen_toks=012,", "until=a b,top_p=0.9", "until=</s>"),
+    *(
+        "temperature=0.7,do_sample=true",
+        "until=#,max_gen_toks=012,",
+        "until=a b,top_p=0.9",
+        "until=</s>",
+    ),
 ]
 
 
@@ -61,10 +81,20 @@ def test_a_stop_text_that_looks_like_a_number_stays_a_text(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["temperature", "temperature=", "=3", "a=1,b", "max_gen_toks=none", "temperature=x", "temperature=inf"],
+    [
+        "temperature",
+        "temperature=",
+        "=3",
+        "a=1,b",
+        "max_gen_toks=none",
+        "temperature=x",
+        "temperature=inf",
+    ],
 )
 def test_what_is_no_setting_is_refused(text, capsys, tmp_path):
-    ended = run_command(capsys, "method=base", f"gen_kwargs={text}", f"output_dir={tmp_path}", "limit=1")
+    ended = run_command(
+        capsys, "method=base", f"gen_kwargs={text}", f"output_dir={tmp_path}", "limit=1"
+    )
     assert ended.code == 2 and "gen_kwargs" in ended.err and len(ended.err.splitlines()) <= 3
 
 
@@ -72,7 +102,9 @@ def test_a_stop_text_none_is_what_lm_eval_takes_it_for(capsys, tmp_path):
     """None in 0.4, which is refused, and a text in 0.5."""
     theirs = simple_parse_args_string("until=none")
     assert settings_of("until=none") == theirs
-    ended = run_command(capsys, "method=base", "gen_kwargs=until=none", f"output_dir={tmp_path}", "limit=1")
+    ended = run_command(
+        capsys, "method=base", "gen_kwargs=until=none", f"output_dir={tmp_path}", "limit=1"
+    )
     assert (ended.code == 2) is (theirs["until"] is None)
 
 

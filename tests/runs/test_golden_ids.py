@@ -18,7 +18,12 @@ from tests.support.documents import BIGBENCH, HELLASWAG, KNOWREF
 from tests.support.models import make_tokenizer
 from tests.support.runs import choices, small_data, write_jsonl
 
-SIZES = {"hidden_size": 16, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+}
 
 RUNS = {
     "method=base task=toy_math": "722627e895b58ca52c0fdc099b5ff42f29a8d8fca3e865e42f051cc7f766ebf6",
@@ -59,7 +64,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = small_data(tmp_path_factory.mktemp("golden"))
     social = {"context": "Ann lost her keys.", "question": "What next?", "label": "2"}
     social |= {"answerA": "sleep", "answerB": "search", "answerC": "sing"}
-    code = {"task_id": "HumanEval/0", "prompt": "def one():\n", "canonical_solution": "    return 1\n"}
+    code = {
+        "task_id": "HumanEval/0",
+        "prompt": "def one():\n",
+        "canonical_solution": "    return 1\n",
+    }
     code |= {"test": "def check(candidate):\n    assert candidate() == 1\n", "entry_point": "one"}
     rows = {
         "hellaswag/validation": [HELLASWAG],
@@ -88,7 +97,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = json.dumps({"model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], **settings})
     (folder / "config.json").write_text(text, encoding="utf-8")
     weights = AutoModelForCausalLM.from_config(config).state_dict()
-    zeros = {name: np.zeros(tuple(tensor.shape), dtype=np.float32) for name, tensor in weights.items()}
+    zeros = {
+        name: np.zeros(tuple(tensor.shape), dtype=np.float32) for name, tensor in weights.items()
+    }
     save_file(zeros, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 

@@ -50,11 +50,15 @@ def test_an_empty_number_of_processes_is_one(monkeypatch, tmp_path, capsys):
 def test_a_number_without_a_launch_is_one_message(monkeypatch, tmp_path, capsys, size):
     monkeypatch.setenv("WORLD_SIZE", size)
     ended = run_command(capsys, *PLAN, f"output_dir={tmp_path}")
-    assert ended.code == 2 and f"WORLD_SIZE={size} is" in ended.err and "unset WORLD_SIZE" in ended.err
+    assert (
+        ended.code == 2 and f"WORLD_SIZE={size} is" in ended.err and "unset WORLD_SIZE" in ended.err
+    )
     assert "Traceback" not in ended.err and ended.err.count("\n") <= 3
 
 
-def test_processes_that_never_come_are_waited_for_aloud_and_not_for_ever(alone, tmp_path, capsys, port):
+def test_processes_that_never_come_are_waited_for_aloud_and_not_for_ever(
+    alone, tmp_path, capsys, port
+):
     ended = run_command(capsys, *PLAN, "distributed.timeout=1", f"output_dir={tmp_path}")
     assert ended.code == 2
     assert f"Process 0 waits: 1 of 4 processes have joined at 127.0.0.1:{port}" in ended.err
@@ -73,7 +77,9 @@ def test_a_process_that_reaches_nobody_gives_up_too(alone, monkeypatch):
 def test_a_signal_ends_the_waiting(alone, tmp_path, number, code):
     command = [sys.executable, "-m", "moe_lab", *PLAN, f"output_dir={tmp_path}"]
     folder = Path(__file__).parents[2]
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=os.environ)
+    process = subprocess.Popen(
+        command, cwd=folder, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
     for line in process.stderr:
         if "Process 0 waits" in line:
             break

@@ -114,7 +114,9 @@ def test_an_interruption_ends_the_workers(monkeypatch):
 
     workers = [FakeWorker(None), FakeWorker(0)]
     monkeypatch.setattr(FakeWorker, "wait", interrupted)
-    monkeypatch.setattr(launchers, "start", lambda *_: started.append(workers[len(started)]) or started[-1])
+    monkeypatch.setattr(
+        launchers, "start", lambda *_: started.append(workers[len(started)]) or started[-1]
+    )
     with pytest.raises(KeyboardInterrupt):
         launchers.run_local(Path(), CONFIG, [])
     assert [worker.code for worker in workers] == [-signal.SIGTERM, 0]
@@ -130,11 +132,18 @@ def test_each_worker_has_a_gpu_or_a_share_of_the_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert launchers.environment(0, count=2, gpus=0)["OMP_NUM_THREADS"] == "3", "what the user says"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [launchers.environment(i, 3, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(3)] == ["0", "1", "0"]
+    assert [launchers.environment(i, 3, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(3)] == [
+        "0",
+        "1",
+        "0",
+    ]
     seen = [launchers.environment(i, 3, gpus=5, each=2)["CUDA_VISIBLE_DEVICES"] for i in range(3)]
     assert seen == ["0,1", "2,3", "0,1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7f")
-    assert [launchers.environment(i, 2, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["5", "GPU-7f"]
+    assert [launchers.environment(i, 2, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == [
+        "5",
+        "GPU-7f",
+    ]
 
 
 # submitit and Ray
@@ -158,7 +167,9 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
 def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
     shared, plain = tmp_path / "shared", tmp_path / "plain"
     own = signal.getsignal(signal.SIGTERM)
-    workers = run_command(capsys, *TWO_SEEDS, *launcher, "launcher.workers=2", f"output_dir={shared}")
+    workers = run_command(
+        capsys, *TWO_SEEDS, *launcher, "launcher.workers=2", f"output_dir={shared}"
+    )
     signal.signal(signal.SIGTERM, own)  # Ray has one of its own
     alone = run_command(capsys, *TWO_SEEDS, f"output_dir={plain}")
     assert workers.code == alone.code == 0, workers.err
@@ -171,7 +182,9 @@ NEEDS = {"ray": ["launcher=ray"], "submitit": ["launcher=submitit"], "wandb": ["
 NEEDS |= {"peft": ["model.peft=adapter", "method=soft-prompt", "method=prefix-tuning"]}
 
 
-@pytest.mark.parametrize(("extra", "override"), [(key, one) for key, own in NEEDS.items() for one in own])
+@pytest.mark.parametrize(
+    ("extra", "override"), [(key, one) for key, own in NEEDS.items() for one in own]
+)
 def test_what_needs_a_package_is_refused_without_it(extra, override, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: None)
     ended = run_command(capsys, override, f"output_dir={tmp_path}")
@@ -180,7 +193,9 @@ def test_what_needs_a_package_is_refused_without_it(extra, override, capsys, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_starts_its_worker_again_after_sigterm_and_is_queued_again_as_it_is(tmp_path, monkeypatch):
+def test_a_job_starts_its_worker_again_after_sigterm_and_is_queued_again_as_it_is(
+    tmp_path, monkeypatch
+):
     """SLURM sends SIGTERM to all processes of a job, also where the job goes on. Broken by a job that is then done."""
     workers = iter([FakeWorker(143), FakeWorker(3)])
     monkeypatch.setattr(launchers, "start", lambda *_: next(workers))
@@ -265,7 +280,9 @@ def test_a_worker_leaves_out_what_others_made_and_failed_at_and_ends_with_its_ow
     runs.done.add(HELD)
     ended = run_command(capsys, *SEEDS)
     assert runs.executed == ["tiny-roe-toy_math-2"] and not runs.summarized
-    assert ended.code == 0 and ended.out == "", "its command writes the tables and tells of failures"
+    assert ended.code == 0 and ended.out == "", (
+        "its command writes the tables and tells of failures"
+    )
     runs.done.clear()
     runs.errors[HELD] = ResultsError("the disk is full")
     ended = run_command(capsys, *SEEDS)
@@ -299,7 +316,9 @@ def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(capsys, runs
     runs.execute = busy  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:
         install(patch, runs)
-        patch.setattr(RunFolder, "is_held", lambda folder: folder.path == training.path and next(looks))
+        patch.setattr(
+            RunFolder, "is_held", lambda folder: folder.path == training.path and next(looks)
+        )
         ended = run_command(capsys, *SEEDS)
     assert ended.code == 0 and len(tries) == 2 and next(looks, None) is None
     assert runs.executed[-1] == HELD and ended.err.count(HELD) == 1, "it is announced once"

@@ -74,7 +74,9 @@ def test_the_memory_of_the_largest_run_is_said(monkeypatch):
     large = replace(ROW, gpu_memory=95 * 10**9, config=mixtral)
     assert not [note for note in plan([ROW]).notes if "GPU memory" in note]
     [alone] = [note for note in plan([small]).notes if "GPU memory" in note]
-    assert "at most 15 GB (model=olmoe method=finetune-freeze" in alone and "takes 1 of 80 GB" in alone
+    assert (
+        "at most 15 GB (model=olmoe method=finetune-freeze" in alone and "takes 1 of 80 GB" in alone
+    )
     memory = plan([small, large]).notes[-1]
     assert "at most 95 GB (model=mixtral" in memory and "takes 2 of 80 GB" in memory
     monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", lambda: [141 * 10**9])
@@ -82,7 +84,9 @@ def test_the_memory_of_the_largest_run_is_said(monkeypatch):
 
 
 def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(tmp_path, capsys):
-    command = f"-m method=roe model=tiny task=toy_text limit=2 output_dir={tmp_path} mode=plan".split()
+    command = (
+        f"-m method=roe model=tiny task=toy_text limit=2 output_dir={tmp_path} mode=plan".split()
+    )
     planned = run_command(capsys, *command, "tuning=none,uniform", "tuning.step=2")
     assert planned.code == 0 and "roe, tuning" in planned.out, planned.err
     refused = run_command(capsys, *command, "tuning=none", "seed=0,1", "tuning.num_samples=7")
@@ -191,12 +195,19 @@ def test_methods_run_on_a_device_that_is_not_the_cpu_within_their_plans():
     assert ended.returncode == 0, ended.stdout[-8000:]
 
 
-SHAPE: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2}
+SHAPE: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+}
 SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
 def olmoe(**more: Any) -> OlmoeConfig:
-    return OlmoeConfig(**(SHAPE | {"num_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16"} | more))
+    return OlmoeConfig(
+        **(SHAPE | {"num_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16"} | more)
+    )
 
 
 class Trained(TrainingMethod):
@@ -249,9 +260,15 @@ def test_the_memory_of_methods(tmp_path, tokenizer, monkeypatch):
     clean, own = planned(*roe), planned(*roe, "method.cache=standard")
     assert weight_bytes(model) < clean["base"] == own["base"] < clean["roe"] < own["roe"]
     make_model("olmoe", num_hidden_layers=3).bfloat16().save_pretrained(tmp_path / "half")
-    half = [f"model.path={tmp_path / 'half'}", f"model.tokenizer={tmp_path / 'model'}", "dtype=auto"]
+    half = [
+        f"model.path={tmp_path / 'half'}",
+        f"model.tokenizer={tmp_path / 'model'}",
+        "dtype=auto",
+    ]
     assert planned(*roe, *half)["base"] < 0.75 * clean["base"]
-    asked = planned("method=c3po", "method.layers=last2", "method.reference_size=12", "task=toy_choice")
+    asked = planned(
+        "method=c3po", "method.layers=last2", "method.reference_size=12", "task=toy_choice"
+    )
     assert asked["c3po"] > asked["base"]
     sizes = ("method.dataset_size=8", "method.validation_size=2")
     trained = planned("method=finetune-freeze", "task=toy_choice", *sizes)

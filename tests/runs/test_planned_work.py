@@ -46,8 +46,20 @@ TUNED = ["model=tiny-noisy", "task=toy_text", "limit=3", "tuning.num_samples=2",
     "method",
     first_fast(
         [
-            ["method=roe", "method.n=2", "method.cache=standard", "tuning=tpe", "tuning.n_trials=2"],
-            ["method=roe", "method.n=2", "method.cache=standard", "tuning=uniform", "tuning.step=0.5"],
+            [
+                "method=roe",
+                "method.n=2",
+                "method.cache=standard",
+                "tuning=tpe",
+                "tuning.n_trials=2",
+            ],
+            [
+                "method=roe",
+                "method.n=2",
+                "method.cache=standard",
+                "tuning=uniform",
+                "tuning.step=0.5",
+            ],
             ["method=roe", "method.n=2", "tuning=scale"],
             ["method=top-p", "tuning=grid"],
             ["method=calibration", "tuning=scale"],
@@ -82,9 +94,24 @@ def test_trials_that_share_activations_read_at_most_what_is_planned(tokens_read,
 def test_the_base_run_of_a_plan_leaves_out_the_tuning_documents(tiny_olmoe_dir, tmp_path):
     """AddSub's only split is both tuned on and evaluated. Two studies tune on the same documents."""
     small_data(tmp_path / "data")
-    command = [f"model.path={tiny_olmoe_dir}", "task=addsub", f"data_dir={tmp_path / 'data'}", "method.n=2"]
-    command += ["method=roe", "tuning=tpe", "tuning.n_trials=2", "tuning.num_samples=4", "tuning.seeds=2"]
-    command += ["tuning.metric=accuracy", "gen_kwargs=max_gen_toks=4", f"output_dir={tmp_path / 'out'}"]
+    command = [
+        f"model.path={tiny_olmoe_dir}",
+        "task=addsub",
+        f"data_dir={tmp_path / 'data'}",
+        "method.n=2",
+    ]
+    command += [
+        "method=roe",
+        "tuning=tpe",
+        "tuning.n_trials=2",
+        "tuning.num_samples=4",
+        "tuning.seeds=2",
+    ]
+    command += [
+        "tuning.metric=accuracy",
+        "gen_kwargs=max_gen_toks=4",
+        f"output_dir={tmp_path / 'out'}",
+    ]
     plan = moe_lab.plan(command)
     frame = plan.frame().set_index("method")
     assert plan.missing == 3 and frame.loc["roe", "seed"] == "2 after tuning"
@@ -114,7 +141,9 @@ def test_each_engine_reads_what_is_planned_for_it(case, task, tokenizer, tmp_pat
     model = build("gpt2", GPT2) if family == "gpt2" else small_model(family)
     folder = save_model(model, tmp_path / "model", tokenizer)
     more = {"gen_kwargs": {"max_gen_toks": 4, "until": ["never"]}} if task == "toy_math" else {}
-    asked = config(folder, tmp_path, tmp_path / "out", task, method, method_keys=keys, limit=3, **more)
+    asked = config(
+        folder, tmp_path, tmp_path / "out", task, method, method_keys=keys, limit=3, **more
+    )
     run = prepare(replace(asked, baseline=False))
     [row] = Plan([Job(asked, runs=[run])]).rows
     assert row.tokens == execute(run, ModelPool()).results.cost["tokens_in"]
@@ -128,7 +157,12 @@ def test_each_engine_reads_what_is_planned_for_it(case, task, tokenizer, tmp_pat
 def test_a_training_that_processes_cannot_share_has_to_fit_on_one_gpu(
     optimizer, tiny_olmoe_dir, tmp_path, monkeypatch
 ):
-    sizes = ["method.dataset_size=8", "method.validation_size=2", f"method.optimizer={optimizer}", "limit=2"]
+    sizes = [
+        "method.dataset_size=8",
+        "method.validation_size=2",
+        f"method.optimizer={optimizer}",
+        "limit=2",
+    ]
     command = ["method=finetune-freeze", "task=toy_choice", f"model.path={tiny_olmoe_dir}", *sizes]
 
     def said(gpu: float) -> str:
@@ -145,7 +179,8 @@ def test_a_training_that_processes_cannot_share_has_to_fit_on_one_gpu(
     else:
         assert "which is too much for one GPU of" in too_small
         assert (
-            "and method.optimizer=adamw_torch_8bit trains in one process. Use a GPU of at least" in too_small
+            "and method.optimizer=adamw_torch_8bit trains in one process. Use a GPU of at least"
+            in too_small
         )
 
 
@@ -174,4 +209,6 @@ def test_methods_say_which_trainings_need_one_device():
         "method.optimizer=adamw_torch_8bit trains in one process",
         "method.partners trains in one process",
     ]
-    assert get_method("pretrain").one_device == "method=pretrain keeps the whole model in each process"
+    assert (
+        get_method("pretrain").one_device == "method=pretrain keeps the whole model in each process"
+    )

@@ -50,7 +50,10 @@ def test_every_field_is_classified_once_and_runtime_fields_do_not_change_the_id(
     assert {*RUNTIME_CHANGES, "output_dir", "metrics", "a", "b"} == RUNTIME
     for name, value in RUNTIME_CHANGES.items():
         assert run_id(replace(roe, **{name: value})) == first, name
-    assert run_id(replace(roe, mode="compare", a="x", b="y", output_dir=str(tmp_path / "other"))) == first
+    assert (
+        run_id(replace(roe, mode="compare", a="x", b="y", output_dir=str(tmp_path / "other")))
+        == first
+    )
     labelled = replace(roe.model, name="label", experts_implementation="eager")
     assert run_id(replace(roe, model=labelled)) == first
 
@@ -161,7 +164,9 @@ def test_documents_count_and_their_place_does_not(roe, tmp_path):
     rows = sums(12)
     write_jsonl(tmp_path / "copy" / "addsub" / "test.jsonl", rows)
     assert run_id(replace(roe, data_dir=str(tmp_path / "copy"))) == run_id(roe)
-    write_jsonl(tmp_path / "changed" / "addsub" / "test.jsonl", [row | {"answer": "0"} for row in rows])
+    write_jsonl(
+        tmp_path / "changed" / "addsub" / "test.jsonl", [row | {"answer": "0"} for row in rows]
+    )
     assert run_id(replace(roe, data_dir=str(tmp_path / "changed"))) != run_id(roe)
     chosen = prepare(roe).samples["addsub"]
     assert run_id(replace(roe, limit=None, samples=chosen)) == run_id(roe)
@@ -169,9 +174,13 @@ def test_documents_count_and_their_place_does_not(roe, tmp_path):
 
 def test_folder_names_are_safe():
     method = type("M", (), {"name": "roe"})()
-    odd = Config(model=ModelConfig(name="a/b c:d"), method=method, task=TaskConfig(name=["x y", "z"] * 30))
+    odd = Config(
+        model=ModelConfig(name="a/b c:d"), method=method, task=TaskConfig(name=["x y", "z"] * 30)
+    )
     name = run_name(odd, "0123456789abcdef")
-    assert name.startswith("a-b-c-d-roe-x-y-z-x-y") and name.endswith("-01234567") and len(name) < 100
+    assert (
+        name.startswith("a-b-c-d-roe-x-y-z-x-y") and name.endswith("-01234567") and len(name) < 100
+    )
 
 
 # Refused requests
@@ -184,7 +193,8 @@ def check(**gen_kwargs):
 
 
 @pytest.mark.parametrize(
-    "setting", [{"num_beams": 4}, {"max_time": 3.0}, {"num_return_sequences": 2}, {"use_cache": False}]
+    "setting",
+    [{"num_beams": 4}, {"max_time": 3.0}, {"num_return_sequences": 2}, {"use_cache": False}],
 )
 def test_a_generation_setting_of_a_task_that_is_not_supported_is_named(setting):
     [name] = setting
@@ -216,18 +226,31 @@ def test_refused(settings, says):
 
 
 def test_what_is_honoured_passes():
-    check(temperature=0.7, top_p=0.9, top_k=20, do_sample=True, until=["x"], max_gen_toks=5, num_beams=1)
+    check(
+        temperature=0.7,
+        top_p=0.9,
+        top_k=20,
+        do_sample=True,
+        until=["x"],
+        max_gen_toks=5,
+        num_beams=1,
+    )
     check(temperature=0, repetition_penalty=1.1, until="x")
 
 
 @pytest.mark.parametrize(
-    ("method", "sampled", "refused"), [("base", False, True), ("base", True, False), ("roe", False, False)]
+    ("method", "sampled", "refused"),
+    [("base", False, True), ("base", True, False), ("roe", False, False)],
 )
 def test_a_vote_between_equal_answers_is_refused(method, sampled, refused):
     config = Config(task=TaskConfig(self_consistency=3), method=get_method(method).Config())
     task = SimpleNamespace(get_config={"generation_kwargs": {"do_sample": sampled}}.get)
     found = get_method(method)(config.method)
-    with pytest.raises(ConfigError, match=f"all answers of method={method}") if refused else nullcontext():
+    with (
+        pytest.raises(ConfigError, match=f"all answers of method={method}")
+        if refused
+        else nullcontext()
+    ):
         check_votes(found, config, {"tasks": {"x": task}})
     check_votes(found, Config(method=config.method), {"tasks": {"x": SimpleNamespace()}})
 
@@ -241,7 +264,9 @@ def test_a_chat_template_that_the_tokenizer_lacks_is_refused(monkeypatch):
     tokenizer = SimpleNamespace(chat_template={"default": "", "rag": ""})
     monkeypatch.setattr("moe_lab.runs.prepare.prompt_tokenizer", lambda config: tokenizer)
     check_chat_template(Config(apply_chat_template="rag"))
-    with pytest.raises(ConfigError, match="apply_chat_template=tools: the tokenizer has default, rag"):
+    with pytest.raises(
+        ConfigError, match="apply_chat_template=tools: the tokenizer has default, rag"
+    ):
         check_chat_template(Config(apply_chat_template="tools"))
     tokenizer.chat_template = "{{ messages }}"
     with pytest.raises(ConfigError, match="the tokenizer has one without a name"):
@@ -292,7 +317,9 @@ PROFILE = Profile(
         ("arc_easy", {}, ["calibration"]),
     ],
 )
-def test_calibration_is_compared_where_it_has_an_effect(task, keys, compared, tiny_olmoe_dir, tmp_path):
+def test_calibration_is_compared_where_it_has_an_effect(
+    task, keys, compared, tiny_olmoe_dir, tmp_path
+):
     """A logit scale changes no greedy answer."""
     (tmp_path / "best.yaml").write_text(PROFILE.text())
     given = {"method_keys": {"profile": str(tmp_path / "best.yaml")}, "num_fewshot": 0, "limit": 2}

@@ -67,7 +67,12 @@ def test_an_output_folder_that_is_a_file_is_refused_before_weights_load(tmp_path
     (tmp_path / "file").write_text("")
     refused = run_command(capsys, *COMMAND, f"output_dir={tmp_path / 'file' / 'outputs'}")
     assert refused.code == 2 and "is a file. Choose another folder." in refused.err and loads == []
-    assert run_command(capsys, *COMMAND, f"output_dir={tmp_path / 'file' / 'outputs'}", "mode=plan").code == 0
+    assert (
+        run_command(
+            capsys, *COMMAND, f"output_dir={tmp_path / 'file' / 'outputs'}", "mode=plan"
+        ).code
+        == 0
+    )
 
 
 def test_a_lock_that_is_only_read_is_seen(tmp_path):
@@ -121,5 +126,7 @@ def test_commands_in_a_folder_without_permission(experiment, tmp_path):
             finished = ended(*prefix, *command, *more)
             assert finished.returncode == 0, finished.stderr
         refused = ended(*prefix, *command, "seed=9")
-        assert refused.returncode == 2 and "is not writable. Choose another folder." in refused.stderr
+        assert (
+            refused.returncode == 2 and "is not writable. Choose another folder." in refused.stderr
+        )
     assert files_of(folder) == before

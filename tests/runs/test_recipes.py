@@ -47,7 +47,9 @@ def test_the_run_is_checked_before_its_model_is_trained(typed, says, tmp_path, c
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Training, "make", lambda *_: pytest.fail("The model is trained."))
     for mode in ("run", "plan"):
-        ended = run_command(capsys, *typed, "model=toy-rules", "task=toy_rules", "limit=3", f"mode={mode}")
+        ended = run_command(
+            capsys, *typed, "model=toy-rules", "task=toy_rules", "limit=3", f"mode={mode}"
+        )
         assert ended.code == 2 and says in ended.out + ended.err, ended.err
         assert not (tmp_path / "outputs").exists()
 
@@ -59,7 +61,9 @@ def test_the_same_training_gives_the_same_bytes(tmp_path):
     other, own = ([*COMMAND[1:-1], "method=base", f"output_dir={folder}"] for folder in folders)
     hashes = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     command = [sys.executable, "-m", "moe_lab", *other]
-    subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": hashes}, check=True, capture_output=True)
+    subprocess.run(
+        command, env=os.environ | {"PYTHONHASHSEED": hashes}, check=True, capture_output=True
+    )
     assert run_forked(tmp_path, *own).code == 0
     for folder in folders:
         [weights] = folder.glob("models/*/model/model.safetensors")
@@ -88,7 +92,9 @@ def test_each_seed_has_a_model_of_its_own(tmp_path, capsys, monkeypatch):
     assert len({block["tuning"]["study"] for block in blocks}) == 2
     [file] = (tmp_path / "outputs" / "summaries").iterdir()
     summary = json.loads(file.read_text())
-    assert summary["seeds"] == [0, 1] and summary["run_ids"] == [block["run_id"] for block in blocks]
+    assert summary["seeds"] == [0, 1] and summary["run_ids"] == [
+        block["run_id"] for block in blocks
+    ]
 
     stamps = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("training.json")}
     again = run_command(capsys, *COMMAND, "tuning=scale", "tuning.num_samples=2")
@@ -111,4 +117,8 @@ def test_rules_are_learned_asked_and_re_routed_in_one_command(tmp_path, capsys, 
     assert len({block["model"]["path"] for block in blocks}) == 2
     for block in blocks:
         [source] = block["c3po"]["reference"]["set"]["sources"]
-        assert source["tasks"] == ["toy_rules:max"] and source["asked"] == 40 and source["dropped"] == 0
+        assert (
+            source["tasks"] == ["toy_rules:max"]
+            and source["asked"] == 40
+            and source["dropped"] == 0
+        )

@@ -38,7 +38,11 @@ def test_the_same_model_in_other_shapes_is_equal(tmp_path, capsys, seeds):
     found = frame(*command)
     compared = found[found["compared_with"].notna()]
     assert (compared["difference"] != 0).any() and compared["difference"].abs().max() < 1e-4
-    assert compared["p"].isna().all() and compared["family"].isna().all() and compared["test"].isna().all()
+    assert (
+        compared["p"].isna().all()
+        and compared["family"].isna().all()
+        and compared["test"].isna().all()
+    )
     assert compared["notes"].str.contains("equal").all()
     page = (tmp_path / "report.html").read_text()
     assert "within rounding" in page and "significantly" not in page
@@ -70,15 +74,30 @@ def test_the_request_decides_which_metric_is_shown(tmp_path, capsys):
 
 def test_two_headline_metrics_of_one_run_are_refused(tmp_path, capsys):
     """Broken by a grid that shows the first one in silence."""
-    grid = ["-m", "method=base", "task=toy_text", "task.metric='word_perplexity,none','bits_per_byte,none'"]
+    grid = [
+        "-m",
+        "method=base",
+        "task=toy_text",
+        "task.metric='word_perplexity,none','bits_per_byte,none'",
+    ]
     ended = run_command(capsys, *grid, f"output_dir={tmp_path}")
-    assert ended.code == 2 and "word_perplexity,none and bits_per_byte,none are of one run" in ended.err
+    assert (
+        ended.code == 2
+        and "word_perplexity,none and bits_per_byte,none are of one run" in ended.err
+    )
 
 
 @pytest.mark.slow
 def test_seeds_of_trained_models_have_a_label(tmp_path, capsys):
     """method=base has no randomness of its own; the three models differ by the seed of their training."""
-    command = ["-m", "method=base", "model=toy-rules", "model.recipe.steps=1", "task=toy_rules", "limit=2"]
+    command = [
+        "-m",
+        "method=base",
+        "model=toy-rules",
+        "model.recipe.steps=1",
+        "task=toy_rules",
+        "limit=2",
+    ]
     ended = run_command(capsys, *command, "seed=0,1,2", f"output_dir={tmp_path}")
     rows = [line for line in ended.out.splitlines() if line.startswith("seed=")]
     assert [row.split()[0] for row in rows[:3]] == ["seed=0", "seed=1", "seed=2"]
@@ -105,7 +124,12 @@ def test_controls_and_expert_metrics_leave_the_p_of_scores_alone(tmp_path, capsy
 
 SAME = {
     "roe": ("method=roe", "method.temperature=0", "method.n=3"),
-    "roe, own history": ("method=roe", "method.temperature=0", "method.n=3", "method.cache=standard"),
+    "roe, own history": (
+        "method=roe",
+        "method.temperature=0",
+        "method.n=3",
+        "method.cache=standard",
+    ),
     "roe, n=1": ("method=roe", "method.n=1"),
     "scmoe": ("method=scmoe", "method.beta=0"),
     "top-p": ("method=top-p", "method.p=1", "method.k_max=4"),
@@ -156,7 +180,9 @@ def test_each_results_json_is_parsed_once_per_command(tmp_path, capsys, monkeypa
         """Its output; nothing is known from the command before, as in a process of its own."""
         parsed.clear()
         stored_results._parsed.cache_clear()
-        ended = run_command(capsys, "method.n=2", "limit=2", "seeds=2", f"output_dir={tmp_path}", *argv)
+        ended = run_command(
+            capsys, "method.n=2", "limit=2", "seeds=2", f"output_dir={tmp_path}", *argv
+        )
         assert ended.code == 0, ended.err
         return ended.out
 

@@ -47,7 +47,9 @@ def data(tmp_path: Path) -> Path:
 def roe(tiny_olmoe_dir: Path, data: Path, tmp_path: Path) -> Config:
     """RoE on ten multiple choice questions of three choices: 30 requests, and 30 of its baseline."""
     keys = {"n": 2, "temperature": 2.0}
-    return config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys=keys, num_fewshot=2)
+    return config(
+        tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys=keys, num_fewshot=2
+    )
 
 
 def run(one: Config) -> Outcome:
@@ -62,7 +64,9 @@ def numbers(results: RunResult | dict[str, Any]) -> dict[str, Any]:
     return content | {"moe_lab": block}
 
 
-def watched(before: Callable[[EngineLM, Any], None], after: Callable[[], None] = lambda: None) -> Any:
+def watched(
+    before: Callable[[EngineLM, Any], None], after: Callable[[], None] = lambda: None
+) -> Any:
     """`EngineLM.answer` that calls `before` and `after` around the logging of each answer."""
     answer = EngineLM.answer
 
@@ -102,7 +106,9 @@ def test_a_run_writes_what_the_contract_says(roe):
     assert not (folder / "status.json").exists()
     assert yaml.safe_load((folder / "overrides.yaml").read_text()) == ["method=roe"]
     assert yaml.safe_load((folder / "config.yaml").read_text())["method"]["n"] == 2
-    lines = [json.loads(line) for line in (folder / "samples_arc_easy.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "samples_arc_easy.jsonl").read_text().splitlines()
+    ]
     assert [line["doc_id"] for line in lines] == outcome.run.samples["arc_easy"] and len(lines) == 7
     assert lines[0]["arguments"]["gen_args_0"]["arg_1"] == " red"
     assert len((folder / "responses.jsonl").read_text().splitlines()) >= 22
@@ -111,14 +117,43 @@ def test_a_run_writes_what_the_contract_says(roe):
     untouched = outcome.run.compared_runs["baseline"].stored()
     assert block["seed"] == 3 and untouched is not None and untouched["moe_lab"]["seed"] is None
     assert set(block) == {
-        *("schema_version", "run_id", "status", "partial", "model", "method", "task", "seed", "overrides"),
-        *("versions", "statistics", "rounding", "samples", "cost", "intervals", "baseline", "paired", "roe"),
+        *(
+            "schema_version",
+            "run_id",
+            "status",
+            "partial",
+            "model",
+            "method",
+            "task",
+            "seed",
+            "overrides",
+        ),
+        *(
+            "versions",
+            "statistics",
+            "rounding",
+            "samples",
+            "cost",
+            "intervals",
+            "baseline",
+            "paired",
+            "roe",
+        ),
     } | ({"untuned"} & set(block))
-    assert block["schema_version"] == 1 and block["status"] == "success" and block["partial"] is True
+    assert (
+        block["schema_version"] == 1 and block["status"] == "success" and block["partial"] is True
+    )
     data = {"arc_easy": f"files in {Path(str(roe.data_dir)) / 'arc_easy'}"}
-    assert block["task"] == {"name": "arc_easy", "tasks": ["arc_easy"], "data": data, "metric": "acc,none"}
+    assert block["task"] == {
+        "name": "arc_easy",
+        "tasks": ["arc_easy"],
+        "data": data,
+        "metric": "acc,none",
+    }
     assert block["samples"] == outcome.run.samples and len(block["samples"]["arc_easy"]) == 7
-    assert block["model"]["attn_implementation"] == "sdpa" and block["model"]["experts_implementation"]
+    assert (
+        block["model"]["attn_implementation"] == "sdpa" and block["model"]["experts_implementation"]
+    )
     assert block["model"]["family"] == "olmoe" and block["model"]["moe_layers"] == 4
     paired = block["paired"]["arc_easy"][METRIC]
     scores = outcome.results["results"]["arc_easy"]
@@ -175,7 +210,9 @@ def test_a_damaged_result_of_the_baseline_is_made_again(roe, calls):
     (baseline.folder / "results.json").write_text('{"text": 1}')
     again, made = run(small), baseline.stored()
     assert whole is not None and made is not None
-    assert made["results"] == whole["results"] and again.results["results"] == first.results["results"]
+    assert (
+        made["results"] == whole["results"] and again.results["results"] == first.results["results"]
+    )
     assert len(calls()) == asked and run(small).stored
 
 
@@ -184,7 +221,9 @@ def test_a_baseline_comes_later_and_rerun_computes_again(roe, calls):
     alone = run(replace(roe, baseline=False))
     assert "baseline" not in alone.results["moe_lab"] and len(calls()) == 30
     both = run(roe)
-    assert both.results["moe_lab"]["paired"] and len(calls()) == 60, "only the baseline was computed"
+    assert both.results["moe_lab"]["paired"] and len(calls()) == 60, (
+        "only the baseline was computed"
+    )
     assert both.results["results"] == alone.results["results"]
     cost = both.results["moe_lab"]["cost"]
     assert cost == alone.results["moe_lab"]["cost"]
@@ -197,7 +236,9 @@ def test_a_baseline_comes_later_and_rerun_computes_again(roe, calls):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("whose", "lines"), [("run", 0), ("baseline", 7)])
-def test_a_log_of_samples_that_lacks_lines_is_made_again_without_a_model(roe, calls, capsys, whose, lines):
+def test_a_log_of_samples_that_lacks_lines_is_made_again_without_a_model(
+    roe, calls, capsys, whose, lines
+):
     whole = run(roe)
     computed = len(calls())
     damaged = prepare(roe) if whose == "run" else prepare(roe).baseline
@@ -218,7 +259,9 @@ def test_base_is_its_own_run(roe):
     baseline: Any = prepare(replace(roe, seed=3, seeds=2, rerun=True)).baseline
     base = prepare(replace(roe, method=baseline.config.method))
     assert base.baseline is None and base.run_id == baseline.run_id
-    assert replace(base.config, seeds=1, baseline=False, overrides=["method=base"]) == baseline.config
+    assert (
+        replace(base.config, seeds=1, baseline=False, overrides=["method=base"]) == baseline.config
+    )
 
 
 @pytest.mark.slow
@@ -372,7 +415,9 @@ def test_lm_evals_own_model_gives_the_same_scores(roe, tiny_olmoe_dir):
     assert base is not None
     mine = execute(base, ModelPool()).results["results"]["arc_easy"]
     model = AutoModelForCausalLM.from_pretrained(tiny_olmoe_dir, dtype="float32")
-    hf = HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tiny_olmoe_dir), batch_size=1)
+    hf = HFLM(
+        pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tiny_olmoe_dir), batch_size=1
+    )
     tasks = list(load_tasks(base.config)["tasks"].values())
     keys = {"num_fewshot": 2, "fewshot_random_seed": base.config.fewshot_seed}
     manager = TaskManager(include_defaults=False)
@@ -388,8 +433,12 @@ def test_preparing_makes_nothing(roe):
     assert one.baseline is not None
     both = (one.baseline, one)
     asked = [workload_of(each) for each in both]
-    plain, rows = (each.method.forward_tokens(workload_of(each), each.config, each.facts) for each in both)
-    assert asked[0] == asked[1] and plain + asked[0].answers >= rows > plain > 1000, "two rows of each answer"
+    plain, rows = (
+        each.method.forward_tokens(workload_of(each), each.config, each.facts) for each in both
+    )
+    assert asked[0] == asked[1] and plain + asked[0].answers >= rows > plain > 1000, (
+        "two rows of each answer"
+    )
     assert (asked[0].documents, asked[0].requests) == (10, 30)
     assert not Path(roe.output_dir).exists()
 
@@ -402,7 +451,11 @@ def test_what_is_refused_before_weights_load(roe, tmp_path, monkeypatch):
     mute = tmp_path / "mute"
     shutil.copytree(str(roe.model.path), mute, ignore=shutil.ignore_patterns("tokenizer*"))
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"data_dir": str(tmp_path / "absent")}, TaskError, r"Or give .*absent/arc_easy/<split>\.jsonl"),
+        (
+            {"data_dir": str(tmp_path / "absent")},
+            TaskError,
+            r"Or give .*absent/arc_easy/<split>\.jsonl",
+        ),
         ({"samples": [10]}, TaskError, "documents 0 to 9"),
         ({"num_fewshot": 7}, TaskError, "more than the 6 examples"),
         ({"model": replace(roe.model, path=str(tmp_path / "empty"))}, ModelError, "is no model"),
@@ -411,7 +464,11 @@ def test_what_is_refused_before_weights_load(roe, tmp_path, monkeypatch):
         ({"apply_chat_template": True}, ConfigError, "no chat template"),
         ({"task": TaskConfig(name="arc_easy", metric="acc")}, TaskError, "Did you mean 'acc,none'"),
         ({"gen_kwargs": {"max_gen_tok": 5}}, ConfigError, "Did you mean 'gen_kwargs.max_gen_toks'"),
-        ({"task": TaskConfig(name="addsub"), "max_length": 256}, ConfigError, "leaves no room for a prompt"),
+        (
+            {"task": TaskConfig(name="addsub"), "max_length": 256},
+            ConfigError,
+            "leaves no room for a prompt",
+        ),
     ]
     for change, error, message in wrong:
         with pytest.raises(error, match=message) as refused:
@@ -426,7 +483,9 @@ def test_a_dense_model_runs_with_base_only(roe, tmp_path):
     make_model("llama").save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     dense = replace(roe, model=replace(roe.model, path=str(folder)))
-    with pytest.raises(ModelError, match=r"No router was found(.|\n)*OLMoE(.|\n)*method=base` runs"):
+    with pytest.raises(
+        ModelError, match=r"No router was found(.|\n)*OLMoE(.|\n)*method=base` runs"
+    ):
         prepare(dense)
     base = prepare(roe).baseline
     assert base is not None
@@ -463,19 +522,31 @@ def raised(error: BaseException) -> Callable[[], None]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "short",
-    [raised(torch.OutOfMemoryError("CUDA out of memory")), raised(MemoryError()), lambda: torch.empty(2**60)],
+    [
+        raised(torch.OutOfMemoryError("CUDA out of memory")),
+        raised(MemoryError()),
+        lambda: torch.empty(2**60),
+    ],
     ids=["device", "machine", "cpu"],
 )
-def test_too_little_memory_says_what_needs_less_and_keeps_answers_and_defects_raise(roe, monkeypatch, short):
+def test_too_little_memory_says_what_needs_less_and_keeps_answers_and_defects_raise(
+    roe, monkeypatch, short
+):
     computed: list[Any] = []
     run = prepare(replace(roe, baseline=False, limit=2))
     two = watched(lambda *asked: short() if len(computed) == 2 else computed.append(asked))
     with monkeypatch.context() as patch:
         patch.setattr(EngineLM, "answer", two)
-        with pytest.raises(MoeLabError, match=r"batch_size=(.|\n)*max_length=(.|\n)*method\.n=") as told:
+        with pytest.raises(
+            MoeLabError, match=r"batch_size=(.|\n)*max_length=(.|\n)*method\.n="
+        ) as told:
             execute(run, ModelPool())
     assert told.value.exit_code == 1 and "Stored answers are kept" in str(told.value)
-    answers = [line for line in (run.folder / "responses.jsonl").read_text().splitlines() if '"key"' in line]
+    answers = [
+        line
+        for line in (run.folder / "responses.jsonl").read_text().splitlines()
+        if '"key"' in line
+    ]
     assert len(answers) == 2
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a defect"):
         patch.setattr(EngineLM, "answer", lambda *_: raised(RuntimeError("a defect"))())

@@ -51,7 +51,9 @@ POOL = ModelPool()
 def roe(tiny_olmoe_dir: Path, tmp_path: Path) -> Config:
     data = small_data(tmp_path / "data")
     keys = {"n": 2, "temperature": 3.0}
-    return config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys=keys, baseline=False)
+    return config(
+        tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys=keys, baseline=False
+    )
 
 
 @pytest.mark.slow
@@ -60,7 +62,9 @@ def test_one_summary_per_run_with_several_seeds(roe):
     files = files_of(summarize(outcomes))
     assert len(files) == 1 and files[0].parent == Path(roe.output_dir) / "summaries"
     content = json.loads(files[0].read_text())
-    assert content["seeds"] == [0, 1, 2] and content["run_ids"] == [one.run.run_id for one in outcomes[:3]]
+    assert content["seeds"] == [0, 1, 2] and content["run_ids"] == [
+        one.run.run_id for one in outcomes[:3]
+    ]
     values = [one.results["results"]["arc_easy"]["acc,none"] for one in outcomes[:3]]
     score = content["scores"]["arc_easy"]["acc,none"]
     assert score["values"] == values and score["mean"] == pytest.approx(sum(values) / 3)
@@ -91,7 +95,9 @@ def test_a_summary_compares_with_the_untouched_model_by_document(roe):
 
 
 @pytest.mark.slow
-def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(roe, monkeypatch, capsys):
+def test_a_summary_compares_seed_by_seed_with_what_else_a_run_is_compared_with(
+    roe, monkeypatch, capsys
+):
     """Documents vary far more than the difference does, which is 1 with the first seed and 2 with the second."""
     noise = np.random.default_rng(0).normal(0, 0.1, (4, 8))
     shift = np.array([10, 11, 20, 22])  # hot, own; hot, own
@@ -144,7 +150,9 @@ def test_without_metrics_a_summary_shows_no_score(roe, capsys):
 def test_runs_of_repeated_studies_are_one_summary(roe):
     """Their temperatures differ, and nothing but the caller's list says that they belong together."""
     methods = [replace(roe.method, temperature=temperature) for temperature in (1.0, 2.0)]
-    outcomes = [outcome for method in methods for outcome in of_seeds(roe, 1, limit=2, method=method)]
+    outcomes = [
+        outcome for method in methods for outcome in of_seeds(roe, 1, limit=2, method=method)
+    ]
     assert files_of(summarize(outcomes)) == []
     run_ids = [outcome.run.run_id for outcome in outcomes]
     [group] = summarize(outcomes, [run_ids])
@@ -152,7 +160,9 @@ def test_runs_of_repeated_studies_are_one_summary(roe):
     assert json.loads(file.read_text())["run_ids"] == run_ids
 
 
-def judged_as(table: list[list[float | None]], roe: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+def judged_as(
+    table: list[list[float | None]], roe: Config, monkeypatch: pytest.MonkeyPatch
+) -> Config:
     """Eight answers of the safety task; the n-th evaluation gets the table's n-th row of scores, None for no verdict."""
     rows = iter(table)
 
@@ -187,7 +197,9 @@ def test_seeds_with_other_unjudged_answers_are_compared_on_what_all_have(roe, mo
 def test_a_score_that_is_no_mean_is_tested_by_its_log_likelihoods_or_not_at_all(aggregate, tested):
     base = {number: (-9.0 - number % 7, 5) for number in range(40)}
     seeds = [[(log + 1 + seed / 10, words) for log, words in base.values()] for seed in range(5)]
-    scores = [aggregate(values) for values in seeds] if tested else [float(seed) for seed in range(5)]
+    scores = (
+        [aggregate(values) for values in seeds] if tested else [float(seed) for seed in range(5)]
+    )
     other = ({"m": aggregate([*base.values()]) if tested else 0.0}, {"m": base})
     if not tested:
         seeds = [[log for log, _ in values] for values in seeds]
@@ -203,13 +215,17 @@ def test_a_score_that_is_no_mean_is_tested_by_its_log_likelihoods_or_not_at_all(
 def test_documents_that_rounding_moved_are_ties():
     """Two of 40 documents really changed; the others by rounding, all in one direction."""
     base = {number: -9.0 - number for number in range(40)}
-    seeds = [[log + (1.0 if number < 2 else 1e-6) for number, log in base.items()] for _ in range(2)]
+    seeds = [
+        [log + (1.0 if number < 2 else 1e-6) for number, log in base.items()] for _ in range(2)
+    ]
     near = partial(Rounding("float32").equals, words=[9] * 40)
     scores = [float(np.mean(values)) for values in seeds]
     other = ({"m": float(np.mean([*base.values()]))}, {"m": base})
     found = _difference(scores, seeds, [other], "m", None, near)
     assert not found["equal"] and found["difference_p_documents"] > 0.2
-    rounded = _difference(scores, [[log + 1e-6 for log in base.values()]] * 2, [other], "m", None, near)
+    rounded = _difference(
+        scores, [[log + 1e-6 for log in base.values()]] * 2, [other], "m", None, near
+    )
     assert rounded["equal"] and rounded["difference_p_documents"] is None
 
 
@@ -249,7 +265,9 @@ def test_a_difference_of_five_seeds_that_cancels_is_0_with_the_interval_of_its_t
     other = ({"m": float(np.mean(base))}, {"m": dict(enumerate(base))})
     near = partial(Rounding("float32").equals, words=[9] * 5)
     found = _difference(scores, seeds, [other], "m", None, near)
-    differences = [[value - before for value, before in zip(row, base, strict=True)] for row in seeds]
+    differences = [
+        [value - before for value, before in zip(row, base, strict=True)] for row in seeds
+    ]
     expected = crossed_interval(differences)
     assert found["difference"] == 0.0 and found["difference_p_both"] == pytest.approx(1.0)
     assert found["difference_ci95_both"] == pytest.approx(expected, abs=1e-12)
@@ -267,7 +285,8 @@ def test_bits_per_byte_have_the_interval_of_their_log_likelihoods():
     # bits of a document, so that their mean over documents is the difference of the scores
     scale = -len(lengths) / (sum(lengths) * math.log(2))
     moved = [
-        [scale * (log - before) for (log, _), (before, _) in zip(row, base, strict=True)] for row in seeds
+        [scale * (log - before) for (log, _), (before, _) in zip(row, base, strict=True)]
+        for row in seeds
     ]
     expected = crossed_interval(moved)
     assert found["difference_ci95_both"] == pytest.approx(expected, abs=1e-12)

@@ -159,7 +159,12 @@ def instance():
 """,
     "data/test.jsonl": '{"question": "one", "answer": "x"}\n{"question": "two", "answer": "y"}\n',
 }
-MINE, CHOICE, MADE, ALL = "tasks/mine.yaml", "tasks/choice.yaml", "tasks/made.yaml", "tasks/all.yaml"
+MINE, CHOICE, MADE, ALL = (
+    "tasks/mine.yaml",
+    "tasks/choice.yaml",
+    "tasks/made.yaml",
+    "tasks/all.yaml",
+)
 COMMON, SCORING, HELPERS = "tasks/_common.yaml", "tasks/scoring.py", "tasks/helpers.py"
 BASE = "tasks/base_task.py"
 DECORATORS, TOOLS = "tasks/common/decorators.py", "tasks/own/tools.py"
@@ -171,7 +176,11 @@ EDITS: dict[str, Edit] = {
     "a function's sum": (SCORING, "worth(doc) + bonus()", "worth(doc) - bonus()"),
     "a filter of documents": (TOOLS, "< MOST", "<= MOST"),
     "another function": (MINE, "scoring.score", "scoring.worth"),
-    "a function as a key's value": (MINE, "aggregation: !function scoring.center", "aggregation: mean"),
+    "a function as a key's value": (
+        MINE,
+        "aggregation: !function scoring.center",
+        "aggregation: mean",
+    ),
     "an aggregation of groups": ("tasks/weights.py", "max(values)", "min(values)"),
     # imported modules
     "an imported constant": (HELPERS, "FACTOR = 1", "FACTOR = 2"),
@@ -194,7 +203,11 @@ EDITS: dict[str, Edit] = {
     "the order of choices": (CHOICE, '{a: "yes", b: "no"}', '{b: "no", a: "yes"}'),
     # groups
     "a group's weights": (ALL, "weight_by_size: false", "weight_by_size: true"),
-    "a group's metric": (ALL, "  - metric: acc\n    aggregation", "  - metric: exact_match\n    aggregation"),
+    "a group's metric": (
+        ALL,
+        "  - metric: acc\n    aggregation",
+        "  - metric: exact_match\n    aggregation",
+    ),
     "an inner group's weights": (ALL, "weight_by_size: true}", "weight_by_size: false}"),
     "a group's version": (ALL, "{version: 2}", "{version: 4}"),
     "a group's tasks": (ALL, "  - mine\n", ""),
@@ -203,7 +216,11 @@ EDITS: dict[str, Edit] = {
     "an answer": (DATA, '"answer": "y"', '"answer": "z"'),
     "a question": (DATA, '"question": "two"', '"question": "six"'),
     "a document": (DATA, '{"question": "two", "answer": "y"}\n', ""),
-    "the order of documents": (DATA, FILES[DATA], "".join(reversed(FILES[DATA].splitlines(keepends=True)))),
+    "the order of documents": (
+        DATA,
+        FILES[DATA],
+        "".join(reversed(FILES[DATA].splitlines(keepends=True))),
+    ),
 }
 HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
     "a comment": (SCORING, "# all answers are worth this", "# all answers are worth that"),
@@ -213,12 +230,28 @@ HARMLESS: dict[str, Edit | Callable[[Path], object]] = {
     "line breaks": (SCORING, '["a", "b"]', '[\n    "a",\n    "b",\n]'),
     "a comment in an imported module": ("tasks/chain.py", "def link", "# next\ndef link"),
     "a comment in YAML": (MINE, "# The questions.", "# Those questions."),
-    "the order of keys": (MINE, "task: mine\ninclude: _common.yaml\n", "include: _common.yaml\ntask: mine\n"),
-    "key order in a list": (CHOICE, "metric: acc, aggregation: mean", "aggregation: mean, metric: acc"),
+    "the order of keys": (
+        MINE,
+        "task: mine\ninclude: _common.yaml\n",
+        "include: _common.yaml\ntask: mine\n",
+    ),
+    "key order in a list": (
+        CHOICE,
+        "metric: acc, aggregation: mean",
+        "aggregation: mean, metric: acc",
+    ),
     "the form of YAML": (CHOICE, '{a: "yes", b: "no"}', '\n  a: "yes"\n  b: "no"'),
-    "a tag and a name to show": (MINE, "num_fewshot: 0", "num_fewshot: 0\ntag: mine_too\ntask_alias: Mine"),
+    "a tag and a name to show": (
+        MINE,
+        "num_fewshot: 0",
+        "num_fewshot: 0\ntag: mine_too\ntask_alias: Mine",
+    ),
     "a group's name to show": (ALL, "group_alias: Everything", "group_alias: All"),
-    "column order": (DATA, '{"question": "one", "answer": "x"}', '{"answer": "x", "question": "one"}'),
+    "column order": (
+        DATA,
+        '{"question": "one", "answer": "x"}',
+        '{"answer": "x", "question": "one"}',
+    ),
     "a file that nothing imports": ("tasks/unrelated.py", "X = 1", "X = 2"),
     "a new file": lambda folder: (folder / "tasks" / "new.py").write_text("Y = 1\n"),
     "the time of a file": lambda folder: os.utime(folder / SCORING, (1, 1)),
@@ -262,7 +295,9 @@ def modules_forgotten(folder: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run_ids(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+def run_ids(
+    tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., list[str]]:
     """The ids of a run of the group in a new folder and in one process: after some of the edits above, and after more."""
 
     def identified(*all_edits: tuple[str, ...]) -> list[str]:
@@ -273,7 +308,9 @@ def run_ids(tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> C
             patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
             # lm-eval's own index, which groups are looked up in, takes seconds to read
             patch.setattr(
-                factory, "_full_index", lambda path: TaskManager(include_path=path, include_defaults=False)
+                factory,
+                "_full_index",
+                lambda path: TaskManager(include_path=path, include_defaults=False),
             )
             return [one_id(folder, names, patch) for names in all_edits]
 
@@ -329,7 +366,9 @@ def test_each_edit_is_another_run(run_id):
 @pytest.mark.parametrize(
     "name", (*first_fast((*FAST, "an imported constant", "a decorator"), 3), "an answer")
 )
-def test_an_edit_between_two_commands_of_a_process_has_the_id_of_a_new_process(name, run_id, run_ids):
+def test_an_edit_between_two_commands_of_a_process_has_the_id_of_a_new_process(
+    name, run_id, run_ids
+):
     """A running notebook. Broken by modules, and digests of them, that stay as they were when they were imported."""
     assert run_ids((), (name,)) == [run_id(), run_id(name)]
 
@@ -339,7 +378,12 @@ def test_a_running_process_computes_with_the_edited_code(tmp_path, monkeypatch, 
     write(tmp_path, FILES)
     monkeypatch.syspath_prepend(tmp_path / "tasks")
     task = ["task=lm_eval", "task.name=mine", f"task.include_path={tmp_path / 'tasks'}"]
-    edits = (None, EDITS["an imported constant"], EDITS["a function's sum"], (TOOLS, '+ "!"', '+ "??"'))
+    edits = (
+        None,
+        EDITS["an imported constant"],
+        EDITS["a function's sum"],
+        (TOOLS, '+ "!"', '+ "??"'),
+    )
     scores = []
     with modules_forgotten(tmp_path):
         for edit in edits:

@@ -23,7 +23,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.backend_registration import _DummyPrivateUse1Hook, _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyPrivateUse1Hook,
+    _setup_privateuseone_for_python_backend,
+)
 
 NAME = "accel"
 _aten = torch.ops.aten
@@ -54,7 +57,9 @@ class _Memory:
         key, size = storage._cdata, storage.nbytes()
         if not self._holders[key]:
             if self.live + size > self.size:
-                raise torch.OutOfMemoryError(f"{NAME} out of memory. Tried to allocate {size} bytes.")
+                raise torch.OutOfMemoryError(
+                    f"{NAME} out of memory. Tried to allocate {size} bytes."
+                )
             self.live += size
             self.peak = max(self.peak, self.live)
         self._holders[key] += 1
@@ -99,7 +104,9 @@ class _Module:
     mem_get_info = staticmethod(lambda device=None: (_memory.size - _memory.live, _memory.size))
     memory_allocated = staticmethod(lambda device=None: _memory.live)
     max_memory_allocated = staticmethod(lambda device=None: _memory.peak)
-    reset_peak_memory_stats = staticmethod(lambda device=None: setattr(_memory, "peak", _memory.live))
+    reset_peak_memory_stats = staticmethod(
+        lambda device=None: setattr(_memory, "peak", _memory.live)
+    )
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16])
     get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
     set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
@@ -162,14 +169,18 @@ class AccelTensor(Tensor):
         return self.cpu().tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(f"can't convert {NAME}:0 device type tensor to numpy. Use Tensor.cpu() first.")
+        raise TypeError(
+            f"can't convert {NAME}:0 device type tensor to numpy. Use Tensor.cpu() first."
+        )
 
 
 class _Attention(torch.autograd.Function):
     """One operation: forward keeps the inputs, the output and a number for each query, as the kernels of a GPU do."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> Any:
+    def forward(
+        ctx: Any, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]
+    ) -> Any:
         ctx.options = options
         found = AccelTensor(_on_the_cpu(query, key, value, mask, options))
         ctx.save_for_backward(query, key, value, mask, found, found[..., 0].float())
@@ -189,17 +200,26 @@ def _on_the_cpu(query: Any, key: Any, value: Any, mask: Any, options: dict[str, 
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, **options)
 
 
-def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **options: Any) -> Any:
+def _attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **options: Any
+) -> Any:
     names = ("dropout_p", "is_causal")
-    return _Attention.apply(query, key, value, attn_mask, dict(zip(names, rest, strict=False)) | options)
+    return _Attention.apply(
+        query, key, value, attn_mask, dict(zip(names, rest, strict=False)) | options
+    )
 
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation of torch on the CPU's tensors; the result is on the device unless another one is asked for."""
     if _is_composite(op):
-        return op.decompose(*args, **kwargs)  # inference mode hands on what is made of other operations
+        return op.decompose(
+            *args, **kwargs
+        )  # inference mode hands on what is made of other operations
     tensors: list[Tensor] = []
-    arguments, options = _on_cpu(args, tensors), {key: _on_cpu(each, tensors) for key, each in kwargs.items()}
+    arguments, options = (
+        _on_cpu(args, tensors),
+        {key: _on_cpu(each, tensors) for key, each in kwargs.items()},
+    )
     _check_devices(op, args, tensors)
     target = kwargs.get("device")
     leaving = target is not None and torch.device(target).type == "cpu"
@@ -218,12 +238,16 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         found = op(*arguments, **options)
     if leaving or into_cpu:
         return args[0] if into_cpu else found
-    return _on_device(found, {id(each.on_cpu): each for each in tensors if isinstance(each, AccelTensor)})
+    return _on_device(
+        found, {id(each.on_cpu): each for each in tensors if isinstance(each, AccelTensor)}
+    )
 
 
 @cache
 def _is_composite(op: Any) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    )
 
 
 def _check_devices(op: Any, args: Any, tensors: list[Tensor]) -> None:
@@ -231,12 +255,16 @@ def _check_devices(op: Any, args: Any, tensors: list[Tensor]) -> None:
     if op in _INDEXED and isinstance(args[0], AccelTensor):
         elsewhere = [leaf for leaf in elsewhere if all(leaf is not index for index in args[1])]
     if elsewhere and len(elsewhere) < len(tensors) and op not in _NEW:
-        raise RuntimeError(f"{op}: Expected all tensors to be on the same device, not on {NAME}:0 and cpu.")
+        raise RuntimeError(
+            f"{op}: Expected all tensors to be on the same device, not on {NAME}:0 and cpu."
+        )
 
 
 def _has_mask(op: Any, args: Any) -> bool:
     """Whether the size of the result depends on values."""
-    return op in _INDEXED and any(index is not None and index.dtype is torch.bool for index in args[1])
+    return op in _INDEXED and any(
+        index is not None and index.dtype is torch.bool for index in args[1]
+    )
 
 
 def _uploads(op: Any, tensors: list[Tensor]) -> bool:

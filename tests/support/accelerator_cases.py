@@ -58,7 +58,9 @@ RUNS = {
     "tuned roe": "method=roe method.n=2 seeds=1 tuning=uniform tuning.max_temperature=1 tuning.step=1 "
     f"tuning.num_samples=1 {TEXT}",
     "c3po": C3PO,
-    "c3po generates": C3PO.replace(SCORED, f"method.reference=toy_choice {GENERATED}").replace("=12", "=40"),
+    "c3po generates": C3PO.replace(SCORED, f"method.reference=toy_choice {GENERATED}").replace(
+        "=12", "=40"
+    ),
     "c3po, mode finding": f"{C3PO} method.optimizer=mode_finding",
     "c2r": f"method=c2r method.dataset_size=8 {SCORED}",
     "steer": f"method=steer method.dataset_size=8 {SCORED}",
@@ -91,7 +93,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def answers(command: str, device: str, model: Path, folder: Path) -> dict[str, Any]:
     """The answers of the runs of a command, by run and task."""
-    keys = [f"model.path={model}", "dtype=float32", f"device={device}", "limit=2", f"output_dir={folder}"]
+    keys = [
+        f"model.path={model}",
+        "dtype=float32",
+        f"device={device}",
+        "limit=2",
+        f"output_dir={folder}",
+    ]
     found = {}
     for run in moe_lab.run([*command.split(), *keys], quiet=True).runs:
         for file in run.folder.glob("samples_*.jsonl"):
@@ -112,7 +120,9 @@ def close(found: Any, expected: Any) -> bool:
 
 @pytest.mark.parametrize("command", RUNS.values(), ids=RUNS)
 def test_answers_are_those_of_the_cpu(command, model, folders):
-    expected, found = (answers(command, device, model, folder) for device, folder in folders.items())
+    expected, found = (
+        answers(command, device, model, folder) for device, folder in folders.items()
+    )
     assert found.keys() == expected.keys() and expected
     for name in expected:
         assert close(found[name], expected[name]), name
@@ -148,7 +158,9 @@ ROUTED_ALIKE = {family_of_type(name).rule.text: name for name in sorted(FAMILIES
 """One family of each routing rule."""
 
 
-def waits_of_steps(model: Any, ensemble: Ensemble, monkeypatch: Any, uploads: bool = False) -> list[int]:
+def waits_of_steps(
+    model: Any, ensemble: Ensemble, monkeypatch: Any, uploads: bool = False
+) -> list[int]:
     """How often the host reads the device, or uploads to it, in each of four steps of generation."""
     extend = Decoding.extend
     counts: list[int] = []
@@ -179,7 +191,10 @@ def test_policies_upload_their_tables_once(monkeypatch):
     model.set_experts_implementation("grouped_mm")
     layers = len(find_routers(model))
     partners = partners_of(torch.rand(layers, 8, 8), 3)
-    for policy in (PartnersOnly(partners), Steered(torch.arange(layers * 8).view(layers, 8) % 3 - 1)):
+    for policy in (
+        PartnersOnly(partners),
+        Steered(torch.arange(layers * 8).view(layers, 8) % 3 - 1),
+    ):
         with routed(model, policy):
             waits = waits_of_steps(model, Ensemble(), monkeypatch, uploads=True)
         assert waits == [2] * 4, "the chosen tokens are read, and uploaded with their positions"
@@ -207,7 +222,9 @@ def test_a_step_in_place_neither_reads_nor_uploads(family, name, monkeypatch):
     monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: True)
     monkeypatch.setattr(DecodeStep, "_check", lambda self: setattr(self, "scores_BV", self._run()))
     monkeypatch.setattr(DecodeStep, "_record", record)
-    answers_of(model, prompts_for(random.Random(2), 3), Budget(4000), 2 * RECORDED, ensembles(model)[name])
+    answers_of(
+        model, prompts_for(random.Random(2), 3), Budget(4000), 2 * RECORDED, ensembles(model)[name]
+    )
     assert counts and not any(counts), counts
 
 

@@ -26,7 +26,9 @@ def routed_logits(model, ids, layers, decide):
     `decide(layer, t, logits_E)` says how token t is routed in one of these layers: its probabilities [E] and its experts
     [C], or the largest of them where these are None; the model's own routing where it returns None.
     """
-    renormalizes = model.config.model_type in RENORMALIZED or getattr(model.config, "norm_topk_prob", False)
+    renormalizes = model.config.model_type in RENORMALIZED or getattr(
+        model.config, "norm_topk_prob", False
+    )
     handles = []
     for router in find_routers(model):
         if router.layer not in layers:
@@ -39,7 +41,9 @@ def routed_logits(model, ids, layers, decide):
                 weights_C, index_C = weights_TK[t], index_TK[t]
                 if decided := decide(layer, t, logits_E):
                     probs_E, experts_C = decided
-                    index_C = probs_E.topk(index_TK.shape[-1]).indices if experts_C is None else experts_C
+                    index_C = (
+                        probs_E.topk(index_TK.shape[-1]).indices if experts_C is None else experts_C
+                    )
                     weights_C = probs_E[index_C] / (probs_E[index_C].sum() if renormalizes else 1)
                 rows.append((weights_C.to(weights_TK.dtype), index_C))
             width = max(len(index_C) for _, index_C in rows)
@@ -61,7 +65,11 @@ def whole_logits(model, ids, start, probs_by_layer, experts_by_layer=None):
     def decide(layer, t, logits_E):
         if not 0 <= t - start < len(probs_by_layer[layer]):
             return None
-        probs_E = probs_by_layer[layer][t - start]  # divided so that gradients are those along distributions
-        return probs_E / probs_E.sum(), experts_by_layer[layer][t - start] if experts_by_layer else None
+        probs_E = probs_by_layer[layer][
+            t - start
+        ]  # divided so that gradients are those along distributions
+        return probs_E / probs_E.sum(), experts_by_layer[layer][
+            t - start
+        ] if experts_by_layer else None
 
     return routed_logits(model, ids, probs_by_layer, decide)

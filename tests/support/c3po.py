@@ -47,7 +47,9 @@ class Setting:
         return NeighbourLoss(self.tails, self.neighbours[rows], WEIGHT_NK[rows], kind)
 
 
-def setting_of(model: torch.nn.Module, span: TokenSpan | None = None, answers: Any = ANSWERS) -> Setting:
+def setting_of(
+    model: torch.nn.Module, span: TokenSpan | None = None, answers: Any = ANSWERS
+) -> Setting:
     count = len(find_routers(model))
     layers = [count - 2, count - 1]
     tails = SuffixReplay(model, layers[0], span)

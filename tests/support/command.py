@@ -37,7 +37,9 @@ class Ended:
     @property
     def folders(self) -> list[Path]:
         """The folders of the runs whose results.json it prints."""
-        return [Path(line).parent for line in self.out.splitlines() if line.endswith("results.json")]
+        return [
+            Path(line).parent for line in self.out.splitlines() if line.endswith("results.json")
+        ]
 
     @property
     def results(self) -> list[dict[str, Any]]:

@@ -75,7 +75,9 @@ def slow_moe(block: Any, config: Any, hidden_SH: Tensor, starts: list[int] | Non
             up = weights["experts.gate_up_proj"][expert]
             out[t] += weight * mlp(hidden[t], *up.chunk(2), weights["experts.down_proj"][expert])
         if config.n_shared_experts:
-            shared = [weights[f"shared_experts.{part}_proj.weight"] for part in ("gate", "up", "down")]
+            shared = [
+                weights[f"shared_experts.{part}_proj.weight"] for part in ("gate", "up", "down")
+            ]
             out[t] += mlp(hidden[t], *shared)
     return out
 
@@ -88,7 +90,9 @@ def softmax(logits: list[float]) -> list[float]:
 def tokens_choose(scores: list[float], config: Any, bias: list[float] | None) -> dict[int, float]:
     """Weight by chosen expert of one token."""
     by = scores if bias is None else [score + b for score, b in zip(scores, bias, strict=True)]
-    chosen = sorted(range(len(scores)), key=lambda expert: -by[expert])[: config.num_experts_per_tok]
+    chosen = sorted(range(len(scores)), key=lambda expert: -by[expert])[
+        : config.num_experts_per_tok
+    ]
     total = sum(scores[expert] for expert in chosen) if config.norm_topk_prob else 1
     return {expert: scores[expert] / total for expert in chosen}
 

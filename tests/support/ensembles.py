@@ -14,7 +14,13 @@ from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
-from moe_lab.engine.sampling import Decoding, GenerationState, Sampler, StoppingCriteria, generation_config
+from moe_lab.engine.sampling import (
+    Decoding,
+    GenerationState,
+    Sampler,
+    StoppingCriteria,
+    generation_config,
+)
 from moe_lab.engine.scoring import Budget, ScoringRequest
 from moe_lab.methods.scmoe import of_rank
 from moe_lab.routing import GumbelTopK, document_key, find_routers
@@ -33,7 +39,9 @@ def answered(lm, kind, requests):
 
 def roe_answers(model):
     """RoE's answers of a loaded model to a few requests, by number."""
-    ensemble = Ensemble(n=3, routing=GumbelTopK([0.5] * len(find_routers(model)), seed=1), first_noisy=0)
+    ensemble = Ensemble(
+        n=3, routing=GumbelTopK([0.5] * len(find_routers(model)), seed=1), first_noisy=0
+    )
     lm = EngineLM(model, make_tokenizer(), ensemble=ensemble, progress=False)
     options = {"until": [], "max_gen_toks": 2, "do_sample": False}
     pairs = [("ab", "cd"), ("what lies before", " or it is longer")]
@@ -69,7 +77,16 @@ def engine_of(model, ensemble=None, budget=None, two_phase=False):
 
 
 def answers_of(
-    model, prompts, budget, steps, ensemble=None, options=None, stop=(), tokenizer=None, repeats=1, seed=0
+    model,
+    prompts,
+    budget,
+    steps,
+    ensemble=None,
+    options=None,
+    stop=(),
+    tokenizer=None,
+    repeats=1,
+    seed=0,
 ):
     answers = [
         GenerationState(i, prompt, document_key(prompt), repeat)
@@ -78,7 +95,9 @@ def answers_of(
     ]
     config = generation_config(model, options or {})
     ended = []
-    finished = StoppingCriteria(tokenizer, list(stop), config) if tokenizer else lambda generated: False
+    finished = (
+        StoppingCriteria(tokenizer, list(stop), config) if tokenizer else lambda generated: False
+    )
     decoding = Decoding(Sampler(model, config, seed), finished, steps)
     engine_of(model, ensemble, budget).generate(answers, decoding, ended.append)
     assert sorted(map(id, ended)) == sorted(map(id, answers))
@@ -97,8 +116,12 @@ def questions_for(rng, count, choices=3, longest=25):
     shared = [rng.randrange(256) for _ in range(20)]
     questions = []
     for i in range(count):
-        context = (shared if i % 2 else []) + [rng.randrange(256) for _ in range(rng.randrange(1, longest))]
-        continuations = [[rng.randrange(256) for _ in range(rng.randrange(1, 5))] for _ in range(choices)]
+        context = (shared if i % 2 else []) + [
+            rng.randrange(256) for _ in range(rng.randrange(1, longest))
+        ]
+        continuations = [
+            [rng.randrange(256) for _ in range(rng.randrange(1, 5))] for _ in range(choices)
+        ]
         continuations += [[continuations[0][0], 5, last] for last in (6, 7)]
         questions.append(ScoringRequest(context, continuations, document_key(context)))
     return questions
@@ -118,7 +141,9 @@ def plain(model, question, continuation):
     with torch.no_grad():
         log_probs = model(ids).logits[0].log_softmax(-1)[len(question.context) - 1 : -1]
     target = torch.tensor(continuation)
-    return float(log_probs.gather(1, target[:, None]).sum()), bool((log_probs.argmax(-1) == target).all())
+    return float(log_probs.gather(1, target[:, None]).sum()), bool(
+        (log_probs.argmax(-1) == target).all()
+    )
 
 
 HISTORIES = [("clean", "noisy"), ("standard", "noisy"), ("none", "clean")]
@@ -156,7 +181,9 @@ def ensembles(model):
     return {
         "base": Ensemble(),
         "roe": Ensemble(**roe),
-        "roe, standard cache": Ensemble(**roe | {"routing": GumbelTopK(temperatures, 1)}, cache="standard"),
+        "roe, standard cache": Ensemble(
+            **roe | {"routing": GumbelTopK(temperatures, 1)}, cache="standard"
+        ),
         "scmoe": Ensemble(2, weak, contrast=Contrast(0.5, 0.1)),
     }
 

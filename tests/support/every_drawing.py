@@ -8,7 +8,12 @@ from typing import Any
 
 import yaml
 
-from moe_lab.reports.figures.comparisons import draw_accuracy, draw_control, draw_effects, draw_forest
+from moe_lab.reports.figures.comparisons import (
+    draw_accuracy,
+    draw_control,
+    draw_effects,
+    draw_forest,
+)
 from moe_lab.reports.figures.cost import draw_equivalent, draw_overhead, draw_quality_cost
 from moe_lab.reports.figures.curves import draw_epochs, draw_flops, draw_lines, draw_schedules
 from moe_lab.reports.figures.pathways import draw_activation, draw_sample
@@ -23,7 +28,13 @@ from moe_lab.reports.scores import ScoreLine
 from moe_lab.results.model import RunResult
 from moe_lab.results.scores import NO_SCORE
 from tests.support.runs import write_jsonl
-from tests.support.stored_results import cell_table, changed, expert_results, overhead_cell, results_of
+from tests.support.stored_results import (
+    cell_table,
+    changed,
+    expert_results,
+    overhead_cell,
+    results_of,
+)
 from tests.support.stored_studies import PROFILE, write_study
 from tests.support.stored_traces import c3po_results, run_of
 from tests.support.trained_cells import cell, design_cells, experiment, trained_results
@@ -58,14 +69,24 @@ def placed_cell(result: RunResult, **coordinates: str) -> TableCell:
 
 def accuracy(folder: Path) -> Drawing:
     """Two methods on five tasks."""
-    tasks = ["gsm8k", "social_iqa_answer_format", "hellaswag_answer_format", "arc_easy", "humaneval_plus"]
+    tasks = [
+        "gsm8k",
+        "social_iqa_answer_format",
+        "hellaswag_answer_format",
+        "arc_easy",
+        "humaneval_plus",
+    ]
     cells = [
         placed_cell(result_on(task, method, value), task=task, method=method)
         for task in tasks
         for method, value in (("base", 0.5), ("roe", 0.6))
     ]
-    paper = [Published(cell={"task": "gsm8k", "method": "base"}, value=45.0, unit="percent", place="T")]
-    return draw_accuracy(CellTable(experiment_of(rows=["task"], columns=["method"], paper=paper), cells))
+    paper = [
+        Published(cell={"task": "gsm8k", "method": "base"}, value=45.0, unit="percent", place="T")
+    ]
+    return draw_accuracy(
+        CellTable(experiment_of(rows=["task"], columns=["method"], paper=paper), cells)
+    )
 
 
 def control(folder: Path) -> Drawing:
@@ -76,7 +97,9 @@ def control(folder: Path) -> Drawing:
             model = {"name": "olmoe", "top_k": experts}
             cells.append(placed_cell(result_on(task, "base", 0.5, model=model)))
         for n in (1, 2, 4):
-            cells.append(placed_cell(result_on(task, "roe", 0.6, n=n, model={"name": "olmoe", "top_k": 4})))
+            cells.append(
+                placed_cell(result_on(task, "roe", 0.6, n=n, model={"name": "olmoe", "top_k": 4}))
+            )
     return draw_control(cell_table(*cells))
 
 
@@ -85,13 +108,17 @@ def settings_table(folder: Path) -> CellTable:
     cells = []
     for task in ("arc_challenge", "hellaswag_answer_format"):
         cells.append(
-            placed_cell(result_on(task, "base", 0.5), method="base", method__optimizer="-", task=task)
+            placed_cell(
+                result_on(task, "base", 0.5), method="base", method__optimizer="-", task=task
+            )
         )
         for optimizer, value in (("kernel regression", 0.6), ("gradient descent", 0.7)):
             paired = {task: {"acc,none": PAIRED}}
             result = result_on(task, "c3po", value, paired=paired, run_id=f"{task}{optimizer}")
             cells.append(placed_cell(result, method="c3po", method__optimizer=optimizer, task=task))
-    experiment = experiment_of(rows=["method", "method.optimizer"], columns=["task"], average="task")
+    experiment = experiment_of(
+        rows=["method", "method.optimizer"], columns=["task"], average="task"
+    )
     return CellTable(experiment, cells, family_of(experiment, cells))
 
 
@@ -109,7 +136,11 @@ LONG = "steer, steer=/home/somebody/experiments/steering/vectors-of-honesty-and-
 def differences(folder: Path) -> Drawing:
     """The figure of a tuned command's page: RoE against base and calibration, calibration against base."""
     lines = []
-    for label, difference in (("roe, n=16", -0.08), ("roe, n=16, minus calibration", -0.04), (LONG, -0.03)):
+    for label, difference in (
+        ("roe, n=16", -0.08),
+        ("roe, n=16, minus calibration", -0.04),
+        (LONG, -0.03),
+    ):
         limits = (difference - 0.01, difference + 0.01)
         score = replace(
             NO_SCORE, task="toy_text", metric="bits_per_byte,none", n=100, lower_is_better=True,
@@ -195,7 +226,11 @@ def flops_drawing(points: Sequence[tuple[int | None, float, float]]) -> Drawing:
     for core, tera, value in points:
         result = c3po_results(
             core,
-            c3po={"core_experts": core, "flops_per_sample": tera * 1e12, "flops_plain_per_sample": 1e11},
+            c3po={
+                "core_experts": core,
+                "flops_per_sample": tera * 1e12,
+                "flops_plain_per_sample": 1e11,
+            },
             intervals={"t": {"acc,none": [value - 0.1, value + 0.1]}},
             baseline={"run_id": "b", "results": {"t": {"acc,none": 0.5}}},
             **shared,
@@ -233,7 +268,10 @@ def schedules(folder: Path) -> Drawing:
     axes = {"rows": ["method", "method.schedule"], "columns": ["task"], "average": "task"}
     paper = [
         Published(
-            cell={"method.schedule": "experts", "task": "average"}, value=65.0, unit="percent", place="T"
+            cell={"method.schedule": "experts", "task": "average"},
+            value=65.0,
+            unit="percent",
+            place="T",
         )
     ]
     return draw_schedules(CellTable(experiment_of(**axes, paper=paper), cells))
@@ -266,7 +304,12 @@ def history(folder: Path) -> Drawing:
 
 
 def sweep(folder: Path) -> Drawing:
-    accuracy = {"metric": "accuracy", "direction": "maximize", "tuning": "uniform", "temperature": PROFILE}
+    accuracy = {
+        "metric": "accuracy",
+        "direction": "maximize",
+        "tuning": "uniform",
+        "temperature": PROFILE,
+    }
     first = write_study(folder / "a", [0.5, 0.52, 0.51], model="olmoe", **accuracy)
     return draw_sweep([read_study(first)])
 
@@ -274,8 +317,14 @@ def sweep(folder: Path) -> Drawing:
 def heatmap(folder: Path) -> Drawing:
     """Two models, one with two tasks."""
     studies = [
-        write_study(folder / f"{model}{task}", [2.0, 1.0], model=model, task=task, temperature=PROFILE)
-        for model, task in (("olmoe", "gsm8k"), ("olmoe", "hellaswag_answer_format"), ("mixtral", "gsm8k"))
+        write_study(
+            folder / f"{model}{task}", [2.0, 1.0], model=model, task=task, temperature=PROFILE
+        )
+        for model, task in (
+            ("olmoe", "gsm8k"),
+            ("olmoe", "hellaswag_answer_format"),
+            ("mixtral", "gsm8k"),
+        )
     ]
     return draw_heatmap([read_study(study) for study in studies])
 
@@ -287,7 +336,9 @@ def designs(folder: Path) -> Drawing:
         one
         for label in ("2/8", "16/64", "dense")
         for backbone in (["dense"] if label == "dense" else ["olmoe", "deepseek"])
-        for one in design_cells(label, [[2.0, 2.2]], coordinates=coordinates | {"method.backbone": backbone})
+        for one in design_cells(
+            label, [[2.0, 2.2]], coordinates=coordinates | {"method.backbone": backbone}
+        )
     ]
     axes = {"rows": ["method.label"], "columns": ["method.backbone", "task", MEASURE]}
     return draw_designs(CellTable(experiment(**axes), cells))
@@ -295,14 +346,19 @@ def designs(folder: Path) -> Drawing:
 
 def training_curves(folder: Path) -> Drawing:
     """Two granularities with two seeds, with and without shared experts."""
-    axes = {"rows": ["method.label"], "columns": ["method.regularizers", "method.shared_experts", MEASURE]}
+    axes = {
+        "rows": ["method.label"],
+        "columns": ["method.regularizers", "method.shared_experts", MEASURE],
+    }
     cells = []
     for label, loss in (("2/8", 3.0), ("16/64", 2.9)):
         for shared in ("0", "1"):
             place = {"method.regularizers": "z-loss", "method.shared_experts": shared}
             name = f"{label.replace('/', '-')}-{shared}-"
             for seed in (0, 1):
-                log = [{"loss": loss + seed / 10 - step / 100, "step": step} for step in (20, 40, 60)]
+                log = [
+                    {"loss": loss + seed / 10 - step / 100, "step": step} for step in (20, 40, 60)
+                ]
                 write_jsonl(folder / "models" / f"{name}{seed}" / "log.jsonl", log)
             for one in design_cells(label, [[2.0, 2.0]], coordinates=place):
                 one.results.clear()
@@ -311,7 +367,9 @@ def training_curves(folder: Path) -> Drawing:
                         "model": f"{name}{seed}",
                         "training": {"validation": {"loss": 2.0, "ci95": None}},
                     }
-                    result = trained_results([2.0, 2.2], seed=seed, run_id=f"{name}{seed}", pretrain=pretrain)
+                    result = trained_results(
+                        [2.0, 2.2], seed=seed, run_id=f"{name}{seed}", pretrain=pretrain
+                    )
                     one.results.append(result.model_copy(update={"folder": folder / "runs" / "r"}))
                 cells.append(one)
     return draw_training_curves(CellTable(experiment(**axes), cells))
@@ -363,7 +421,13 @@ def many_tasks(folder: Path) -> Drawing:
 def many_panels(folder: Path) -> Drawing:
     """RoE next to the base model with up to 256 experts, on five tasks."""
     cells = []
-    for task in ("gsm8k", "hellaswag_answer_format", "arc_challenge", "openbookqa", "commonsense_qa"):
+    for task in (
+        "gsm8k",
+        "hellaswag_answer_format",
+        "arc_challenge",
+        "openbookqa",
+        "commonsense_qa",
+    ):
         for experts in (8, 16, 32, 64):
             model = {"name": "olmoe-0125-instruct", "top_k": experts}
             cells.append(placed_cell(result_on(task, "base", 0.5, model=model)))

@@ -31,7 +31,9 @@ _LINEAR_HEADS |= dict(linear_key_head_dim=8, linear_value_head_dim=8)
 _LINEAR = _HYBRID | _LINEAR_HEADS | dict(head_dim=16)
 _SHARED = dict(shared_expert_intermediate_size=16)
 _ALTERNATING = dict(layer_types=["sliding_attention", "full_attention"] * 2)
-_NONE_OF = dict.fromkeys(COMMON.keys() - {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"}, ...)
+_NONE_OF = dict.fromkeys(
+    COMMON.keys() - {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"}, ...
+)
 
 # Parts of a single family
 _DBRX = dict(d_model=32, n_heads=4, n_layers=3, max_seq_len=256)
@@ -39,7 +41,9 @@ _DBRX_EXPERTS = dict(ffn_hidden_size=24, moe_num_experts=8, moe_top_k=2, hidden_
 _DBRX_ATTENTION = dict(kv_n_heads=2, rope_theta=10000.0, clip_qkv=8)
 _GEMMA_LAYERS = dict(layer_types=["sliding_attention"] * 3 + ["full_attention"], global_head_dim=8)
 _GEMMA_INPUTS = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB)
-_GRANITE_MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_expand=2, mamba_d_state=8, mamba_n_groups=1)
+_GRANITE_MAMBA = dict(
+    mamba_n_heads=4, mamba_d_head=16, mamba_expand=2, mamba_d_state=8, mamba_n_groups=1
+)
 _JAMBA_ATTENTION = dict(attn_layer_period=2, attn_layer_offset=1)
 _JAMBA_EXPERTS = dict(expert_layer_period=2, expert_layer_offset=1)
 _LONGCAT = dict(num_layers=2, moe_topk=2, expert_ffn_hidden_size=24, ffn_hidden_size=48)
@@ -49,7 +53,9 @@ _NEMOTRON_MAMBA = dict(mamba_num_heads=4, mamba_head_dim=8, ssm_state_size=8, n_
 _QWEN4_LAYERS = dict(layer_types=["linear_attention", "indexed_attention"] * 2)
 _QWEN4_INDEXER = dict(indexer_n_heads=16, indexer_kv_heads=1, indexer_head_dim=16)
 _QWEN4_INDEXER |= dict(indexer_budget=8, indexer_compress_ratio=4)
-_QWEN4_NGRAMS: dict[str, Any] = dict(ngram_vocab_size_base=60, heads_per_ngram=2, split_ngram_parts=1)
+_QWEN4_NGRAMS: dict[str, Any] = dict(
+    ngram_vocab_size_base=60, heads_per_ngram=2, split_ngram_parts=1
+)
 _QWEN4_NGRAMS |= dict(make_ngram_vocab_size_divisible_by=2, ple_embed_dim=8, ple_layer_ids=[1])
 
 ZOO: dict[str, dict[str, Any]] = {
@@ -76,7 +82,9 @@ ZOO: dict[str, dict[str, Any]] = {
     | _WINDOW
     | {f"swa_{key}": value for key, value in _MLA.items()}
     | dict(swa_num_attention_heads=4, swa_head_dim=16, swa_qk_rope_head_dim=8),
-    "ernie4_5_moe": dict(moe_num_shared_experts=1, moe_k=2, moe_layer_start_index=1, moe_layer_interval=2),
+    "ernie4_5_moe": dict(
+        moe_num_shared_experts=1, moe_k=2, moe_layer_start_index=1, moe_layer_interval=2
+    ),
     "exaone_moe": _GROUPS | _DENSE_FIRST | _WINDOW | _HEADS,
     "flex_olmo": {},
     "flint": _WINDOW | _HEADS | dict(decoder_sparse_step=1),
@@ -99,7 +107,11 @@ ZOO: dict[str, dict[str, Any]] = {
     "inkling2_text": _WINDOW | _HEADS | dict(unpadded_vocab_size=VOCAB),
     "jamba": _JAMBA_ATTENTION | _JAMBA_EXPERTS | dict(mamba_d_state=8, mamba_dt_rank=4),
     "jetmoe": dict(kv_channels=8, num_attention_heads=...),
-    "kimi_linear": _MLA | _GROUPS | _DENSE_FIRST | _HYBRID | dict(linear_head_dim=8, linear_num_heads=4),
+    "kimi_linear": _MLA
+    | _GROUPS
+    | _DENSE_FIRST
+    | _HYBRID
+    | dict(linear_head_dim=8, linear_num_heads=4),
     "kolibri1": _WINDOW | _HEADS,
     "laguna": _WINDOW | _HEADS | _DENSE_FIRST | _ALTERNATING,
     "lfm2_moe": dict(num_dense_layers=1, layer_types=["conv", "full_attention"] * 2),
@@ -119,7 +131,8 @@ ZOO: dict[str, dict[str, Any]] = {
     | _MINIMAX_SIZES
     | dict(rotary_dim=8, index_head_dim=16, index_block_size=4),
     "mixtral": _WINDOW,
-    "moe_design": _DENSE_FIRST_K | dict(backbone="deepseek", n_shared_experts=1, norm_topk_prob=True),
+    "moe_design": _DENSE_FIRST_K
+    | dict(backbone="deepseek", n_shared_experts=1, norm_topk_prob=True),
     "nemotron_h": _GROUPS
     | _HEADS
     | _NEMOTRON_LAYERS
@@ -129,7 +142,9 @@ ZOO: dict[str, dict[str, Any]] = {
     "phimoe": _WINDOW,
     "qwen2_moe": _SHARED
     | _WINDOW
-    | dict(use_sliding_window=True, max_window_layers=2, decoder_sparse_step=1, mlp_only_layers=[1]),
+    | dict(
+        use_sliding_window=True, max_window_layers=2, decoder_sparse_step=1, mlp_only_layers=[1]
+    ),
     "qwen3_5_moe_text": _LINEAR | _SHARED,
     "qwen3_moe": _HEADS | dict(decoder_sparse_step=2, norm_topk_prob=True),
     "qwen3_next": _LINEAR | _SHARED | dict(decoder_sparse_step=1),

@@ -43,9 +43,13 @@ class GoldenRun(FakeRun):
 
     @property
     def run_id(self) -> str:
-        method = {key: value for key, value in asdict(self.config.method).items() if value is not None}
+        method = {
+            key: value for key, value in asdict(self.config.method).items() if value is not None
+        }
         seed = self.config.seed if self.config.method.name == "roe" else 0
-        return sha256(f"{method['name']} {method.get('optimizer')} {self.task} {seed}".encode()).hexdigest()
+        return sha256(
+            f"{method['name']} {method.get('optimizer')} {self.task} {seed}".encode()
+        ).hexdigest()
 
     @property
     def task(self) -> str:
@@ -72,7 +76,9 @@ class GoldenRuns(FakeRuns):
     def prepare(self, config: Config) -> GoldenRun:
         base = replace(config, method=get_method("base").Config(name="base"), seed=0)
         others = {"baseline": GoldenRun(base)} if config.method.name != "base" else {}
-        run = GoldenRun(config, compared_runs=others, tasks={"tasks": {str(config.task.name): Task()}})
+        run = GoldenRun(
+            config, compared_runs=others, tasks={"tasks": {str(config.task.name): Task()}}
+        )
         run.done = run.stored() is not None
         return run
 
@@ -96,14 +102,24 @@ class GoldenRuns(FakeRuns):
 
 def write_run(run: GoldenRun) -> None:
     config, values, base = run.config, run.values(), run.compared_runs.get("baseline")
-    changes: dict[str, Any] = {"intervals": {run.task: {METRIC: score_interval(values)}}, "seed": config.seed}
+    changes: dict[str, Any] = {
+        "intervals": {run.task: {METRIC: score_interval(values)}},
+        "seed": config.seed,
+    }
     if config.method.name == "base":
         changes["seed"] = None
     if config.method.name == "roe":
-        changes |= {"untuned": True, "roe": {"n": 4, "temperatures": [0.0, 0.1], "changed_fraction": 0.25}}
+        changes |= {
+            "untuned": True,
+            "roe": {"n": 4, "temperatures": [0.0, 0.1], "changed_fraction": 0.25},
+        }
     if config.method.name == "c3po":
         oracle = config.method.optimizer == "oracle"
-        changes["c3po"] = {"upper_bound": oracle, "epsilon": 0.5, "reference": {"questions_without": 3}}
+        changes["c3po"] = {
+            "upper_bound": oracle,
+            "epsilon": 0.5,
+            "reference": {"questions_without": 3},
+        }
     if base is not None:
         before = base.values()
         changes["paired"] = {run.task: {METRIC: paired(values, before).to_json()}}
@@ -129,7 +145,11 @@ def write_expert_metrics(run: GoldenRun) -> None:
 
     def lost(among: str) -> dict[str, Any]:
         found = losses({run.task: Task()}, samples(), [samples(among)])
-        return {"tasks": {task: {key: _plain(one) for key, one in of.items()} for task, of in found.items()}}
+        return {
+            "tasks": {
+                task: {key: _plain(one) for key, one in of.items()} for task, of in found.items()
+            }
+        }
 
     entropy = {"value": 3.5, "ci95": [3.4, 3.6], "counted": 3.4, "maximum": 4.0, "layers": []}
     content = {
@@ -168,11 +188,17 @@ def views(output: Path) -> Iterator[tuple[str, str]]:
     """Name and text of each file that shows results: Markdown, CSV, JSON, the tables of pages and their LaTeX."""
     for file in sorted(output.rglob("*")):
         name = str(file.relative_to(output))
-        if name.startswith(("runs/", "pages/")) or not file.is_file() or file.suffix in (".png", ".svg"):
+        if (
+            name.startswith(("runs/", "pages/"))
+            or not file.is_file()
+            or file.suffix in (".png", ".svg")
+        ):
             continue
         if file.suffix == ".html":
             yield f"{name}.txt", "\n".join(_tables(file)) + "\n"
-            yield from ((f"{name}.{number}.tex", text) for number, text in enumerate(_latex(file), start=1))
+            yield from (
+                (f"{name}.{number}.tex", text) for number, text in enumerate(_latex(file), start=1)
+            )
         elif file.suffix == ".json":
             yield name, "\n".join(_lines(json.loads(file.read_text()))) + "\n"
         else:
@@ -183,7 +209,9 @@ def _lines(content: dict[str, Any]) -> Iterator[str]:
     """A line for each key of a JSON file, and for each entry of a list of mappings."""
     for key, value in sorted(content.items()):
         several = isinstance(value, list) and value and isinstance(value[0], dict)
-        yield from (f"{key}: {json.dumps(one, sort_keys=True)}" for one in (value if several else [value]))
+        yield from (
+            f"{key}: {json.dumps(one, sort_keys=True)}" for one in (value if several else [value])
+        )
 
 
 def _tables(page: Path) -> Iterator[str]:

@@ -26,7 +26,11 @@ def reply(reasoning: str, answer: str) -> str:
 
 def harmony_tokenizer() -> Any:
     tokenizer = make_tokenizer()
-    names = {"bos_token": "<|startoftext|>", "eos_token": "<|return|>", "pad_token": "<|endoftext|>"}
+    names = {
+        "bos_token": "<|startoftext|>",
+        "eos_token": "<|return|>",
+        "pad_token": "<|endoftext|>",
+    }
     tokenizer.add_special_tokens(names | {"extra_special_tokens": list(GPT_OSS_TOKENS)})
     tokenizer.chat_template = GPT_OSS_TEMPLATE
     return tokenizer
@@ -34,7 +38,9 @@ def harmony_tokenizer() -> Any:
 
 def harmony_model(family: str = "gpt_oss") -> Any:
     end = harmony_tokenizer().eos_token_id
-    return build(family, COMMON | ZOO[family] | {"eos_token_id": end, "max_position_embeddings": 4096})
+    return build(
+        family, COMMON | ZOO[family] | {"eos_token_id": end, "max_position_embeddings": 4096}
+    )
 
 
 def save_harmony(folder: Path) -> Path:

@@ -36,7 +36,9 @@ def by_hand(ids: list[int], seed: int) -> Any:
     def policy(router: Router, routing: Routing) -> Routing:
         index, weights = [], []
         for t in range(len(ids)):
-            noise = gumbel(seed, int(names[t]), 0, 0, router.layer, [t], routing.logits_TE.shape[-1])[0]
+            noise = gumbel(
+                seed, int(names[t]), 0, 0, router.layer, [t], routing.logits_TE.shape[-1]
+            )[0]
             order = sorted(range(len(noise)), key=lambda e, noise=noise: -float(noise[e]))
             index.append(order[: routing.index_TK.shape[-1]])
             weights.append(sorted(routing.weights_TK[t].tolist(), reverse=True))

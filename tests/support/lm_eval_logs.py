@@ -89,6 +89,8 @@ def means(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {key: sum(each) / len(each) for key, each in values.items()}
 
 
-def evaluation(folder: Path, key: str, samples: Mapping[str, Sequence[Any]], **more: Any) -> Evaluation:
+def evaluation(
+    folder: Path, key: str, samples: Mapping[str, Sequence[Any]], **more: Any
+) -> Evaluation:
     """A written and read evaluation; `more` goes to `write_log`."""
     return read_evaluation(key, write_log(folder / key, samples, **more))

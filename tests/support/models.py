@@ -23,7 +23,8 @@ _QWEN = dict(num_key_value_heads=2, intermediate_size=40, moe_intermediate_size=
 PLAIN: dict[str, dict[str, Any]] = {
     "olmoe": dict(num_experts=8, num_key_value_heads=4, intermediate_size=24),
     "mixtral": dict(num_local_experts=6, num_key_value_heads=2, intermediate_size=24),
-    "qwen2_moe": _QWEN | dict(num_experts=8, shared_expert_intermediate_size=32, mlp_only_layers=[1]),
+    "qwen2_moe": _QWEN
+    | dict(num_experts=8, shared_expert_intermediate_size=32, mlp_only_layers=[1]),
     "qwen3_moe": _QWEN | dict(num_experts=7, head_dim=16, norm_topk_prob=True),
     "llama": dict(num_key_value_heads=2, intermediate_size=40, num_experts_per_tok=...),
 }
@@ -123,7 +124,9 @@ def load_folder(folder: Path, dtype: str = "auto", device: str = "cpu", **model:
     from moe_lab.config.schema import ModelConfig
     from moe_lab.models.load import load_model
 
-    return load_model(ModelConfig(path=str(folder), **model), dtype=dtype, device=device, offline=True)
+    return load_model(
+        ModelConfig(path=str(folder), **model), dtype=dtype, device=device, offline=True
+    )
 
 
 def left_padded(tokenizer: Any, texts: list[str]) -> dict[str, Any]:

@@ -19,7 +19,9 @@ def foreign_urls(page: Path) -> list[str]:
     """The addresses of a page that are neither data nor a place within it or beside it."""
     found = [value for name in URL_ATTRIBUTES for value in tree(page).xpath(f"//@{name}")]
     own = ("data:", "#")
-    return [url for url in found if not url.startswith(own) and (":" in url or url.startswith("//"))]
+    return [
+        url for url in found if not url.startswith(own) and (":" in url or url.startswith("//"))
+    ]
 
 
 def texts(elements: Any) -> list[str]:
@@ -32,7 +34,10 @@ def rows_of(table: Any) -> list[dict[str, str]]:
     headings: list[str] = []
     for name in texts(table.xpath("thead//th")):
         headings.append(f"{name} " if name in headings else name)
-    cells = [[(one.get("data-value"), one) for one in row.xpath("td|th")] for row in table.xpath("tbody/tr")]
+    cells = [
+        [(one.get("data-value"), one) for one in row.xpath("td|th")]
+        for row in table.xpath("tbody/tr")
+    ]
     return [
         {
             heading: texts([cell])[0] if value is None else value
@@ -47,8 +52,12 @@ def contrast(one: str, other: str) -> float:
 
     def luminance(colour: str) -> float:
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+        linear = [
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        ]
+        return sum(
+            weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+        )
 
     low, high = sorted(map(luminance, (one, other)))
     return (high + 0.05) / (low + 0.05)

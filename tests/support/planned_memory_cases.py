@@ -49,18 +49,24 @@ class Case:
         cache, prefill = rng.choice(["clean", "standard", "none"]), rng.choice(["noisy", "clean"])
         self.shape = Ensemble(n, cache=cache if n > 1 else "clean", prefill=prefill)
         vocabulary = int(LARGEST_VOCABULARY ** rng.uniform(0.5, 1))
-        self.config = deepcopy(make_model(rng.choice(FAMILIES), vocab_size=512, num_hidden_layers=3).config)
+        self.config = deepcopy(
+            make_model(rng.choice(FAMILIES), vocab_size=512, num_hidden_layers=3).config
+        )
         self.config.vocab_size, self.config.eos_token_id = vocabulary, None
 
         longest, count = rng.choice([20, 100, 200]), rng.choice([1, 3, 6])
         shared = _ids(rng, longest)
-        prompts = [(shared if rng.random() < 0.5 else ()) + _ids(rng, longest) for _ in range(count)]
+        prompts = [
+            (shared if rng.random() < 0.5 else ()) + _ids(rng, longest) for _ in range(count)
+        ]
         self.asked = Asked()
         if self.kind == "generation":
             key = repr([("do_sample", self.sampled)])
             self.asked.generated[key] = {str(prompt): (prompt, (self.new,)) for prompt in prompts}
         for prompt in [] if self.kind == "generation" else prompts:
-            self.asked.scored[prompt] = dict.fromkeys(_ids(rng, 8) for _ in range(rng.choice([1, 4])))
+            self.asked.scored[prompt] = dict.fromkeys(
+                _ids(rng, 8) for _ in range(rng.choice([1, 4]))
+            )
 
     def ensemble(self, model: Any, temperature: float = 0.5) -> Ensemble:
         layers = len(find_routers(model))
@@ -81,13 +87,17 @@ class Case:
         """What runs: all requests, all steps, two trials."""
         budget = pass_budget(model, self.sequences)
         scored = enumerate(self.asked.scored.items())
-        requests = [ScoringRequest(prompt, list(answers), i, "", [""]) for i, (prompt, answers) in scored]
+        requests = [
+            ScoringRequest(prompt, list(answers), i, "", [""]) for i, (prompt, answers) in scored
+        ]
         if self.kind == "C3PO":
             references = references_for(requests)
             engine: Any = PathwayEngine(loaded(model), C3PO, layers_of(model), references, budget)
             engine.score(requests, lambda index, scores: None)
             return
-        engine = KVEngine(EnsembleForward(model, self.ensemble(model)), budget, self.kind == "tuning")
+        engine = KVEngine(
+            EnsembleForward(model, self.ensemble(model)), budget, self.kind == "tuning"
+        )
         if self.kind == "tuning":
             engine.set_ensemble(replace(self.ensemble(model, 0.0), sweep=ScaleSweep()))
             engine.score(requests, lambda index, scores: None)
@@ -96,8 +106,12 @@ class Case:
             engine.score(requests, lambda index, scores: None)
         for prompts in self.asked.generated.values():
             sampler = Sampler(model, GenerationConfig(do_sample=self.sampled), 0)
-            states = [GenerationState(i, prompt, i) for i, (prompt, _) in enumerate(prompts.values())]
-            engine.generate(states, Decoding(sampler, lambda generated: False, self.new), lambda state: None)
+            states = [
+                GenerationState(i, prompt, i) for i, (prompt, _) in enumerate(prompts.values())
+            ]
+            engine.generate(
+                states, Decoding(sampler, lambda generated: False, self.new), lambda state: None
+            )
 
 
 C3PO = C3POConfig(name="c3po", layers="last2", steps=2, k=3, core_experts=4)

@@ -35,7 +35,9 @@ def by_loops(name: str, logits_TE: Tensor, index_TK: Tensor, devices: int = 1) -
     """The balance_loss, z_loss or device_loss of a layer, by loops over tokens and experts."""
     tokens, experts = logits_TE.shape
     if name == "z_loss":
-        return sum((logits.exp().sum().log() ** 2 for logits in logits_TE), torch.zeros(())) / tokens
+        return (
+            sum((logits.exp().sum().log() ** 2 for logits in logits_TE), torch.zeros(())) / tokens
+        )
     chosen, p_E = index_TK.flatten().tolist(), logits_TE.softmax(-1).mean(0)
     f = [chosen.count(expert) / tokens for expert in range(experts)]
     if name == "balance_loss":

@@ -17,7 +17,9 @@ from moe_lab.models.distributed import sharded
 PROCESSES = 2
 
 
-def fork_ranks(function: Callable[..., Any], *args: Any, log: Path, **environment: str) -> list[int]:
+def fork_ranks(
+    function: Callable[..., Any], *args: Any, log: Path, **environment: str
+) -> list[int]:
     """Call `function(*args)` in each of two processes of one group; its result is the exit code, None is 0.
 
     When one process fails, the others are killed. What they print is added to the file `log`. Returns the exit codes.
@@ -25,7 +27,11 @@ def fork_ranks(function: Callable[..., Any], *args: Any, log: Path, **environmen
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment |= {"WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment |= {
+        "WORLD_SIZE": str(PROCESSES),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     fork = multiprocessing.get_context("fork")
     given = (environment, log, function, args)
     ranks = [fork.Process(target=_rank, args=(rank, *given)) for rank in range(PROCESSES)]

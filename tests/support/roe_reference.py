@@ -22,7 +22,16 @@ def noisy_positions(prompt, ids, cache="clean", prefill="noisy"):
 
 
 def next_token_probs(
-    model64, prompt, ids, n, temperatures, seed=0, repeat=0, perturbed=False, antithetic=False, **history
+    model64,
+    prompt,
+    ids,
+    n,
+    temperatures,
+    seed=0,
+    repeat=0,
+    perturbed=False,
+    antithetic=False,
+    **history,
 ):
     """float64 [V]: the ensemble's distribution after `ids`, which begin with the prompt.
 

@@ -64,7 +64,12 @@ def small_data(folder: Path) -> Path:
 
 
 def config(
-    model: Path | str, data: Path, output: Path, task: str = "arc_easy", method: str = "base", **keys: Any
+    model: Path | str,
+    data: Path,
+    output: Path,
+    task: str = "arc_easy",
+    method: str = "base",
+    **keys: Any,
 ) -> Config:
     """A configuration as the command line would make it; `method_keys` go to the method."""
     method_keys = keys.pop("method_keys", {})
@@ -102,6 +107,8 @@ def facts(family: str = "olmoe", moe_layers: int = 8) -> ModelFacts:
 
 def tuned(tiny_olmoe_dir, data, tmp_path, task, **keys) -> Config:
     tuning = {"name": "tpe", "num_samples": 4, "n_trials": 3} | keys.pop("tuning", {})
-    given = config(tiny_olmoe_dir, data, tmp_path, task, "roe", tuning=TuningConfig(**tuning), **keys)
+    given = config(
+        tiny_olmoe_dir, data, tmp_path, task, "roe", tuning=TuningConfig(**tuning), **keys
+    )
     given.data_dir = None if task.startswith("toy") else given.data_dir
     return given

@@ -15,7 +15,9 @@ def filtered(task: Any, responses: Sequence[Any]) -> dict[str, Any]:
         output_filter.apply([instance])
     found: dict[str, Any] = {}
     for name, value in instance.filtered_resps.items():
-        in_list = hasattr(task, "scorers") and len(value) == 1  # lm-eval 0.5 has a list for each request
+        in_list = (
+            hasattr(task, "scorers") and len(value) == 1
+        )  # lm-eval 0.5 has a list for each request
         found[name] = value[0] if in_list else value
     return found
 
@@ -33,4 +35,6 @@ def scores_of(task: Any, document: Any, *responses: Any) -> dict[str, Any]:
         return dict(scorer.reduced_docs[0])
     task.apply_filters()
     [name] = instances[0].filtered_resps
-    return dict(task.process_results(document, [instance.filtered_resps[name] for instance in instances]))
+    return dict(
+        task.process_results(document, [instance.filtered_resps[name] for instance in instances])
+    )

@@ -11,7 +11,9 @@ import torch
 
 from moe_lab.routing.noise import NoisyTokens
 
-_ROUTER = re.compile(r"(Top[kK]Router|TokenChoiceRouter|TextRouter|V1Gate|TopKGating|Llama4Router|DbrxFFN)$")
+_ROUTER = re.compile(
+    r"(Top[kK]Router|TokenChoiceRouter|TextRouter|V1Gate|TopKGating|Llama4Router|DbrxFFN)$"
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,11 @@ class Spec:
 
 
 _V3 = dict(
-    score="sigmoid", noisy="scores", eps=1e-20, renormalize="norm_topk_prob", scale="routed_scaling_factor"
+    score="sigmoid",
+    noisy="scores",
+    eps=1e-20,
+    renormalize="norm_topk_prob",
+    scale="routed_scaling_factor",
 )
 _GATE_BIAS = "gate.e_score_correction_bias"
 _DEEPSEEK_V3 = Spec(**_V3, bias=_GATE_BIAS, groups=2)
@@ -61,12 +67,16 @@ SPECS = {name: spec for names, spec in _SHARED.items() for name in names.split()
     "ernie4_5_moe": Spec("softmax", "scores", "gate.moe_statics.e_score_correction_bias", True),
     "flint": Spec("sigmoid", "scores", None, "norm_topk_prob"),
     "gemma4_text": Spec(renormalize=True, logits_are_probabilities=True),
-    "hy_v3": Spec("sigmoid", "scores", "e_score_correction_bias", True, 1e-20, "router_scaling_factor"),
+    "hy_v3": Spec(
+        "sigmoid", "scores", "e_score_correction_bias", True, 1e-20, "router_scaling_factor"
+    ),
     "inkling2_text": Spec("sigmoid", "scores", _GATE_BIAS, True, 1e-20, "routed_scaling_factor"),
     "jamba": Spec(),
     "kolibri1": Spec("sigmoid", "logits", _GATE_BIAS, "norm_topk_prob"),
     "laguna": Spec("sigmoid", "scores", _GATE_BIAS, True),
-    "lfm2_moe": Spec("sigmoid", "scores", "expert_bias", "norm_topk_prob", 1e-06, "routed_scaling_factor"),
+    "lfm2_moe": Spec(
+        "sigmoid", "scores", "expert_bias", "norm_topk_prob", 1e-06, "routed_scaling_factor"
+    ),
     "llama4_text": Spec("sigmoid"),
     "longcat_flash": Spec(
         "softmax", "scores", "router.e_score_correction_bias", scale="routed_scaling_factor"
@@ -94,7 +104,9 @@ def slow_hash(*values: int) -> int:
 def noisy_tokens(count: int, row: int = 1, document: int = 77) -> NoisyTokens:
     """All tokens of a pass of one sequence, as those of one routing sample."""
     n = torch.arange(count)
-    return NoisyTokens(n, torch.full_like(n, document), torch.zeros_like(n), torch.full_like(n, row), n)
+    return NoisyTokens(
+        n, torch.full_like(n, document), torch.zeros_like(n), torch.full_like(n, row), n
+    )
 
 
 def routers_of(model) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
@@ -151,7 +163,8 @@ def _open(spec, config, noisy):
     size = len(noisy) // count
     groups = [range(g * size, (g + 1) * size) for g in range(count)]
     best = sorted(
-        groups, key=lambda group: -sum(sorted((noisy[e] for e in group), reverse=True)[: spec.groups])
+        groups,
+        key=lambda group: -sum(sorted((noisy[e] for e in group), reverse=True)[: spec.groups]),
     )
     return [e for group in best[: config.topk_group] for e in group]
 
@@ -162,7 +175,9 @@ def _weights(spec, config, router, logits, scores, chosen):
     if spec.score == "sparse mixer":
         return _sparse_mixer(logits, chosen, router.router_jitter_noise)
     weights = [scores[e] for e in chosen]
-    renormalize = getattr(config, spec.renormalize) if isinstance(spec.renormalize, str) else spec.renormalize
+    renormalize = (
+        getattr(config, spec.renormalize) if isinstance(spec.renormalize, str) else spec.renormalize
+    )
     if renormalize:
         total = sum(weights) + spec.eps
         weights = [value / total for value in weights]
@@ -195,7 +210,13 @@ def install(model, layer: int, positions, draw, temperature: float, perturbed=Fa
     def again(logits, weights, index):
         weights, index = weights.clone(), index.clone()
         for position, own in zip(positions, draw(logits.shape[-1]), strict=True):
-            token = (logits[position].tolist(), own.tolist(), temperature, index.shape[-1], perturbed)
+            token = (
+                logits[position].tolist(),
+                own.tolist(),
+                temperature,
+                index.shape[-1],
+                perturbed,
+            )
             chosen, new = route(spec, config, router, block, *token)
             index[position] = torch.tensor(chosen)
             weights[position] = torch.tensor(new, dtype=weights.dtype)

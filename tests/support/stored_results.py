@@ -32,7 +32,10 @@ def block_of(
 
 
 def result_with(
-    results: Mapping[str, Any] = {}, folder: Path | None = None, more: Mapping[str, Any] = {}, **changes: Any
+    results: Mapping[str, Any] = {},
+    folder: Path | None = None,
+    more: Mapping[str, Any] = {},
+    **changes: Any,
 ) -> RunResult:
     """A result with these scores, these changes to the block of `block_of`, and more keys of lm-eval."""
     return RunResult({"results": results, "moe_lab": block_of() | changes, **more}, folder)
@@ -45,12 +48,17 @@ def changed(result: RunResult, **changes: Any) -> RunResult:
 
 def results_of(method: str = "roe", value: float = 0.5, n: int = 8, **changes: Any) -> RunResult:
     """A results.json of one task."""
-    of_roe = {"roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"}} if method == "roe" else {}
+    of_roe = (
+        {"roe": {"n": n, "temperatures": [0.0, 0.0], "cache": "clean"}} if method == "roe" else {}
+    )
     block = (
         block_of(method)
         | {
             "model": {"name": "tiny", "top_k": 4},
-            "method": {"name": method, "config": {"name": method} | ({"n": n} if method == "roe" else {})},
+            "method": {
+                "name": method,
+                "config": {"name": method} | ({"n": n} if method == "roe" else {}),
+            },
             "intervals": {"t": {"acc,none": [value - 0.1, value + 0.1]}},
             "cost": {
                 "wall_seconds": 2.0,
@@ -81,7 +89,10 @@ def loss(difference: float) -> dict:
 EXPERT_METRICS: dict[str, Any] = {
     "metric": "acc,none",
     "differences": {},
-    "load_balance": {"all": {"value": 3.5, "ci95": [3.4, 3.6]}, "prefill": {"value": 1.0, "ci95": None}},
+    "load_balance": {
+        "all": {"value": 3.5, "ci95": [3.4, 3.6]},
+        "prefill": {"value": 1.0, "ci95": None},
+    },
     "collaboration": {"all": {"value": 2.5, "ci95": None}},
     "capacity": {"least": {"tasks": {"t": loss(0.02)}}, "most": {"tasks": {"t": loss(0.3)}}},
     "specialization": {"tasks": {"t": loss(0.5), "u": loss(0.1), "all": loss(0.25)}},
@@ -99,7 +110,9 @@ def cell_of(**changes: Any) -> TableCell:
     return TableCell(coordinates={}, run_id="r", results=[results_of(**changes)])
 
 
-def overhead_cell(n: int, seconds: float, *, temperature: float = 0.0, cache: str = "clean", **cost: Any):
+def overhead_cell(
+    n: int, seconds: float, *, temperature: float = 0.0, cache: str = "clean", **cost: Any
+):
     blank = results_of()["moe_lab"]["cost"]
     roe = {"n": n, "temperatures": [0.0, temperature], "cache": cache}
     return cell_of(n=n, roe=roe, cost=blank | {"wall_seconds": seconds} | cost)

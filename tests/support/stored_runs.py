@@ -30,7 +30,9 @@ def generated_line(number: int, given: Given, prompt: str = "Question") -> dict[
 def choice_line(number: int, given: Given) -> dict[str, Any]:
     """A line of a sample log with the log-probabilities of CHOICES."""
     scores, value = given
-    arguments = {f"gen_args_{i}": {"arg_0": "Which?", "arg_1": choice} for i, choice in enumerate(CHOICES)}
+    arguments = {
+        f"gen_args_{i}": {"arg_0": "Which?", "arg_1": choice} for i, choice in enumerate(CHOICES)
+    }
     return {
         "doc_id": number,
         "target": "0",
@@ -64,7 +66,12 @@ def stored_run(
         "seed": None if method == "base" else 0,
         "overrides": [f"method={method}", f"task={task}"],
         "intervals": {task: {metric: [value - 0.1, value + 0.1]}},
-        "cost": {"wall_seconds": 2.5, "tokens_in": 100, "peak_memory_bytes": 2**30, "device": "cpu"},
+        "cost": {
+            "wall_seconds": 2.5,
+            "tokens_in": 100,
+            "peak_memory_bytes": 2**30,
+            "device": "cpu",
+        },
     }
     if baseline is not None:
         block["baseline"] = {"run_id": baseline, "results": {task: {metric: base_value}}}
@@ -78,7 +85,11 @@ def stored_run(
 
 
 def pair_of_runs(
-    output: Path, before: Sequence[Given], after: Sequence[Given], of_choices: bool = False, **changes: Any
+    output: Path,
+    before: Sequence[Given],
+    after: Sequence[Given],
+    of_choices: bool = False,
+    **changes: Any,
 ) -> tuple[RunResult, RunResult]:
     """A run of the untouched model and one of RoE that is compared with it; `changes` go to RoE's block."""
     line = choice_line if of_choices else generated_line

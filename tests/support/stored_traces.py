@@ -14,7 +14,13 @@ AFTER = [[[0.5, 0.15, 0.3, 0.05], [0.05, 0.3, 0.2, 0.45]]]
 """[tokens][layers][experts]; two of four experts are taken: layer 3 swaps its second for its third, layer 4 its first for
 its fourth."""
 NEIGHBOURS = [
-    {"reference": 7, "text": "Question: near?\nAnswer:", "distance": 0.5, "weight": 0.75, "pathway": AFTER},
+    {
+        "reference": 7,
+        "text": "Question: near?\nAnswer:",
+        "distance": 0.5,
+        "weight": 0.75,
+        "pathway": AFTER,
+    },
     {"reference": 9, "text": "far " * 200, "distance": 1.25, "weight": 0.25, "pathway": BEFORE},
 ]
 
@@ -24,7 +30,9 @@ def scores_of(states: str) -> list[list[float]]:
     return [[-1.0 if state == "A" else -2.0, -1.5] for state in states]
 
 
-def traced_run(folder: Path, answers: list[str], core_experts: int | None = None, **trace: Any) -> RunResult:
+def traced_run(
+    folder: Path, answers: list[str], core_experts: int | None = None, **trace: Any
+) -> RunResult:
     """Write `traces.jsonl` and the samples of a run whose right answer is always A; returns its result.
 
     `answers` has for each question the answer in each state: "BAA" is right after the first step.
@@ -33,8 +41,16 @@ def traced_run(folder: Path, answers: list[str], core_experts: int | None = None
     samples, traces = [], []
     for number, states in enumerate(answers):
         prompt = f"Question: {number}?\nAnswer:"
-        arguments = {f"gen_args_{i}": {"arg_0": prompt, "arg_1": f" {x}"} for i, x in enumerate("AB")}
-        line = {"doc_id": number, "filter": "none", "metrics": [], "target": "0", "arguments": arguments}
+        arguments = {
+            f"gen_args_{i}": {"arg_0": prompt, "arg_1": f" {x}"} for i, x in enumerate("AB")
+        }
+        line = {
+            "doc_id": number,
+            "filter": "none",
+            "metrics": [],
+            "target": "0",
+            "arguments": arguments,
+        }
         samples.append(line)
         line = {
             "prompt": hashlib.sha256(prompt.encode()).hexdigest(),

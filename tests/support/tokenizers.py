@@ -8,7 +8,9 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-CODE = 'def half(x):\n    """Half of x."""\n    return x / 2\n\n\ndef name():\n    return "é 你好"\n'
+CODE = (
+    'def half(x):\n    """Half of x."""\n    return x / 2\n\n\ndef name():\n    return "é 你好"\n'
+)
 PROSE = "Question: Ann has 3 apples and gets 4 more. How many?\nAnswer: 3 + 4 = 7 apples.\n#### 7\n"
 SPECIAL = ["<unk>", "<s>", "</s>"]
 ROLES = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
@@ -62,7 +64,9 @@ def _sentencepiece_bpe(blank_in_front: bool) -> Tokenizer:
     backend.normalizer = normalizers.Sequence(steps)
     backend.decoder = decoders.Sequence(decoding)
     ascii_texts = ("".join(char for char in text if char.isascii()) for text in _texts())
-    trainer = trainers.BpeTrainer(vocab_size=SIZE - len(BYTES), special_tokens=SPECIAL, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE - len(BYTES), special_tokens=SPECIAL, show_progress=False
+    )
     backend.train_from_iterator(ascii_texts, trainer)
     backend.pre_tokenizer = None
     trained = json.loads(backend.to_str())["model"]

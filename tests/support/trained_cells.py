@@ -18,7 +18,12 @@ KEYS = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}}
 def cell(value: float = 0.6, metric: str = "headline", **coordinates) -> TableCell:
     told = expert_results(value, intervals={"t": {"acc,none": [value - 0.1, value + 0.1]}})
     config = SimpleNamespace(method=SimpleNamespace(learning_rate=0.02))
-    found = {"run_id": "r", "results": [told], "expert": [StoredMetrics(EXPERT_METRICS)], "config": config}
+    found = {
+        "run_id": "r",
+        "results": [told],
+        "expert": [StoredMetrics(EXPERT_METRICS)],
+        "config": config,
+    }
     place = {key.replace("__", "."): value for key, value in coordinates.items()}
     return TableCell(coordinates=place, metric=metric, **found)
 
@@ -31,7 +36,11 @@ def bars(**more) -> Experiment:
 
 
 def cells() -> list[TableCell]:
-    both = [("base", "-", 0.1), ("finetune-freeze", "none-router", 0.5), ("finetune-freeze", "experts", 0.7)]
+    both = [
+        ("base", "-", 0.1),
+        ("finetune-freeze", "none-router", 0.5),
+        ("finetune-freeze", "experts", 0.7),
+    ]
     return [
         cell(value + more, method=method, method__schedule=schedule, task=task)
         for method, schedule, value in both
@@ -76,7 +85,12 @@ def trained_results(
 
 
 def design_cells(
-    label: str, rows: Sequence[Sequence[float]], *, accuracy: float = 0.4, router: str = "token", **more: Any
+    label: str,
+    rows: Sequence[Sequence[float]],
+    *,
+    accuracy: float = 0.4,
+    router: str = "token",
+    **more: Any,
 ) -> list[TableCell]:
     """The cells of a design on tasks a and b: accuracies, and one loss for both. `rows`: held-out losses by seed."""
     keys = {"method.label": label, "method.router": router} | more.pop("coordinates", {})
@@ -86,5 +100,7 @@ def design_cells(
                 for seed, each in enumerate(rows)]  # fmt: skip
         place = {**keys, "task": task, MEASURE: name}
         run_id = f"{label}-{router}-{'-'.join(keys.values())}"
-        cells.append(TableCell(coordinates=place, run_id=run_id, metric=METRICS[name], results=told))
+        cells.append(
+            TableCell(coordinates=place, run_id=run_id, metric=METRICS[name], results=told)
+        )
     return cells

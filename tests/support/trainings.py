@@ -28,8 +28,13 @@ SETTINGS: dict[str, Any] = {
 
 
 def rows(count: int, length: int = 10) -> list[Row]:
-    ids = torch.randint(1, VOCAB - 1, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
-    return [Row(each[: length - number % 3], each[: length - number % 3]) for number, each in enumerate(ids)]
+    ids = torch.randint(
+        1, VOCAB - 1, (count, length), generator=torch.Generator().manual_seed(0)
+    ).tolist()
+    return [
+        Row(each[: length - number % 3], each[: length - number % 3])
+        for number, each in enumerate(ids)
+    ]
 
 
 def config_of(**settings: Any) -> Config:
@@ -66,7 +71,9 @@ def train(model: Any, folder: Path, **settings: Any) -> dict[str, Any]:
 def names_by_group(model: Any) -> dict[str, set[str]]:
     """The names of the parameters in each group that can be frozen."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {key: {names[id(own)] for own in group} for key, group in parameter_groups(model).items()}
+    return {
+        key: {names[id(own)] for own in group} for key, group in parameter_groups(model).items()
+    }
 
 
 @contextmanager

@@ -51,7 +51,9 @@ def by_one(model: Path, folder: Path, **settings) -> dict[int, dict[str, torch.T
     trained, found = deepcopy(small_model("olmoe")), {}
 
     def keep(self, args, state, control, **kwargs):
-        found[state.global_step] = {name: value.clone() for name, value in trained.state_dict().items()}
+        found[state.global_step] = {
+            name: value.clone() for name, value in trained.state_dict().items()
+        }
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.Log, "on_step_begin", keep, raising=False)

@@ -22,11 +22,15 @@ def family_of(experiment: Experiment, cells: Cells) -> Family:
     return Family.of(p_values(experiment, cells))
 
 
-def table(experiment: Experiment, scale: str, cells: Cells, folder: Path = Path("no-figures")) -> Table:
+def table(
+    experiment: Experiment, scale: str, cells: Cells, folder: Path = Path("no-figures")
+) -> Table:
     return table_of(experiment, scale, cells, family_of(experiment, cells), folder)
 
 
-def markdown(experiment: Experiment, scale: str, cells: Cells, folder: Path = Path("no-figures")) -> str:
+def markdown(
+    experiment: Experiment, scale: str, cells: Cells, folder: Path = Path("no-figures")
+) -> str:
     return papers.markdown(experiment, table(experiment, scale, cells, folder))
 
 

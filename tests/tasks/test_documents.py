@@ -25,7 +25,8 @@ class FakeTask(SimpleNamespace):
 
 def tasks(**sizes: int) -> Any:
     made = {
-        name: SimpleNamespace(task_name=name, task_docs=list(range(size))) for name, size in sizes.items()
+        name: SimpleNamespace(task_name=name, task_docs=list(range(size)))
+        for name, size in sizes.items()
     }
     return {"tasks": made}
 
@@ -48,10 +49,14 @@ def test_only_task_and_sample_seed_decide():
     assert both["gsm8k"] != both["svamp"]
     other = replace(config, seed=7, fewshot_seed=3, num_fewshot=2)
     assert select_documents(other, tasks(gsm8k=500))["gsm8k"] == both["gsm8k"]
-    assert select_documents(replace(config, sample_seed=1), tasks(gsm8k=500))["gsm8k"] != both["gsm8k"]
+    assert (
+        select_documents(replace(config, sample_seed=1), tasks(gsm8k=500))["gsm8k"] != both["gsm8k"]
+    )
 
 
-@pytest.mark.parametrize(("limit", "count"), [(0.1, 10), (0.001, 1), (1.0, 1), (100, 100), (1000, 100)])
+@pytest.mark.parametrize(
+    ("limit", "count"), [(0.1, 10), (0.001, 1), (1.0, 1), (100, 100), (1000, 100)]
+)
 def test_fractions_and_counts(limit, count):
     assert len(chosen(100, limit=limit)) == count
 
@@ -66,7 +71,9 @@ def test_samples_are_unique_and_sorted_and_without_a_limit_all_documents():
 def test_digest_follows_content():
     def digest(documents: list[dict[str, str]], pool: list[dict[str, str]], shots: int = 0) -> str:
         task = FakeTask(
-            task_docs=documents, sampler=SimpleNamespace(df=pool), get_config={"num_fewshot": shots}.get
+            task_docs=documents,
+            sampler=SimpleNamespace(df=pool),
+            get_config={"num_fewshot": shots}.get,
         )
         return documents_digest({"tasks": {"t": task}}, {"t": [0, 2]})["t"]  # type: ignore[typeddict-item]
 
@@ -181,7 +188,9 @@ def test_a_question_is_the_same_whatever_its_row_is_called(data):
     others = {"text": ["red", "green", "pink"], "label": ["A", "B", "C"]}
     rows += [dict(rows[0], id="other"), dict(rows[0], answerKey="B"), dict(rows[0], choices=others)]
     write_jsonl(data / "arc_easy" / "test.jsonl", rows)
-    first, *_, same, gold, other = document_hashes(load_tasks(config(data, "arc_easy"))["tasks"]["arc_easy"])
+    first, *_, same, gold, other = document_hashes(
+        load_tasks(config(data, "arc_easy"))["tasks"]["arc_easy"]
+    )
     assert first & same and first & gold and not first & other
 
 

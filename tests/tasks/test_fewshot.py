@@ -100,7 +100,8 @@ def test_no_prompt_contains_its_own_document(kind, tmp_path):
 
 def test_humaneval_never_shows_the_solution_that_it_asks_for(tmp_path):
     problems = [
-        problem | {"task_id": f"HumanEval/{i}", "prompt": problem["prompt"].replace("def ", f"def a{i}_")}
+        problem
+        | {"task_id": f"HumanEval/{i}", "prompt": problem["prompt"].replace("def ", f"def a{i}_")}
         for i, problem in enumerate([*PROBLEMS, *PROBLEMS, *PROBLEMS])
     ]
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", problems)
@@ -173,9 +174,13 @@ def test_a_run_whose_prompts_showed_the_answer_has_another_id(tmp_path):
 
 
 def test_too_many_examples_are_counted_without_the_document(tmp_path):
-    with pytest.raises(TaskError, match="num_fewshot=7 is more than the 6 examples that colours has"):
+    with pytest.raises(
+        TaskError, match="num_fewshot=7 is more than the 6 examples that colours has"
+    ):
         colours(tmp_path, "test_split: test", num_fewshot=7)
-    with pytest.raises(TaskError, match="num_fewshot=7 is more than the 6 examples that colours has"):
+    with pytest.raises(
+        TaskError, match="num_fewshot=7 is more than the 6 examples that colours has"
+    ):
         # lm-eval draws one more here, too, and would end in "Sample larger than population"
         colours(tmp_path, "training_split: train\nvalidation_split: test", num_fewshot=7)
 

@@ -31,7 +31,9 @@ class Numbers(AnsweringLM):
         return answers_for_lm_eval(kind, [each] * len(requests))
 
 
-@pytest.mark.parametrize(("name", "responses"), [("toy_text", [[-2.0]]), ("toy_cloze", [[(-2.0, True)]])])
+@pytest.mark.parametrize(
+    ("name", "responses"), [("toy_text", [[-2.0]]), ("toy_cloze", [[(-2.0, True)]])]
+)
 def test_a_logged_sample_has_the_text_and_what_was_answered(name, responses):
     task = load_task(None, name)
     found = evaluate_tasks(
@@ -51,7 +53,10 @@ def test_each_choice_of_winogrande_has_a_prompt(tmp_path):
     task = load_task(tmp_path, "winogrande", num_fewshot=0)
     task.build_all_requests()
     [document] = evaluated_documents(task)
-    assert has_prompt_per_choice(task) and number_of_choices(task, document) == len(task.instances) == 2
+    assert (
+        has_prompt_per_choice(task)
+        and number_of_choices(task, document) == len(task.instances) == 2
+    )
     right = task.instances[gold_choice(task, document)].args[0]
     assert right.endswith(document[f"option{document['answer']}"])
     letters = load_task(tmp_path, "winogrande", num_fewshot=0, answer="letters")

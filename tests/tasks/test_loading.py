@@ -39,14 +39,18 @@ def test_chosen_documents_are_lm_evals_and_no_others_are_read(data, monkeypatch)
         assert list(task.doc_iterator(samples=samples)) == list(enumerate(expected)), samples
     read: list[Any] = []
     iterate = Dataset.__iter__
-    monkeypatch.setattr(Dataset, "__iter__", lambda self: (read.append(row) or row for row in iterate(self)))
+    monkeypatch.setattr(
+        Dataset, "__iter__", lambda self: (read.append(row) or row for row in iterate(self))
+    )
     task.build_all_requests(samples={1})
     assert len(read) == len(task.instances) == 1
 
 
 def test_given_shots_win_and_the_tasks_own_stand_otherwise(data):
     assert load_task(data, "addsub").get_config("num_fewshot") == 0
-    assert load_task(data, "addsub", num_fewshot=3).get_config("num_fewshot") == 3, "lm-eval would keep 0"
+    assert load_task(data, "addsub", num_fewshot=3).get_config("num_fewshot") == 3, (
+        "lm-eval would keep 0"
+    )
     assert load_task(data, "arc_easy").get_config("num_fewshot") == 0
     with pytest.raises(TaskError, match="num_fewshot=5 is more than the 4 examples that gsm8k has"):
         load_task(data, "gsm8k")
@@ -79,7 +83,9 @@ def test_fewshot_split_is_obeyed(data):
 def test_a_grid_has_both_forms_of_a_task(tmp_path):
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
     with task_cache():
-        chat, plain = (load_task(tmp_path, "humaneval", apply_chat_template=given) for given in (True, False))
+        chat, plain = (
+            load_task(tmp_path, "humaneval", apply_chat_template=given) for given in (True, False)
+        )
     assert chat.config.gen_prefix and not plain.config.gen_prefix
 
 
@@ -102,7 +108,9 @@ def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data, w
     task = load_task(data, "addsub", gen_kwargs={f"max_{what}": 4})
     task.build_all_requests()
     assert normalize_gen_kwargs(task.instances[0].args[1])["max_gen_toks"] == 4
-    assert "Question:" in task.get_config("generation_kwargs")["until"], "the task's other settings stay"
+    assert "Question:" in task.get_config("generation_kwargs")["until"], (
+        "the task's other settings stay"
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,10 +207,14 @@ def test_documents_that_are_shuffled_are_the_same_everywhere(own, tmp_path):
     """Prompts, scores and a restart see one order, though process_docs draws from the global generator."""
     (tmp_path / "own" / "shuffling.py").write_text(SHUFFLING)
     shuffled = OWN.replace("[a, b]", '"{{order}}"') + ACCURACY
-    task, again = (own(shuffled + "process_docs: !function shuffling.process_docs\n") for _ in range(2))
+    task, again = (
+        own(shuffled + "process_docs: !function shuffling.process_docs\n") for _ in range(2)
+    )
     orders = [document["order"] for document in task.task_docs]
     task.build_all_requests()
     assert [instance.args[1].strip() for instance in task.instances] == [*chain(*orders)]
     assert [document["order"] for document in task.eval_docs] == orders
-    assert len({tuple(order) for order in orders}) > 1, "they are shuffled (all equal: 1 in 120 to the 7th)"
+    assert len({tuple(order) for order in orders}) > 1, (
+        "they are shuffled (all equal: 1 in 120 to the 7th)"
+    )
     assert [document["order"] for document in again.task_docs] == orders

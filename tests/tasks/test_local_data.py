@@ -55,7 +55,10 @@ def test_only_the_needed_splits_are_read(tmp_path):
         ),
         (b"", "test.jsonl has no row"),
         (b"\xff\xfe\x00", "test.jsonl cannot be read: 'utf-8' codec"),
-        (b'{"problem": "1 + 1"}', "UndefinedError: 'question' is undefined.\nIts documents: files in"),
+        (
+            b'{"problem": "1 + 1"}',
+            "UndefinedError: 'question' is undefined.\nIts documents: files in",
+        ),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path, content, message):
@@ -79,9 +82,15 @@ metric_list: [{metric: exact_match}]
 COLUMNS: dict[str, list[dict[str, Any]]] = {
     "a key of later rows": [{"q": "1?", "a": "x"}, {"q": "2?", "a": "y", "hint": "z"}],
     "a key of the first row": [{"q": "1?", "a": "x", "hint": "z"}, {"q": "2?", "a": "y"}],
-    "a key inside": [{"q": "1?", "a": "x", "more": {"b": 1}}, {"q": "2?", "a": "y", "more": {"c": [2]}}],
+    "a key inside": [
+        {"q": "1?", "a": "x", "more": {"b": 1}},
+        {"q": "2?", "a": "y", "more": {"c": [2]}},
+    ],
     "dates": [{"q": "1?", "a": "2021-05-05 10:00:00", "hint": "2020-01-01"}],
-    "integers and fractions": [{"q": "1?", "a": "x", "hint": 2}, {"q": "2?", "a": "y", "hint": 2.5}],
+    "integers and fractions": [
+        {"q": "1?", "a": "x", "hint": 2},
+        {"q": "2?", "a": "y", "hint": 2.5},
+    ],
     "numbers and texts": [{"q": "1?", "a": "x", "hint": 2}, {"q": "2?", "a": "y", "hint": "z"}],
     "nothing": [{"q": "1?", "a": "x", "hint": None}, {"q": "2?", "a": "y", "hint": None}],
 }
@@ -118,7 +127,9 @@ def test_prompts_are_those_of_lm_evals_own_loader_on_the_same_file(kind, tmp_pat
 
 
 def test_numbers_above_64_bits_are_read_as_datasets_reads_them(tmp_path):
-    write_jsonl(tmp_path / "addsub" / "test.jsonl", [{"question": "q", "answer": "1", "id": 10**20}])
+    write_jsonl(
+        tmp_path / "addsub" / "test.jsonl", [{"question": "q", "answer": "1", "id": 10**20}]
+    )
     assert load_task(tmp_path, "addsub").task_docs[0]["id"] == 1e20
 
 
@@ -133,9 +144,9 @@ def test_a_file_that_is_changed_in_place_is_read_again(by_yaml, tmp_path, monkey
 
     def digest() -> Any:
         task = load_task(None if by_yaml else tmp_path, "my_sums", include_path=str(tmp_path))
-        return documents_digest({"tasks": {"my_sums": task}}, {"my_sums": [0, 1]}), task.task_docs["answer"][
-            0
-        ]
+        return documents_digest({"tasks": {"my_sums": task}}, {"my_sums": [0, 1]}), task.task_docs[
+            "answer"
+        ][0]
 
     first = digest()
     assert digest() == first and first[1] == "52"
@@ -144,15 +155,20 @@ def test_a_file_that_is_changed_in_place_is_read_again(by_yaml, tmp_path, monkey
     assert file.stat().st_size == before.st_size
     changed = digest()
     assert changed[1] == "53" and changed[0] != first[0]
-    assert {path.name for path in tmp_path.iterdir()} == {"my_sums", "my_sums.yaml"}, "nothing is left"
+    assert {path.name for path in tmp_path.iterdir()} == {"my_sums", "my_sums.yaml"}, (
+        "nothing is left"
+    )
 
 
 def test_a_line_may_be_longer_than_what_datasets_reads_at_once(tmp_path):
     question = "word " * 2_500_000  # 12 MB; it reads 10
     write_jsonl(
-        tmp_path / "addsub" / "test.jsonl", [*sums(1), {"question": question, "answer": "1"}, *sums(1)]
+        tmp_path / "addsub" / "test.jsonl",
+        [*sums(1), {"question": question, "answer": "1"}, *sums(1)],
     )
-    assert [len(row["question"]) for row in load_task(tmp_path, "addsub").task_docs][1] == len(question)
+    assert [len(row["question"]) for row in load_task(tmp_path, "addsub").task_docs][1] == len(
+        question
+    )
 
 
 def test_nothing_is_cached_on_disk(tmp_path, monkeypatch):
@@ -165,12 +181,19 @@ def test_nothing_is_cached_on_disk(tmp_path, monkeypatch):
 
 def test_shared_files_are_filtered(tmp_path):
     rows = [
-        {"question": f"{subject} {i}", "subject": subject, "choices": ["0", "1", "2", "3"], "answer": i}
+        {
+            "question": f"{subject} {i}",
+            "subject": subject,
+            "choices": ["0", "1", "2", "3"],
+            "answer": i,
+        }
         for subject in ("anatomy", "virology")
         for i in range(3)
     ]
     write_jsonl(tmp_path / "mmlu" / "test.jsonl", rows)
-    task = TaskConfig(name=["mmlu_virology", "mmlu_anatomy"], data_folder="mmlu", data_filter="subject")
+    task = TaskConfig(
+        name=["mmlu_virology", "mmlu_anatomy"], data_folder="mmlu", data_filter="subject"
+    )
     tasks = load_tasks(Config(task=task, data_dir=str(tmp_path)))["tasks"]
     questions = [document["question"] for document in tasks["mmlu_virology"].task_docs]
     assert questions == ["virology 0", "virology 1", "virology 2"]
@@ -181,13 +204,17 @@ def test_shared_files_are_filtered(tmp_path):
 
 def test_the_hub_is_asked_only_for_what_it_has_to_deliver(tmp_path, monkeypatch):
     asked: list[str] = []
-    monkeypatch.setattr("moe_lab.tasks.factory.commit_of", lambda path, kind, revision: asked.append(path))
+    monkeypatch.setattr(
+        "moe_lab.tasks.factory.commit_of", lambda path, kind, revision: asked.append(path)
+    )
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(5))
     assert load_task(tmp_path, "arc_easy").data_source == f"files in {tmp_path / 'arc_easy'}"
     assert load_task(None, "toy_math").data_source == "generated"
     assert asked == []
     for folder, name in ((None, "gsm8k"), (tmp_path, "gsm8k"), (tmp_path, "svamp")):
-        with pytest.raises(TaskError, match=rf"not available offline(.|\n)*Or give .*{name}/<split>\.jsonl"):
+        with pytest.raises(
+            TaskError, match=rf"not available offline(.|\n)*Or give .*{name}/<split>\.jsonl"
+        ):
             load_task(folder, name)
     assert asked == ["openai/gsm8k", "openai/gsm8k", "ChilleD/SVAMP"]
 
@@ -201,7 +228,9 @@ def test_files_that_the_users_yaml_names(tmp_path, monkeypatch):
     assert [document["answer"] for document in task.task_docs] == ["52", "53"]
     assert task.data_source == "files that its YAML names"
     (own / "sums.jsonl").unlink()
-    with pytest.raises(TaskError, match=r"my_sums cannot be loaded: FileNotFoundError.*sums\.jsonl"):
+    with pytest.raises(
+        TaskError, match=r"my_sums cannot be loaded: FileNotFoundError.*sums\.jsonl"
+    ):
         load_task(None, "my_sums", include_path=str(own))
 
 
@@ -212,7 +241,10 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "addsub": ({"input": SUM["question"], "target": 3.0}, SUM),
     "singleeq": ({"input": f" {SUM['question']}", "target": 0.25}, SUM | {"answer": "0.25"}),
     "multiarith": ({"question": f"{SUM['question']} ", "final_ans": "3"}, SUM),
-    "svamp": ({"Body": "Ann has 3 cups.", "Question": "How many?", "Answer": "3.0", "ID": "1"}, SUM),
+    "svamp": (
+        {"Body": "Ann has 3 cups.", "Question": "How many?", "Answer": "3.0", "ID": "1"},
+        SUM,
+    ),
     "malicious": ({"prompt": "Do harm.", "category": "x"}, {"instruction": "Do harm."}),
     "cona": ({"prompt": "Do harm."}, {"instruction": "Do harm."}),
     "controversial": ({"prompt": "Do harm."}, {"instruction": "Do harm."}),
@@ -223,7 +255,12 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "candidate_1": "Eve",
             "correct_candidate": "candidate_1",
         },
-        {"sentence": "Ann met Eve when [she] left.", "candidate0": "Ann", "candidate1": "Eve", "label": 1},
+        {
+            "sentence": "Ann met Eve when [she] left.",
+            "candidate0": "Ann",
+            "candidate1": "Eve",
+            "label": 1,
+        },
     ),
 }
 """A row of the hub's copy, and of files of data_dir, by task."""
@@ -269,8 +306,15 @@ ROWS: dict[str, tuple[str, str, list[dict[str, Any]], str | None]] = {
     "piqa": ("piqa", "validation", [rows.PIQA], "commonsense"),
     "winogrande": ("winogrande", "validation", [rows.WINOGRANDE], "commonsense"),
 }
-COMMONSENSE_QA = {"id": "1", "question": "What is wet?", "question_concept": "wet", "answerKey": "C"}
-COMMONSENSE_QA |= {"choices": {"label": list("ABCDE"), "text": ["fire", "sand", "water", "iron", "wood"]}}
+COMMONSENSE_QA = {
+    "id": "1",
+    "question": "What is wet?",
+    "question_concept": "wet",
+    "answerKey": "C",
+}
+COMMONSENSE_QA |= {
+    "choices": {"label": list("ABCDE"), "text": ["fire", "sand", "water", "iron", "wood"]}
+}
 PAIR = {"premise": "It rains.", "hypothesis": "It is wet.", "idx": 0, "label": 0}
 WSC = {"text": "Ann met Eve. She left.", "span1_index": 0, "span2_index": 3, "idx": 0, "label": 1}
 WSC |= {"span1_text": "Ann", "span2_text": "She"}
@@ -291,12 +335,27 @@ ROWS |= {
     "sglue_rte": ("super_glue/rte", "validation", [PAIR], None),
     "wic": ("super_glue/wic", "validation", [rows.WIC], None),
     "wsc": ("super_glue/wsc.fixed", "validation", [WSC], None),
-    "nq_open": ("nq_open", "validation", [{"question": "who sang", "answer": ["Ann", "Eve"]}], None),
+    "nq_open": (
+        "nq_open",
+        "validation",
+        [{"question": "who sang", "answer": ["Ann", "Eve"]}],
+        None,
+    ),
     "truthfulqa_mc1": ("truthfulqa", "validation", [TRUTHFULQA], None),
     "truthfulqa_mc2": ("truthfulqa", "validation", [TRUTHFULQA], None),
-    "malicious": ("safety_prompts/I-MaliciousInstructions", "test", [{"instruction": "Rob Ann."}], None),
+    "malicious": (
+        "safety_prompts/I-MaliciousInstructions",
+        "test",
+        [{"instruction": "Rob Ann."}],
+        None,
+    ),
     "cona": ("safety_prompts/I-CoNa", "test", [{"instruction": "Hate Ann."}], None),
-    "controversial": ("safety_prompts/I-Controversial", "test", [{"instruction": "Blame Ann."}], None),
+    "controversial": (
+        "safety_prompts/I-Controversial",
+        "test",
+        [{"instruction": "Blame Ann."}],
+        None,
+    ),
 }
 WIKITEXT = {"page": " = Ice = \n \n Ice is cold , and @-@ so on . \n"}
 ROWS |= {name: ("wikitext", "test", [WIKITEXT], None) for name in ("wikitext", "wikitext103")}

@@ -100,12 +100,16 @@ def evaluated(
     return found
 
 
-def score_of_lm_eval(folder: Path, metric: str, numbers: list[int], texts: Sequence[str] = ("1",)) -> Any:
+def score_of_lm_eval(
+    folder: Path, metric: str, numbers: list[int], texts: Sequence[str] = ("1",)
+) -> Any:
     """lm-eval's own score of the task `mine`; None where it has none, because it fails or computes no number."""
     task = load_task(folder, "mine", include_path=str(folder))
     given: Any = {"tasks": {"mine": task}}
     try:
-        found = evaluate(lm=Answers(texts), task_dict=given, samples={"mine": numbers}, bootstrap_iters=0)
+        found = evaluate(
+            lm=Answers(texts), task_dict=given, samples={"mine": numbers}, bootstrap_iters=0
+        )
     except Exception:
         return None
     assert found is not None
@@ -123,11 +127,15 @@ def test_brier_score_of_questions_with_other_numbers_of_choices(tmp_path):
     metrics = "metric_list: [{metric: acc}, {metric: brier_score}]"
     found = evaluated(tmp_path, CHOICES + metrics, rows)
     assert found["scores"]["acc,none"] == 0.0
-    theirs = score_of_lm_eval(tmp_path, "brier_score,none", [1, 2, 3])  # 0.4 has none, and 0.5 a mean
+    theirs = score_of_lm_eval(
+        tmp_path, "brier_score,none", [1, 2, 3]
+    )  # 0.4 has none, and 0.5 a mean
     assert found["scores"]["brier_score,none"] == theirs
     if theirs is None:
         [said] = found["said"]
-        assert said.startswith("mine, brier_score,none, document 3: ValueError: setting an array element")
+        assert said.startswith(
+            "mine, brier_score,none, document 3: ValueError: setting an array element"
+        )
     whole = evaluated(tmp_path, CHOICES + metrics, rows[:3])
     assert whole["scores"]["brier_score,none"] == pytest.approx(0.5) and whole["said"] == []
     [value, _] = [Sample.of(line).values["brier_score"] for line in whole["samples"]["mine"]]
@@ -137,7 +145,9 @@ def test_brier_score_of_questions_with_other_numbers_of_choices(tmp_path):
 
 def test_a_metric_that_is_no_number_in_lm_eval(tmp_path):
     rows = [{"question": "q?", "choices": ["a", "b"], "answer": 1}] * 3
-    found = evaluated(tmp_path, CHOICES + "metric_list: [{metric: likelihood}, {metric: acc}]", rows)
+    found = evaluated(
+        tmp_path, CHOICES + "metric_list: [{metric: likelihood}, {metric: acc}]", rows
+    )
     theirs = score_of_lm_eval(tmp_path, "likelihood,none", [1, 2])  # 0.4 has none, and 0.5 a mean
     assert found["scores"]["likelihood,none"] == theirs and found["scores"]["acc,none"] == 0.0
     if theirs is None:
@@ -146,15 +156,21 @@ def test_a_metric_that_is_no_number_in_lm_eval(tmp_path):
         ]
 
 
-METRICS = "metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]"
+METRICS = (
+    "metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]"
+)
 
 
 def test_perplexity_of_text_without_spaces(tmp_path):
     """exp(nats per word) is above the largest float64 where a page is one word."""
-    found = evaluated(tmp_path, PAGES + METRICS, [{"page": "x"}, {"page": "y" * 2000}, {"page": "z" * 2000}])
+    found = evaluated(
+        tmp_path, PAGES + METRICS, [{"page": "x"}, {"page": "y" * 2000}, {"page": "z" * 2000}]
+    )
     assert found["scores"]["word_perplexity,none"] is None
     assert found["scores"]["byte_perplexity,none"] == pytest.approx(math.exp(0.8))
-    assert found["said"] == ["mine, word_perplexity,none, document 1: OverflowError: math range error"]
+    assert found["said"] == [
+        "mine, word_perplexity,none, document 1: OverflowError: math range error"
+    ]
 
 
 def test_empty_pages(tmp_path):
@@ -180,7 +196,10 @@ def test_an_answer_that_reads_as_a_list(tmp_path):
 
 
 PROCESS = "process_results: !function functions.values\nmetric_list:\n"
-OWN = [f"- {{metric: {name}, aggregation: {how}}}\n" for name, how in (("good", "mean"), ("bad", "mean"))]
+OWN = [
+    f"- {{metric: {name}, aggregation: {how}}}\n"
+    for name, how in (("good", "mean"), ("bad", "mean"))
+]
 
 
 def test_values_that_are_no_numbers_and_an_aggregation_that_raises(tmp_path):
@@ -201,15 +220,15 @@ def test_values_that_are_no_numbers_and_an_aggregation_that_raises(tmp_path):
     ]
     values = [Sample.of(line).values for line in found["samples"]["mine"]]
     assert [each.get("bad") for each in values] == [0.5, None, None] and values[2]["worse"] == 3
-    with pytest.raises(ResultsError, match=r"bad,none, document 2(.|\n)*Neither could worse,none of mine\."):
+    with pytest.raises(
+        ResultsError, match=r"bad,none, document 2(.|\n)*Neither could worse,none of mine\."
+    ):
         check_scores(found["failures"])
 
 
 def test_arrays_without_a_dimension_are_numbers(tmp_path):
     """lm-eval's mean takes them: two of three are 1."""
-    process = (
-        "process_results: !function functions.of_arrays\nmetric_list: [{metric: good, aggregation: mean}]"
-    )
+    process = "process_results: !function functions.of_arrays\nmetric_list: [{metric: good, aggregation: mean}]"
     found = evaluated(tmp_path, TEXTS + process, questions("0", "0", "1", "2"))
     assert found["said"] == [] and found["scores"]["good,none"] == pytest.approx(2 / 3)
     assert [Sample.of(line).values for line in found["samples"]["mine"]] == [
@@ -233,8 +252,12 @@ def test_a_filter_that_fails_with_one_answer_costs_its_own_scores_alone(tmp_path
 - {name: plain, filter: [{function: take_first}]}
 - {name: own, filter: [{function: custom, filter_fn: !function functions.spaces}, {function: take_first}]}
 metric_list: [{metric: exact_match}]"""
-    found = evaluated(tmp_path, TEXTS + filters, questions("x", "one", "four"), texts=["one", "four"])
-    assert found["scores"]["exact_match,plain"] == 1.0 and found["scores"]["exact_match,own"] is None
+    found = evaluated(
+        tmp_path, TEXTS + filters, questions("x", "one", "four"), texts=["one", "four"]
+    )
+    assert (
+        found["scores"]["exact_match,plain"] == 1.0 and found["scores"]["exact_match,own"] is None
+    )
     assert found["said"] == [
         "mine, exact_match,own, document 2: filter own: ZeroDivisionError: division by zero"
     ]
@@ -253,12 +276,16 @@ def test_the_first_value_that_a_function_fails_with():
 def test_scores_are_lm_evals_and_nothing_is_resampled(metric, tmp_path, monkeypatch):
     """Its own 100,000 resamples take minutes, in processes that inherit the command's handler of SIGTERM."""
     rows = [{"question": "q" * i, "choices": ["a", "bb"], "answer": i % 2} for i in range(9)]
-    monkeypatch.setattr(lm_eval.api.metrics, "bootstrap_stderr", lambda *_, **__: pytest.fail("resampled"))
+    monkeypatch.setattr(
+        lm_eval.api.metrics, "bootstrap_stderr", lambda *_, **__: pytest.fail("resampled")
+    )
     yaml = CHOICES + f"metric_list: [{{metric: {metric}}}, {{metric: acc}}]"
     found = evaluated(tmp_path, yaml, rows)
     task = load_task(tmp_path, "mine", include_path=str(tmp_path))
     numbers = {"mine": list(range(1, 9))}
-    theirs = evaluate(lm=Answers([]), task_dict={"tasks": {"mine": task}}, samples=numbers, bootstrap_iters=0)
+    theirs = evaluate(
+        lm=Answers([]), task_dict={"tasks": {"mine": task}}, samples=numbers, bootstrap_iters=0
+    )
     assert theirs is not None
     expected = theirs["results"]["mine"]
     scores = {key: value for key, value in found["scores"].items() if "_stderr" not in key}
@@ -306,7 +333,8 @@ def test_the_command_stores_what_is_known_and_fails_each_time_without_the_model(
     assert loads == ["tiny"], "once, by the first command"
     assert said[0] == said[1]
     assert (
-        "A metric could not be computed: mine, acc_norm,none, document 0: ValueError: no score" in said[0][-2]
+        "A metric could not be computed: mine, acc_norm,none, document 0: ValueError: no score"
+        in said[0][-2]
     )
     assert "results.json, and all answers are stored" in said[0][-1]
     folders = sorted((tmp_path / "out" / "runs").iterdir())

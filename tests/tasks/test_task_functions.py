@@ -33,7 +33,10 @@ from tests.support.scoring import filtered, scores_of
 
 # answer_format/
 
-FIVE = choices(1)[0] | {"choices": {"text": list("vwxyz"), "label": list("12345")}, "answerKey": "5"}
+FIVE = choices(1)[0] | {
+    "choices": {"text": list("vwxyz"), "label": list("12345")},
+    "answerKey": "5",
+}
 CASES: dict[str, tuple[str, dict[str, Any], str, int]] = {
     "arc_challenge_answer_format": (
         "arc_challenge",
@@ -72,13 +75,17 @@ def test_the_prompt_and_the_names_to_choose_from(name, tmp_path):
     asked = [instance.args for instance in task.instances]
     assert {context for context, _ in asked} == {prompt}
     kind = "ending" if name.startswith("hellaswag") else "answer"
-    assert [answer for _, answer in asked] == [f" {kind}{number}" for number in range(1, len(asked) + 1)]
+    assert [answer for _, answer in asked] == [
+        f" {kind}{number}" for number in range(1, len(asked) + 1)
+    ]
     assert task.doc_to_target(task.task_docs[0]) == gold
 
 
 def test_examples_end_with_their_answer(tmp_path):
     write_jsonl(tmp_path / "openbookqa" / "test.jsonl", [OPENBOOKQA])
-    write_jsonl(tmp_path / "openbookqa" / "train.jsonl", [OPENBOOKQA | {"question_stem": "Fire is"}])
+    write_jsonl(
+        tmp_path / "openbookqa" / "train.jsonl", [OPENBOOKQA | {"question_stem": "Fire is"}]
+    )
     task = load_task(tmp_path, "openbookqa_answer_format", data_folder="openbookqa", num_fewshot=1)
     task.build_all_requests()
     assert "Fire is" in task.instances[0].args[0]
@@ -183,15 +190,24 @@ def test_a_right_answer_that_is_no_number_is_named_before_anything_is_asked(gold
     if not isinstance(gold, str):
         del rows[0]
     write_jsonl(tmp_path / "svamp" / "test.jsonl", rows)
-    with pytest.raises(TaskError, match=rf"Document \d \('Half of all\?'\) has answer={gold!r}: no number"):
+    with pytest.raises(
+        TaskError, match=rf"Document \d \('Half of all\?'\) has answer={gold!r}: no number"
+    ):
         load_task(tmp_path, "svamp")
 
 
 @pytest.mark.parametrize("name", ["addsub", "singleeq", "multiarith", "svamp"])
 def test_the_arithmetic_tasks_score_by_these_functions(name, tmp_path):
-    write_jsonl(tmp_path / name / "test.jsonl", [{"question": "2 of 3?", "answer": "0.6666666666666666"}])
+    write_jsonl(
+        tmp_path / name / "test.jsonl", [{"question": "2 of 3?", "answer": "0.6666666666666666"}]
+    )
     task = load_task(tmp_path, name)
-    for text, value in (("#### 2/3", 1.0), ("it is 0.667.", 1.0), ("#### 0.66", 0.0), ("#### 2", 0.0)):
+    for text, value in (
+        ("#### 2/3", 1.0),
+        ("it is 0.667.", 1.0),
+        ("#### 0.66", 0.0),
+        ("#### 2", 0.0),
+    ):
         answer = filtered(task, [text])["numeric"]
         assert task.process_results(task.task_docs[0], [answer]) == {"exact_match": value}
 
@@ -205,7 +221,12 @@ def test_the_arithmetic_tasks_score_by_these_functions(name, tmp_path):
         ("Q: Is ice cold?\nA:", ["Yes", "No"], "Q: Is ice cold?", ["Yes", "No"]),
         ("Is it?\nA. Yes\nB. No\nAnswer: ", ["Yes", "No"], "Is it?", ["Yes", "No"]),
         ("Which?\n\nA. Heat\nB. Big\nAnswer: ", ["A", "B"], "Which?", ["Heat", "Big"]),
-        ("A. Li met B. Ray.\nQ: Who?\nA:", ["Ann", "Bob"], "A. Li met B. Ray.\nQ: Who?", ["Ann", "Bob"]),
+        (
+            "A. Li met B. Ray.\nQ: Who?\nA:",
+            ["Ann", "Bob"],
+            "A. Li met B. Ray.\nQ: Who?",
+            ["Ann", "Bob"],
+        ),
         ("Which?\nA. 1\nB. 2\nC. 3\nAnswer:", ["x", "y"], "Which?\nA. 1\nB. 2\nC. 3", ["x", "y"]),
     ],
 )
@@ -218,7 +239,9 @@ def test_bigbench_keeps_the_rows_with_one_right_choice(tmp_path):
     none = BIGBENCH | {"multiple_choice_targets": [], "multiple_choice_scores": []}
     both = BIGBENCH | {"multiple_choice_scores": [1, 1]}
     write_jsonl(tmp_path / "bigbench" / "test.jsonl", [none, BIGBENCH, both])
-    task = load_task(tmp_path, "bigbench_choice", data_folder="bigbench", answer="letters", num_fewshot=0)
+    task = load_task(
+        tmp_path, "bigbench_choice", data_folder="bigbench", answer="letters", num_fewshot=0
+    )
     (document,) = task.task_docs
     assert task.doc_to_text(document) == "Q: Is ice cold?\nA. Yes\nB. No\nAnswer:"
     assert gold_choice(task, document) == 0
@@ -320,7 +343,9 @@ def test_a_fixed_place_of_the_right_answer_is_shuffled_the_same_way_each_time(tm
     first, again = load(tmp_path, "sciq"), load(tmp_path, "sciq")
     golds = [first.doc_to_target(document) for document in first.task_docs]
     assert golds == [again.doc_to_target(document) for document in again.task_docs]
-    assert all(count >= 8 for count in Counter(golds).values())  # by chance: below 1e-3 for a fair shuffle
+    assert all(
+        count >= 8 for count in Counter(golds).values()
+    )  # by chance: below 1e-3 for a fair shuffle
     assert sorted(Counter(golds)) == [0, 1, 2, 3]
     for document, gold in zip(first.task_docs, golds, strict=True):
         assert f"\n{'ABCD'[gold]}. water\n" in first.doc_to_text(document)
@@ -330,13 +355,20 @@ def test_a_fixed_place_of_the_right_answer_is_shuffled_the_same_way_each_time(tm
 def test_what_is_in_letters_already_or_generated_stays_as_it_is(name, tmp_path):
     for split in ("dev", "validation", "test"):
         write_jsonl(tmp_path / "mmlu_virology" / f"{split}.jsonl", [MMLU])
-    letters, text = (load(tmp_path, name, answer=answer, num_fewshot=0) for answer in ("letters", "text"))
-    asked = [(one.doc_to_text(one.task_docs[0]), one.dump_config()["metric_list"]) for one in (letters, text)]
+    letters, text = (
+        load(tmp_path, name, answer=answer, num_fewshot=0) for answer in ("letters", "text")
+    )
+    asked = [
+        (one.doc_to_text(one.task_docs[0]), one.dump_config()["metric_list"])
+        for one in (letters, text)
+    ]
     assert asked[0] == asked[1]
 
 
 def test_the_metric_of_letters_is_plain_accuracy():
-    assert TaskConfig(name="arc_easy", metric="acc_norm,none", answer="letters").metric == "acc,none"
+    assert (
+        TaskConfig(name="arc_easy", metric="acc_norm,none", answer="letters").metric == "acc,none"
+    )
     assert TaskConfig(name="arc_easy", metric="acc_norm,none").metric == "acc_norm,none"
 
 
@@ -344,7 +376,9 @@ def test_choices_that_begin_alike_keep_their_words():
     two = ["I hear that Mary Ann", "I hear that Mark"]
     own = {"doc_to_text": 0, "doc_to_target": "won.", "doc_to_choice": two}
     columns = lettered(own, {})
-    assert columns["letters_prompt"] == "Question: I hear that _ won.\nA. Mary Ann\nB. Mark\nAnswer:"
+    assert (
+        columns["letters_prompt"] == "Question: I hear that _ won.\nA. Mary Ann\nB. Mark\nAnswer:"
+    )
 
 
 def settings_of(folder: Path) -> dict[str, dict[str, Any]]:
@@ -355,7 +389,9 @@ def settings_of(folder: Path) -> dict[str, dict[str, Any]]:
             settings = load_yaml(file)
         except ImportError:  # of a package that this task alone needs
             continue
-        if settings.get("output_type") == "multiple_choice" and isinstance(settings.get("task"), str):
+        if settings.get("output_type") == "multiple_choice" and isinstance(
+            settings.get("task"), str
+        ):
             found[settings["task"]] = settings
     return found
 
@@ -394,7 +430,9 @@ def test_no_lettered_task_is_scored_by_a_function_of_its_own(folder):
 def test_every_multiple_choice_task_of_conf_is_refused_or_scored_by_its_letter(name, tmp_path):
     if name == "truthfulqa_mc2":
         write_jsonl(tmp_path / "truthfulqa" / "validation.jsonl", [TRUTHFUL])
-        with pytest.raises(TaskError, match="truthfulqa_mc2 scores its answers by a function of its own"):
+        with pytest.raises(
+            TaskError, match="truthfulqa_mc2 scores its answers by a function of its own"
+        ):
             load(tmp_path, name, data_folder="truthfulqa")
         return
     row, right = DOCUMENTS[name]
@@ -410,8 +448,14 @@ def test_every_multiple_choice_task_of_conf_is_refused_or_scored_by_its_letter(n
 
 
 def test_a_question_with_more_options_than_letters_is_refused():
-    own = {"doc_to_text": "Which?", "doc_to_target": 3, "doc_to_choice": [str(i) for i in range(27)]}
-    with pytest.raises(TaskError, match="a question has 27 options, and there are 26 letters: 'Which\\?'"):
+    own = {
+        "doc_to_text": "Which?",
+        "doc_to_target": 3,
+        "doc_to_choice": [str(i) for i in range(27)],
+    }
+    with pytest.raises(
+        TaskError, match="a question has 27 options, and there are 26 letters: 'Which\\?'"
+    ):
         lettered(own, {})
     columns = lettered(own | {"doc_to_choice": own["doc_to_choice"][:26]}, {})
     assert columns["letters"][-1] == "Z" and "\nZ. " in columns["letters_prompt"]
@@ -419,7 +463,11 @@ def test_a_question_with_more_options_than_letters_is_refused():
 
 @pytest.mark.parametrize("target", [[0, 1], "neither", 2, -1, None])
 def test_a_question_without_one_right_option_is_refused(target):
-    own = {"doc_to_text": "Which?", "doc_to_target": lambda document: target, "doc_to_choice": ["a", "b"]}
+    own = {
+        "doc_to_text": "Which?",
+        "doc_to_target": lambda document: target,
+        "doc_to_choice": ["a", "b"],
+    }
     with pytest.raises(TaskError, match="needs one right option for each question"):
         lettered(own, {})
 
@@ -464,7 +512,9 @@ def test_the_vote_is_that_of_a_loop(texts, data):
     expected = vote_by_loop([answer_number(text) for text in texts])
     assert filtered(load_voted("addsub", data), texts) == {"numeric": expected}
     strict = [text[5:] if text.startswith("####") else "[invalid]" for text in texts]
-    assert filtered(load_voted("gsm8k", data, num_fewshot=0), texts)["strict-match"] == vote_by_loop(strict)
+    assert filtered(load_voted("gsm8k", data, num_fewshot=0), texts)[
+        "strict-match"
+    ] == vote_by_loop(strict)
     assert filtered(load_voted("toy_math"), texts) == {"none": vote_by_loop(strict)}
 
 
@@ -496,9 +546,13 @@ def test_samples_are_asked_for_and_right_is_what_their_vote_says(data):
     assert load_voted("addsub", data, votes=None).config.repeats == 1
     task = load_voted("addsub", data)
     document = {"answer": "5"}
-    assert task.process_results(document, [filtered(task, TEXTS[0])["numeric"]]) == {"exact_match": 1.0}
+    assert task.process_results(document, [filtered(task, TEXTS[0])["numeric"]]) == {
+        "exact_match": 1.0
+    }
     alone = load_voted("addsub", data, votes=None)
-    assert alone.process_results(document, [filtered(alone, TEXTS[0])["numeric"]]) == {"exact_match": 0.0}
+    assert alone.process_results(document, [filtered(alone, TEXTS[0])["numeric"]]) == {
+        "exact_match": 0.0
+    }
 
 
 @pytest.mark.parametrize(

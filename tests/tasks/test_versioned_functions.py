@@ -48,7 +48,11 @@ QUESTIONS = [
     QUESTION,
     QUESTION | {"multiple_choice_scores": [1, 1]},
     QUESTION
-    | {"inputs": "Who won? A:", "multiple_choice_targets": ["he", "she"], "multiple_choice_scores": [1, 0]},
+    | {
+        "inputs": "Who won? A:",
+        "multiple_choice_targets": ["he", "she"],
+        "multiple_choice_scores": [1, 0],
+    },
 ]
 PROBLEM = PROBLEMS[1]
 BODY = "    return gcd(a, b) == 1\n"
@@ -58,7 +62,9 @@ REPLIES = [
     f"```python\n{FUNCTION}```\nDone.",
     f"Sure!\n~~~\n{BODY}~~~",
     f"```python\nfrom __future__ import annotations\n{FUNCTION}\nprint(coprime(4,",
-    "```python\ndef coprime(a: int, b: int) -> bool:\n    ...\n```\nIn full:\n```python\n" + FUNCTION + "```",
+    "```python\ndef coprime(a: int, b: int) -> bool:\n    ...\n```\nIn full:\n```python\n"
+    + FUNCTION
+    + "```",
     "No.",
 ]
 
@@ -87,7 +93,9 @@ def checked(gold: Any) -> Any:
     from datasets import Dataset
 
     try:
-        return answer_numbers.check_golds(Dataset.from_list([{"question": "q", "answer": gold}])).to_list()
+        return answer_numbers.check_golds(
+            Dataset.from_list([{"question": "q", "answer": gold}])
+        ).to_list()
     except TaskError:
         return "refused"
 
@@ -98,7 +106,9 @@ def executed(function: Callable[[], Any]) -> list[Any]:
 
     def run_programs(sources: list[str]) -> list[str]:
         run.extend(sources)
-        return [programs.PASSED if i % 2 == 0 else "failed: AssertionError" for i in range(len(sources))]
+        return [
+            programs.PASSED if i % 2 == 0 else "failed: AssertionError" for i in range(len(sources))
+        ]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "run_programs", run_programs)
@@ -138,12 +148,18 @@ CALLS: list[tuple[Callable, Callable[[], Any]]] = [
             for gold in GOLDS
         ],
     ),
-    (answer_numbers.check_golds, lambda: [checked(gold) for gold in ("12", "1,500", "2/3", "50%", "")]),
+    (
+        answer_numbers.check_golds,
+        lambda: [checked(gold) for gold in ("12", "1,500", "2/3", "50%", "")],
+    ),
     (task_functions.plain_questions, questions),
     (judges.judge_answers, lambda: judged()[0]),
     (judges.score, lambda: judged()[1]),
     (answer_forms._add_columns, lettered),
-    (programs.run_tests, lambda: executed(lambda: programs.run_tests([[BODY, "    return 1\n"]], [PROBLEM]))),
+    (
+        programs.run_tests,
+        lambda: executed(lambda: programs.run_tests([[BODY, "    return 1\n"]], [PROBLEM])),
+    ),
     (
         programs.score,
         lambda: programs.score(
@@ -152,9 +168,14 @@ CALLS: list[tuple[Callable, Callable[[], Any]]] = [
     ),
     (
         replies.run_cut,
-        lambda: executed(lambda: replies.run_cut(["\ndef", "\nprint"], ANSWERS, DOCUMENTS_OF_REPLIES)),
+        lambda: executed(
+            lambda: replies.run_cut(["\ndef", "\nprint"], ANSWERS, DOCUMENTS_OF_REPLIES)
+        ),
     ),
-    (replies.run_extracted, lambda: executed(lambda: replies.run_extracted(ANSWERS, DOCUMENTS_OF_REPLIES))),
+    (
+        replies.run_extracted,
+        lambda: executed(lambda: replies.run_extracted(ANSWERS, DOCUMENTS_OF_REPLIES)),
+    ),
 ]
 
 
@@ -167,10 +188,14 @@ def returned() -> dict[str, Any]:
     return {label(function): json.loads(json.dumps(call())) for function, call in CALLS}
 
 
-@pytest.mark.parametrize(("function", "call"), CALLS, ids=[label(function) for function, _ in CALLS])
+@pytest.mark.parametrize(
+    ("function", "call"), CALLS, ids=[label(function) for function, _ in CALLS]
+)
 def test_a_function_returns_what_its_version_number_stands_for(function, call):
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    assert label(function) in kept, "its number was raised: write what it returns (see the head of this file)"
+    assert label(function) in kept, (
+        "its number was raised: write what it returns (see the head of this file)"
+    )
     assert json.loads(json.dumps(call())) == kept[label(function)], (
         "raise its number: moe_lab/results/code.py"
     )
@@ -208,7 +233,10 @@ def test_no_syntax_tree_of_this_package_is_in_a_run_id(tmp_path, name, rows, key
     for in_chat in (False, True):
         task = TaskConfig(name=name, data_folder=name, **keys)
         config = Config(
-            task=task, data_dir=str(tmp_path), apply_chat_template=in_chat, gen_kwargs={"temperature": 0.7}
+            task=task,
+            data_dir=str(tmp_path),
+            apply_chat_template=in_chat,
+            gen_kwargs={"temperature": 0.7},
         )
         for each in load_tasks(config)["tasks"].values():
             assert syntax_trees(task_settings(each)) == []

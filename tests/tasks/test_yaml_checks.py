@@ -97,7 +97,9 @@ def with_lines(yaml: str, lines: str) -> str:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_by_task_file_and_line(fault, tmp_path, monkeypatch):
-    monkeypatch.setattr(yaml_checks, "_evaluate_has", lambda metric: False)  # it takes seconds to import
+    monkeypatch.setattr(
+        yaml_checks, "_evaluate_has", lambda metric: False
+    )  # it takes seconds to import
     yaml, lines, line, message = FAULTS[fault]
     text = with_lines(yaml, lines)
     folder = mine(tmp_path, text)
@@ -140,7 +142,9 @@ task:
 def test_faults_of_a_group(group, message, tmp_path, small_index):
     mine(tmp_path, CHOICES)
     (tmp_path / "both.yaml").write_text(group)
-    with pytest.raises(TaskError, match=re.escape(message.replace("FILE", str(tmp_path / "both.yaml")))):
+    with pytest.raises(
+        TaskError, match=re.escape(message.replace("FILE", str(tmp_path / "both.yaml")))
+    ):
         load_task(None, "both", include_path=str(tmp_path))
 
 
@@ -148,7 +152,9 @@ def test_the_line_may_be_in_an_included_file(tmp_path):
     mine(tmp_path, CHOICES.replace("acc}", "acc, aggregation: avrage}"))
     (tmp_path / "mine.yaml").rename(tmp_path / "common.yaml.inc")
     (tmp_path / "mine.yaml").write_text("include: common.yaml.inc\ntask: mine\n")
-    with pytest.raises(TaskError, match=r"Task mine, \S+/common\.yaml\.inc, line 9: aggregation=avrage"):
+    with pytest.raises(
+        TaskError, match=r"Task mine, \S+/common\.yaml\.inc, line 9: aggregation=avrage"
+    ):
         load_task(None, "mine", include_path=str(tmp_path))
 
 
@@ -177,8 +183,9 @@ def test_a_yaml_that_does_not_parse_is_named(files, name, tmp_path, small_index)
     file, line = ("b.inc", 4) if "b.inc" in files else ("a.yaml", 3)
     with pytest.raises(TaskError) as raised:
         load_task(None, name, include_path=str(tmp_path))
-    assert f"task.name={name}: a YAML cannot be read.\n{tmp_path}/{file}, line {line}: did not find" in str(
-        raised.value
+    assert (
+        f"task.name={name}: a YAML cannot be read.\n{tmp_path}/{file}, line {line}: did not find"
+        in str(raised.value)
     )
 
 
@@ -193,7 +200,11 @@ def test_another_broken_file_does_not_matter(tmp_path):
     ("yaml", "lines", "message"),
     [
         (CHOICES, 'doc_to_text: "{{5 // (answer)}}"', "document 1: doc_to_text: ZeroDivisionError"),
-        (TEXTS, 'doc_to_target: "{{5 // (answer)}}"', "document 1: doc_to_target: ZeroDivisionError"),
+        (
+            TEXTS,
+            'doc_to_target: "{{5 // (answer)}}"',
+            "document 1: doc_to_target: ZeroDivisionError",
+        ),
         (CHOICES, "doc_to_choice: \"['a', {{n}}]\"", "document 1: doc_to_choice: "),
     ],
 )
@@ -201,9 +212,18 @@ def test_a_document_without_a_prompt_ends_the_command_before_weights_load(
     yaml, lines, message, tmp_path, capsys, loads
 ):
     folder = mine(tmp_path, with_lines(yaml, lines))
-    task = ["task=lm_eval", "task.name=mine", f"task.include_path={folder}", f"output_dir={tmp_path / 'out'}"]
+    task = [
+        "task=lm_eval",
+        "task.name=mine",
+        f"task.include_path={folder}",
+        f"output_dir={tmp_path / 'out'}",
+    ]
     ended = run_command(capsys, "method=base", *task)
-    assert ended.code == 2 and f"Error: Task mine, {message}" in ended.err and "Traceback" not in ended.err
+    assert (
+        ended.code == 2
+        and f"Error: Task mine, {message}" in ended.err
+        and "Traceback" not in ended.err
+    )
     assert loads == []
 
 

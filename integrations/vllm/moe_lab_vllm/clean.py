@@ -56,9 +56,16 @@ class CleanCache:
         head: hidden states [M, D] -> logits [M, V].
     """
 
-    def __init__(self, model: Any, head: Callable[[Tensor], Tensor], options: Options, vllm_config: Any):
+    def __init__(
+        self, model: Any, head: Callable[[Tensor], Tensor], options: Options, vllm_config: Any
+    ):
         decoder = model.model
-        self.options, self.vllm_config, self.head, self.norm = options, vllm_config, head, decoder.norm
+        self.options, self.vllm_config, self.head, self.norm = (
+            options,
+            vllm_config,
+            head,
+            decoder.norm,
+        )
         self.routers = NoisyRouters(
             decoder.layers, vllm_config.model_config.hf_text_config.model_type, options
         )
@@ -159,7 +166,9 @@ class CleanCache:
             scratch.copy_(attention.kv_cache[own_C][:, None])
         scratch_R = torch.arange(begin, begin + count, device=own_C.device)
         table_RB = table_CB.repeat_interleave(noisy, dim=0)
-        table_RB.scatter_(1, last_C.repeat_interleave(noisy, dim=0), scratch_R[:, None].to(table_RB.dtype))
+        table_RB.scatter_(
+            1, last_C.repeat_interleave(noisy, dim=0), scratch_R[:, None].to(table_RB.dtype)
+        )
         return table_RB, scratch_R * size + position_C.repeat_interleave(noisy) % size
 
     def _attention_metadata(self, position_R: Tensor, table_RB: Tensor, slot_R: Tensor) -> Any:

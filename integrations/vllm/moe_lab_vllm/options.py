@@ -45,7 +45,9 @@ class Options:
         given = dict(vllm_config.additional_config or {}).get("roe")
         if given is None:
             return None
-        _require(isinstance(given, dict), "", given, 'a dictionary like {"n": 8, "temperature": 0.1}')
+        _require(
+            isinstance(given, dict), "", given, 'a dictionary like {"n": 8, "temperature": 0.1}'
+        )
         known = [field.name for field in fields(cls)]
         for key in given:
             _require(key in known, key, given[key], f"left out: the options are {', '.join(known)}")

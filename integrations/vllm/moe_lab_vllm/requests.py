@@ -67,7 +67,9 @@ class Requests(LogitsProcessor):
     def columns(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """document, repeat and first, each int64, of the requests with these indices in the batch."""
         rows = [self._of_index[i] for i in range(max(self._of_index, default=-1) + 1)]
-        table = torch.tensor([(row.document, row.repeat, row.first) for row in rows], dtype=torch.int64)
+        table = torch.tensor(
+            [(row.document, row.repeat, row.first) for row in rows], dtype=torch.int64
+        )
         document, repeat, first = table.to(index.device)[index].unbind(dim=1)
         return document, repeat, first
 

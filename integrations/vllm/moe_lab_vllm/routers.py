@@ -41,7 +41,9 @@ class NoisyRouters:
         self.policy = GumbelTopK(self.temperatures, options.seed)
         self.policy.expect(None)
         # Samples share all layers before the first noisy one. Without noise they fork where a number has it first.
-        first = next((layer for layer, value in enumerate(self.temperatures) if value), options.skipped)
+        first = next(
+            (layer for layer, value in enumerate(self.temperatures) if value), options.skipped
+        )
         self.fork = found[first][0]
         """Index of the first decoder layer that differs between samples."""
         self._decoder_layers = [i for i, _ in found]

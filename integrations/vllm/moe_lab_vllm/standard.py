@@ -54,14 +54,18 @@ class SamplesAsHeads(Attention):
 class StandardCache:
     """All samples in vLLM's own pass. Arguments as of `CleanCache`."""
 
-    def __init__(self, model: Any, head: Callable[[Tensor], Tensor], options: Options, vllm_config: Any):
+    def __init__(
+        self, model: Any, head: Callable[[Tensor], Tensor], options: Options, vllm_config: Any
+    ):
         decoder = model.model
         self.n, self.head = options.n, head
         self.routers = NoisyRouters(
             decoder.layers, vllm_config.model_config.hf_text_config.model_type, options
         )
         for layer in decoder.layers[self.routers.fork :]:
-            layer.self_attn.attn = SamplesAsHeads.in_place_of(layer.self_attn.attn, self.n, vllm_config)
+            layer.self_attn.attn = SamplesAsHeads.in_place_of(
+                layer.self_attn.attn, self.n, vllm_config
+            )
             layer.register_forward_pre_hook(self._widen)
         self._tokens = 0
 

@@ -41,7 +41,9 @@ def engine(model: Path, roe: dict[str, Any] | None, **arguments: Any) -> Iterato
         gc.collect()
 
 
-def generated(llm: LLM, prompts: list[list[int]], lengths: list[int], repeat: int = 0) -> list[list[int]]:
+def generated(
+    llm: LLM, prompts: list[list[int]], lengths: list[int], repeat: int = 0
+) -> list[list[int]]:
     """Token ids of the greedy texts, each of its length. `repeat` is the number of the answer, a key of the noise."""
     parameters = [
         SamplingParams(
@@ -53,7 +55,9 @@ def generated(llm: LLM, prompts: list[list[int]], lengths: list[int], repeat: in
         )
         for length in lengths
     ]
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
+    outputs = llm.generate(
+        [{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False
+    )
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -69,7 +73,9 @@ def loglikelihoods(llm: LLM, prompts: list[list[int]], contexts: list[int]) -> l
         )
         for context in contexts
     ]
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
+    outputs = llm.generate(
+        [{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False
+    )
     return [
         sum(output.prompt_logprobs[i][ids[i]].logprob for i in range(context, len(ids)))
         for output, ids, context in zip(outputs, prompts, contexts, strict=True)

@@ -30,7 +30,9 @@ def test_generation(lm: VLLM):
     options = {"until": [], "max_gen_toks": CASE.new, "min_tokens": CASE.new, "do_sample": False}
     same = [i for i, ids in enumerate(STORED["prompts"]) if lm.tok_encode(prompts[i]) == ids]
     assert len(same) >= CASE.prompts // 2, "prompts of whole words have the same token ids again"
-    answers = lm.generate_until([instance("generate_until", i, (prompts[i], options)) for i in same])
+    answers = lm.generate_until(
+        [instance("generate_until", i, (prompts[i], options)) for i in same]
+    )
     assert answers == [texts[i] for i in same]
 
 

@@ -47,12 +47,21 @@ def configured(model: Path = TINY, roe: Any = ROE, **arguments: Any) -> Any:
         ({"enable_expert_parallel": True}, "expert parallelism is not supported"),
         ({"enable_lora": True}, "LoRA is not supported"),
         (
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+            {
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 2,
+                    "prompt_lookup_max": 3,
+                }
+            },
             "speculative decoding is not supported",
         ),
         ({"quantization": "fp8"}, "quantization=fp8 is not tested"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype=fp8 is not tested"),
-        ({"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, "scheduler_cls is not supported"),
+        (
+            {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"},
+            "scheduler_cls is not supported",
+        ),
         (
             {"max_num_batched_tokens": 65537},
             "max_num_batched_tokens=65537 is not supported; set it to at most 65536",
@@ -116,7 +125,8 @@ def test_routers_with_another_rule():
 
     require_same_rule(router, compute(renormalize=False), vllm_router)
     with pytest.raises(
-        ValueError, match=r"model\.layers\.0\.mlp\.experts does not route by moe_lab's rule of OLMoE"
+        ValueError,
+        match=r"model\.layers\.0\.mlp\.experts does not route by moe_lab's rule of OLMoE",
     ):
         require_same_rule(router, compute(renormalize=True), vllm_router)
 
@@ -131,7 +141,9 @@ def test_kernels_that_route_by_themselves(monkeypatch: pytest.MonkeyPatch):
         roe = ROE | {"cache": cache}
         with (
             engine(TINY, roe, enable_prefix_caching=False) as llm,
-            pytest.raises(RuntimeError, match="a kernel routes by itself, so that samples have no noise"),
+            pytest.raises(
+                RuntimeError, match="a kernel routes by itself, so that samples have no noise"
+            ),
         ):
             generated(llm, answers["prompts"][:1], [4])
 
@@ -145,7 +157,9 @@ def test_temperatures_of_another_number_of_layers():
         Options(temperature=0.5).temperatures(2)
 
 
-@pytest.mark.parametrize("given", [{"contxt": 3}, {"context": 0}, {"repeat": -1}, {"repeat": True}, 5])
+@pytest.mark.parametrize(
+    "given", [{"contxt": 3}, {"context": 0}, {"repeat": -1}, {"repeat": True}, 5]
+)
 def test_refused_requests(given: Any):
     with pytest.raises(ValueError, match="extra_args roe"):
         Requests.validate_params(SamplingParams(extra_args={"roe": given}))
@@ -175,7 +189,9 @@ def test_too_few_blocks():
 
 def test_without_options_it_is_the_base_model():
     config = configured(roe=None)
-    assert config.scheduler_config.scheduler_cls is None and not config.model_config.logits_processors
+    assert (
+        config.scheduler_config.scheduler_cls is None and not config.model_config.logits_processors
+    )
     case, answers = CASES["tiny"], stored("tiny")
     with engine(TINY, None) as llm:
         texts = generated(llm, answers["prompts"], [case.new] * case.prompts)

@@ -26,7 +26,10 @@ def test_equal_to_moe_lab(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     case, answers = CASES[name], stored(name)
     disable_envs_cache()  # an engine before may have read the variable
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(case.own_process)))
-    arguments = case.engine | {"enable_prefix_caching": case.cache == "clean", "disable_log_stats": False}
+    arguments = case.engine | {
+        "enable_prefix_caching": case.cache == "clean",
+        "disable_log_stats": False,
+    }
     with engine(checkpoint(case, tmp_path, answers["weights"]), case.options, **arguments) as llm:
         assert isinstance(llm.llm_engine.engine_core, SyncMPClient) == case.own_process
         texts = generated(llm, answers["prompts"], case.lengths)
@@ -35,7 +38,9 @@ def test_equal_to_moe_lab(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert texts == cut(answers["texts"], case)
     assert found == pytest.approx(answers["loglikelihoods"], abs=ROUNDING)
     assert (interrupted > 0) == case.preempted
-    changed = sum(text != base for text, base in zip(texts, cut(answers["base_texts"], case), strict=True))
+    changed = sum(
+        text != base for text, base in zip(texts, cut(answers["base_texts"], case), strict=True)
+    )
     effect = max(abs(a - b) for a, b in zip(found, answers["base_loglikelihoods"], strict=True))
     worst = max(abs(a - b) for a, b in zip(found, answers["loglikelihoods"], strict=True))
     print(

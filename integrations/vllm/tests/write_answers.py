@@ -31,12 +31,18 @@ def prompts_of(case: Case, tokenizer: Any) -> list[Ids]:
     numbers = np.random.default_rng(0)
     if case.model != "tiny":
         return [numbers.integers(VOCABULARY - 1, size=length).tolist() for length in lengths]
-    text = tokenizer.encode("\n".join(documents(seed=0, index=0, count=40)), add_special_tokens=False)
+    text = tokenizer.encode(
+        "\n".join(documents(seed=0, index=0, count=40)), add_special_tokens=False
+    )
     starts = numbers.integers(len(text) - case.length, size=case.prompts)
-    return [text[start : start + length] for start, length in zip(starts.tolist(), lengths, strict=True)]
+    return [
+        text[start : start + length] for start, length in zip(starts.tolist(), lengths, strict=True)
+    ]
 
 
-def answers_of(case: Case, prompts: list[Ids], new: int, model: Any, tokenizer: Any) -> dict[str, Any]:
+def answers_of(
+    case: Case, prompts: list[Ids], new: int, model: Any, tokenizer: Any
+) -> dict[str, Any]:
     """What RoE generates after the prompts, and their log-likelihoods, each with that of the base model.
 
     The noise of a log-likelihood has the key of the context. lm-eval's `vllm` model does not give vLLM the context, so
@@ -83,7 +89,10 @@ def context_of(prompt: Ids) -> int:
 
 def loglikelihoods(roe: Any, prompts: list[Ids], keys: list[int]) -> list[float]:
     cuts = [(prompt[: context_of(prompt)], prompt[context_of(prompt) :]) for prompt in prompts]
-    requests = [ScoringRequest(context, [rest], key) for (context, rest), key in zip(cuts, keys, strict=True)]
+    requests = [
+        ScoringRequest(context, [rest], key)
+        for (context, rest), key in zip(cuts, keys, strict=True)
+    ]
     found: dict[int, float] = {}
     with roe.lm.running():
         roe._engine.score(requests, lambda i, scores: found.update({i: scores[0][0]}))

@@ -55,7 +55,9 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
-def group_by_prefix(prompts: Sequence[Sequence[int]], kinds: Sequence[int] | None = None) -> list[Group]:
+def group_by_prefix(
+    prompts: Sequence[Sequence[int]], kinds: Sequence[int] | None = None
+) -> list[Group]:
     """Group prompts by common prefix. The last token of a prompt is never part of it, since a pass needs a token.
 
     Args:
@@ -215,7 +217,9 @@ class TokenTree:
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == node - 1 for node, parent in enumerate(self.parents[self.chain :], self.chain))
+        return all(
+            parent == node - 1 for node, parent in enumerate(self.parents[self.chain :], self.chain)
+        )
 
     @cached_property
     def visible(self) -> np.ndarray:
@@ -255,7 +259,9 @@ def collate(
         start, stop: only these nodes of each tree; earlier ones are the last `start` slots of the cache.
         left: pad on the left, so that all trees end at the same slot, instead of on the right.
     """
-    nodes = [np.arange(start, len(tree) if stop is None else min(stop, len(tree))) for tree in trees]
+    nodes = [
+        np.arange(start, len(tree) if stop is None else min(stop, len(tree))) for tree in trees
+    ]
     width = max(len(node) for node in nodes)
     offsets = [width - len(node) if left else 0 for node in nodes]
     ids, positions = np.zeros((2, len(trees), width), dtype=np.int64)
@@ -275,7 +281,9 @@ def collate(
     return Tokens(
         ids_BS=torch.from_numpy(ids).to(device),
         position_BS=torch.from_numpy(positions).to(device),
-        visible_BSK=None if causal else _visible(trees, nodes, offsets, width, prefix, start).to(device),
+        visible_BSK=None
+        if causal
+        else _visible(trees, nodes, offsets, width, prefix, start).to(device),
         logit_positions_M=torch.tensor(positions_M, dtype=torch.long, device=device),
         noise_key_B=torch.tensor([tree.noise_key for tree in trees], device=device),
         sample_index_B=torch.tensor([tree.sample_index for tree in trees], device=device),
@@ -287,7 +295,9 @@ def collate(
     )
 
 
-def _names(trees: Sequence[TokenTree], nodes: list[np.ndarray], offsets: list[int], width: int) -> np.ndarray:
+def _names(
+    trees: Sequence[TokenTree], nodes: list[np.ndarray], offsets: list[int], width: int
+) -> np.ndarray:
     names = np.zeros((len(trees), width), dtype=np.int64)
     for b, (tree, node, offset) in enumerate(zip(trees, nodes, offsets, strict=True)):
         names[b, offset : offset + len(node)] = tree.names[node]
@@ -310,5 +320,7 @@ def _visible(
         here = slice(offset, offset + len(node))
         own = tree.visible[node[0] : node[-1] + 1] if len(node) else tree.visible[:0]
         visible[b, here, shared:prefix] = own[:, :start]
-        visible[b, here, prefix + offset : prefix + offset + len(node)] = own[:, start : start + len(node)]
+        visible[b, here, prefix + offset : prefix + offset + len(node)] = own[
+            :, start : start + len(node)
+        ]
     return torch.from_numpy(visible)

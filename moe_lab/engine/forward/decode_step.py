@@ -51,7 +51,9 @@ class DecodeStep:
         """Slots in use."""
         self.input_4B = torch.zeros(4, B, dtype=torch.int64, device=device)
         """Of the next step: tokens, positions, whether each sequence is unfinished, and the slot."""
-        self.row_B, self.slot_K, self.sample_R = (torch.arange(size).to(device) for size in (B, K, R))
+        self.row_B, self.slot_K, self.sample_R = (
+            torch.arange(size).to(device) for size in (B, K, R)
+        )
         self.real_BK = torch.nn.functional.pad(real_BT, (0, K - T), value=True)
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None

@@ -97,7 +97,9 @@ class Ensemble:
     @property
     def plain(self) -> bool:
         """Whether it is the base model, which lm-eval's own code can run."""
-        return self.n == 1 and self.logit_scale == 1 and self.sweep is None and self.contrast is None
+        return (
+            self.n == 1 and self.logit_scale == 1 and self.sweep is None and self.contrast is None
+        )
 
     @property
     def own_history(self) -> bool:
@@ -127,7 +129,9 @@ class Ensemble:
 
     def greedy(self, logits_MnV: Tensor) -> Tensor:
         """int64 [M]: the most probable token."""
-        scores = self._merged(logits_MnV) if self._one_distribution else self._mean_probs(logits_MnV)
+        scores = (
+            self._merged(logits_MnV) if self._one_distribution else self._mean_probs(logits_MnV)
+        )
         return self._plausible(logits_MnV, scores).argmax(dim=-1)
 
     def score(self, logits_MnV: Tensor, at_P: Tensor, target_P: Tensor) -> Tensor:

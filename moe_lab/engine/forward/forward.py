@@ -60,7 +60,9 @@ class Observer:
     def expect(self, tokens: Tokens) -> None:
         """Called before each forward pass."""
 
-    def read(self, kind: str, request: Request, prompt: Sequence[int], answer: Sequence[int]) -> None:
+    def read(
+        self, kind: str, request: Request, prompt: Sequence[int], answer: Sequence[int]
+    ) -> None:
         """Called when a request is answered, with the token ids that the model read for it.
 
         A text of several windows leads to several calls. `answer` lacks its last token, which is predicted only.
@@ -127,7 +129,9 @@ class EnsembleForward:
         Hooks of others, observers and policies that ask for values may do something else at each step.
         """
         routing = self.ensemble.routing
-        hooked = (module._forward_hooks or module._forward_pre_hooks for module in self.model.modules())
+        hooked = (
+            module._forward_hooks or module._forward_pre_hooks for module in self.model.modules()
+        )
         devices = {parameter.device for parameter in self.model.parameters()}
         return (
             devices == {self.device}
@@ -189,13 +193,18 @@ class EnsembleForward:
             use_cache=True,
         ).logits
         count = len(tokens.logit_positions_M)
-        logits_MnV = logits[0, : count * self.ensemble.n].view(count, self.ensemble.n, logits.shape[-1])
+        logits_MnV = logits[0, : count * self.ensemble.n].view(
+            count, self.ensemble.n, logits.shape[-1]
+        )
         return logits_MnV, len(places.noisy.index) if places else 0
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         """The output head's input, [B, R, hidden] -> [1, M n, hidden]."""
         hidden = args[0]
-        return (hidden.reshape(-1, hidden.shape[-1])[self._head_at.to(hidden.device)][None], *args[1:])
+        return (
+            hidden.reshape(-1, hidden.shape[-1])[self._head_at.to(hidden.device)][None],
+            *args[1:],
+        )
 
 
 class RecordingForward(EnsembleForward):

@@ -88,7 +88,11 @@ def fork_samples(tokens: Tokens, n: int) -> Fork:
 
     No shape depends on a value of the device.
     """
-    (B, S), positions_M, device = tokens.ids_BS.shape, tokens.logit_positions_M, tokens.ids_BS.device
+    (B, S), positions_M, device = (
+        tokens.ids_BS.shape,
+        tokens.logit_positions_M,
+        tokens.ids_BS.device,
+    )
     sequence_M, token_M = positions_M // S, positions_M % S
     order_M = torch.arange(len(positions_M), device=device)
     # the number of each position within its sequence: positions are ascending, so a search finds a sequence's first
@@ -137,7 +141,9 @@ class CleanHistory:
 
     def install(self, stack: ExitStack) -> None:
         for layer in self.windows:
-            stack.callback(layer.register_forward_pre_hook(self._before_layer, with_kwargs=True).remove)
+            stack.callback(
+                layer.register_forward_pre_hook(self._before_layer, with_kwargs=True).remove
+            )
 
     def expect(self, tokens: Tokens, cache: KVCache) -> SamplePlaces | None:
         """Called before each pass. None: the pass has no noise or no logit positions."""
@@ -158,7 +164,9 @@ class CleanHistory:
         self._per_token = PerToken(fork.copies)
         return SamplePlaces(fork.logits_at, noisy)
 
-    def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def _before_layer(
+        self, layer: nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
         if self._fork is None:
             return None
         inputs = self._per_token(layer_inputs(layer, args, kwargs))
@@ -223,7 +231,9 @@ class OwnHistory:
             counted=None if tokens.slot is None else real_BmS.flatten(),
         )
 
-    def _before_layer(self, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def _before_layer(
+        self, layer: nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
         if self._per_token is None:
             return None
         inputs = self._per_token(layer_inputs(layer, args, kwargs))

@@ -138,7 +138,9 @@ class KVCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized)
+        return sum(
+            layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized
+        )
 
     def keep(self, length: int) -> None:
         """Drop all slots from `length` on, in every layer."""

@@ -84,9 +84,17 @@ class PerToken:
         Raises RoutingError for a tensor that is not known to be per token or not.
         """
         for name, value in inputs.items():
-            if isinstance(value, Tensor) and name not in (*_PER_TOKEN, "hidden_states", "attention_mask"):
-                raise RoutingError(f"Layers that take `{name}` cannot take routing samples; use method=base.")
-        return inputs | {name: self._changed_input(inputs[name]) for name in self.names if name in inputs}
+            if isinstance(value, Tensor) and name not in (
+                *_PER_TOKEN,
+                "hidden_states",
+                "attention_mask",
+            ):
+                raise RoutingError(
+                    f"Layers that take `{name}` cannot take routing samples; use method=base."
+                )
+        return inputs | {
+            name: self._changed_input(inputs[name]) for name in self.names if name in inputs
+        }
 
     def _changed_input(self, value: Any) -> Any:
         """A tensor is changed once for all layers that get the same object, a tuple part by part, others never."""
@@ -171,7 +179,9 @@ def reads_padding(model: Any) -> bool:
 def _counts_slots(config: Any) -> bool:
     """Whether layers without rotary positions scale their queries by a position derived from the cache's length
     (Llama 4)."""
-    return bool(getattr(config, "attn_temperature_tuning", False)) and not all(config.no_rope_layers)
+    return bool(getattr(config, "attn_temperature_tuning", False)) and not all(
+        config.no_rope_layers
+    )
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,9 @@ class RotaryHooks:
 
     def install(self, stack: ExitStack) -> None:
         for module in self._modules:
-            stack.callback(module.register_forward_hook(self._after_rotary, with_kwargs=True).remove)
+            stack.callback(
+                module.register_forward_hook(self._after_rotary, with_kwargs=True).remove
+            )
         stack.callback(self._reset)
         stack.callback(self.expect, None)
 
@@ -124,7 +126,9 @@ def forget_lengths(model: nn.Module) -> None:
 
 
 def _is_rotary(module: nn.Module) -> bool:
-    has_frequencies = any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+    has_frequencies = any(
+        name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)
+    )
     return has_frequencies and "position_ids" in argument_names(type(module).forward)
 
 
@@ -171,4 +175,6 @@ def _forget(module: nn.Module, layer_type: dict[str, str]) -> None:
 
 
 def _device(module: nn.Module) -> torch.device:
-    return next(tensor.device for name, tensor in module.named_buffers() if name.endswith("inv_freq"))
+    return next(
+        tensor.device for name, tensor in module.named_buffers() if name.endswith("inv_freq")
+    )

@@ -76,7 +76,9 @@ class SuffixForward:
             stack.callback(setattr, self, "_batch", None)
             if policy is not None:
                 stack.enter_context(routed(self.model, policy, self.first_moe))
-            stack.enter_context(only_layers_from(self.model, self.fork, lambda: self._batch.hidden_BSD))
+            stack.enter_context(
+                only_layers_from(self.model, self.fork, lambda: self._batch.hidden_BSD)
+            )
             self._windows.install(stack)
             self._rotary.install(stack)
             stack.callback(head.register_forward_pre_hook(self._select).remove)

@@ -14,7 +14,16 @@ KEPT = 0.5
 OF_DESCENT = {"steps", "parameters", "update", "learning_rate", "schedule", "relax"}
 """Keys of gradient descent alone."""
 OF_REFERENCES = {
-    *("k", "epsilon", "kernel", "bandwidth", "reference", "reference_size", "embeddings", "most_similar")
+    *(
+        "k",
+        "epsilon",
+        "kernel",
+        "bandwidth",
+        "reference",
+        "reference_size",
+        "embeddings",
+        "most_similar",
+    )
 }
 """Keys that the oracle does not read."""
 

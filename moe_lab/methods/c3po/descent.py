@@ -76,7 +76,11 @@ class NeighbourLoss:
         self.found_N = weight_Nk.sum(dim=-1) > 0
         """bool: whether a question has neighbours."""
         share_Nk = weight_Nk / weight_Nk.sum(dim=-1, keepdim=True)
-        found = [(n, j, s) for n, j in weight_Nk.nonzero().tolist() if (s := neighbours[n][j]) is not None]
+        found = [
+            (n, j, s)
+            for n, j in weight_Nk.nonzero().tolist()
+            if (s := neighbours[n][j]) is not None
+        ]
         found.sort(key=lambda pair: len(pair[2].tree))
         self._suffixes = [suffix for _, _, suffix in found]
         self.question_P = torch.tensor([n for n, _, _ in found], dtype=torch.long)
@@ -91,7 +95,8 @@ class NeighbourLoss:
     def __call__(self, pathways: Pathways, relax: str) -> Tensor:
         """float32 [N] on the pathways' device, differentiable in `pathways.theta`; 0 without neighbours."""
         return sum(
-            self._losses(pathways, relax), start=torch.zeros(len(pathways), device=pathways.theta.device)
+            self._losses(pathways, relax),
+            start=torch.zeros(len(pathways), device=pathways.theta.device),
         )
 
     def gradient(self, pathways: Pathways, relax: str) -> tuple[Tensor, Tensor]:
@@ -126,7 +131,9 @@ class NeighbourLoss:
     def _of_answers(self, logits_AV: Tensor, suffixes: list[PromptSuffix]) -> Tensor:
         """[pairs of a pass]: the mean over each answer's tokens."""
         answers = [suffix.tree.continuations[0] for suffix in suffixes]
-        target_A = torch.tensor([token for answer in answers for token in answer], device=logits_AV.device)
+        target_A = torch.tensor(
+            [token for answer in answers for token in answer], device=logits_AV.device
+        )
         sizes = torch.tensor([len(answer) for answer in answers])
         pair_A = torch.arange(len(answers)).repeat_interleave(sizes).to(logits_AV.device)
         loss_A = self.of(logits_AV, target_A) / sizes.to(logits_AV.device)[pair_A]
@@ -146,7 +153,9 @@ class NeighbourLoss:
         pathway without neighbours."""
         if not self._suffixes:
             return pathways.clean_NWLE
-        pathway_PWLE = torch.stack([suffix.pathway_WME for suffix in self._suffixes])[:, :, pathways.layers]
+        pathway_PWLE = torch.stack([suffix.pathway_WME for suffix in self._suffixes])[
+            :, :, pathways.layers
+        ]
         mean_NWLE = self._mean(pathway_PWLE, slice(None), len(pathways))
         return mean_NWLE.where(self.found_N[:, None, None, None], pathways.clean_NWLE)
 
@@ -163,7 +172,9 @@ def _parts(suffixes: Sequence[PromptSuffix], budget: Budget) -> list[slice]:
     for stop in range(1, len(suffixes) + 1):
         following = suffixes[min(stop, len(suffixes) - 1)].tree
         rows += len(suffixes[stop - 1].tree.logit_nodes)
-        size = (stop + 1 - start) * len(following) + budget.gradient_row * (rows + len(following.logit_nodes))
+        size = (stop + 1 - start) * len(following) + budget.gradient_row * (
+            rows + len(following.logit_nodes)
+        )
         if stop == len(suffixes) or stop - start == ROWS or size > budget.gradient_tokens:
             parts.append(slice(start, stop))
             start, rows = stop, 0
@@ -184,7 +195,9 @@ def learning_rates(schedule: str, first: float, last: float, steps: int) -> list
             for step in range(steps)
         ]
     levels = max(2, round(abs(math.log10(first / last))) + 1)
-    return [first * (last / first) ** (step * levels // steps / (levels - 1)) for step in range(steps)]
+    return [
+        first * (last / first) ** (step * levels // steps / (levels - 1)) for step in range(steps)
+    ]
 
 
 def ngd(

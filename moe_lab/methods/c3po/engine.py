@@ -25,9 +25,20 @@ from moe_lab.engine.token_span import check_length, named_tokens
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.descent import NeighbourLoss, ngd
-from moe_lab.methods.c3po.kernel_methods import kernel, kernel_regression, mode_finding, without_neighbours
+from moe_lab.methods.c3po.kernel_methods import (
+    kernel,
+    kernel_regression,
+    mode_finding,
+    without_neighbours,
+)
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
-from moe_lab.methods.references.embeddings import Neighbours, neighbours, normalized, text_ids, text_key
+from moe_lab.methods.references.embeddings import (
+    Neighbours,
+    neighbours,
+    normalized,
+    text_ids,
+    text_key,
+)
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
 from moe_lab.models.facts import LoadedModel
@@ -137,7 +148,12 @@ class PathwayEngine(Engine):
         trace: Path | None = None,
         right_answer: RightAnswer | None = None,
     ):
-        self.loaded, self.settings, self.layers, self.references = model, settings, layers, references
+        self.loaded, self.settings, self.layers, self.references = (
+            model,
+            settings,
+            layers,
+            references,
+        )
         self.budget, self.trace, self._right_answer = budget, trace, right_answer
         bound_gradients(model.model, budget)
         self.replay = SuffixReplay(model.model, layers[0], named_tokens(settings.tokens))
@@ -154,7 +170,9 @@ class PathwayEngine(Engine):
         """Tokens put through the model so far. Tokens of the optimization pass only the later layers."""
         return self.replay.tokens_in + self._generated_in
 
-    def score(self, requests: list[ScoringRequest], on_scores: Callable[[int, Scores], None]) -> None:
+    def score(
+        self, requests: list[ScoringRequest], on_scores: Callable[[int, Scores], None]
+    ) -> None:
         for start in range(0, len(requests), AT_ONCE):
             batch = requests[start : start + AT_ONCE]
             if self.counted["flops_questions"]:
@@ -167,20 +185,33 @@ class PathwayEngine(Engine):
                 on_scores(i, scores)
 
     def generate(
-        self, states: list[GenerationState], decoding: Decoding, on_done: Callable[[GenerationState], None]
+        self,
+        states: list[GenerationState],
+        decoding: Decoding,
+        on_done: Callable[[GenerationState], None],
     ) -> None:
         for start in range(0, len(states), AT_ONCE):
             batch = states[start : start + AT_ONCE]
             prompts, texts = [state.prompt for state in batch], [state.text for state in batch]
             suffixes = self._read(prompts, texts)
             own = self._with_right_answers(prompts, texts, ANSWER_TOKENS)
-            probs, kind = self.optimize(texts, suffixes, own).pathways.probs(), self.settings.persistence
-            with ReroutedForward(self.replay.model, batch, probs, self.replay.span, kind) as forward:
+            probs, kind = (
+                self.optimize(texts, suffixes, own).pathways.probs(),
+                self.settings.persistence,
+            )
+            with ReroutedForward(
+                self.replay.model, batch, probs, self.replay.span, kind
+            ) as forward:
                 generate(forward, batch, self.budget, decoding, on_done)
             self._generated_in += forward.tokens_in
 
-    def _scored(self, requests: list[ScoringRequest], flops: FlopCount | None = None) -> list[Scores]:
-        contexts, texts = [request.context for request in requests], [request.text for request in requests]
+    def _scored(
+        self, requests: list[ScoringRequest], flops: FlopCount | None = None
+    ) -> list[Scores]:
+        contexts, texts = (
+            [request.context for request in requests],
+            [request.text for request in requests],
+        )
         suffixes = self._read(contexts, texts, [request.continuations for request in requests])
         if flops:
             self.counted["flops_plain"] = flops.total
@@ -214,7 +245,9 @@ class PathwayEngine(Engine):
         """The prompts, each read with only its right answer, of which `most` tokens. None unless this is the oracle."""
         if self._right_answer is None:
             return None
-        return self.replay.read(prompts, self.budget, [[self._right_answer(text)[:most]] for text in texts])
+        return self.replay.read(
+            prompts, self.budget, [[self._right_answer(text)[:most]] for text in texts]
+        )
 
     def optimize(
         self,
@@ -232,10 +265,16 @@ class PathwayEngine(Engine):
         """
         settings = self.settings
         clean = torch.stack([suffix.pathway_WME for suffix in suffixes])
-        pathways = Pathways(clean, self.layers, settings.core_experts, top_k=self.loaded.facts.top_k)
+        pathways = Pathways(
+            clean, self.layers, settings.core_experts, top_k=self.loaded.facts.top_k
+        )
         if own is not None:
             loss = NeighbourLoss(
-                self.replay, [[suffix] for suffix in own], torch.ones(len(own), 1), settings.loss, self.budget
+                self.replay,
+                [[suffix] for suffix in own],
+                torch.ones(len(own), 1),
+                settings.loss,
+                self.budget,
             )
             return Optimized(*ngd(pathways, loss, settings, watch))
         references = self.references
@@ -251,7 +290,9 @@ class PathwayEngine(Engine):
         )
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
         index = near.index_QK.tolist()
-        found = self._reference_suffixes(references, sorted({r for row in index for r in row if r >= 0}))
+        found = self._reference_suffixes(
+            references, sorted({r for row in index for r in row if r >= 0})
+        )
         of_questions = [[found.get(r) for r in row] for row in index]
         loss = NeighbourLoss(self.replay, of_questions, weight_NK, settings.loss, self.budget)
         none_N = ~loss.found_N
@@ -275,8 +316,12 @@ class PathwayEngine(Engine):
         tokens as the texts, and the same rotary embeddings without their continuations."""
         if references.how is None:
             ids = text_ids(texts, self.loaded)
-            if all(self._reads(suffix, tokens) for suffix, tokens in zip(suffixes, ids, strict=True)):
-                return normalized(torch.stack([suffix.mean_D for suffix in suffixes]), references.mean_X)
+            if all(
+                self._reads(suffix, tokens) for suffix, tokens in zip(suffixes, ids, strict=True)
+            ):
+                return normalized(
+                    torch.stack([suffix.mean_D for suffix in suffixes]), references.mean_X
+                )
         return references.embed(texts, self.loaded)
 
     def _reads(self, suffix: PromptSuffix, ids: Sequence[int]) -> bool:
@@ -284,10 +329,14 @@ class PathwayEngine(Engine):
         kind = self.replay.recorder.rotary.kind
         return suffix.prompt == tuple(ids) and kind(suffix.tree.length) == kind(len(ids))
 
-    def _reference_suffixes(self, references: ReferenceSet, wanted: list[int]) -> dict[int, PromptSuffix]:
+    def _reference_suffixes(
+        self, references: ReferenceSet, wanted: list[int]
+    ) -> dict[int, PromptSuffix]:
         """The suffixes of references. New ones are read, and kept while there is memory for them."""
         keys = {r: (tuple(references.prompts[r]), tuple(references.golds[r])) for r in wanted}
-        found = {r: suffix for r, key in keys.items() if (suffix := self._kept.get(key)) is not None}
+        found = {
+            r: suffix for r, key in keys.items() if (suffix := self._kept.get(key)) is not None
+        }
         missing = [key for r, key in keys.items() if r not in found]
         prompts, answers = [prompt for prompt, _ in missing], [[answer] for _, answer in missing]
         read = dict(zip(missing, self.replay.read(prompts, self.budget, answers), strict=True))
@@ -319,10 +368,16 @@ class C3POLM(EngineLM):
         trace: Path | None = None,
     ):
         def make_engine(lm: EngineLM) -> PathwayEngine:
-            right_answer = None if gold_of is None else lambda text: lm.encode_pair(text, gold_of[text])[1]
-            return PathwayEngine(model, settings, layers, references, lm.budget, trace, right_answer)
+            right_answer = (
+                None if gold_of is None else lambda text: lm.encode_pair(text, gold_of[text])[1]
+            )
+            return PathwayEngine(
+                model, settings, layers, references, lm.budget, trace, right_answer
+            )
 
-        super().__init__(model.model, model.tokenizer, **engine_options(config), make_engine=make_engine)
+        super().__init__(
+            model.model, model.tokenizer, **engine_options(config), make_engine=make_engine
+        )
 
     @property
     def cost(self) -> dict[str, int]:

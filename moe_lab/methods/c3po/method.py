@@ -114,7 +114,9 @@ class C3PO(Method):
         length = max(round(workload.prompt), span.size)
         suffix = length - span.start(length) + answer - 1
         passed = neighbours * settings.passes * suffix
-        return super().forward_tokens(workload, config, facts) + workload.documents * (read + passed)
+        return super().forward_tokens(workload, config, facts) + workload.documents * (
+            read + passed
+        )
 
     def held(self, workload: Workload, facts: ModelFacts) -> tuple[float, float]:
         """Of the questions that are optimized together, and of their neighbours from the first changed layer on."""
@@ -150,7 +152,9 @@ class C3PO(Method):
         lm.session_info = info
         yield lm
 
-    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
+    ) -> dict[str, Any]:
         settings, counted = self.config, counters.get("flops_questions", 0)
         keys = (
             *("optimizer", "k", "epsilon", "kernel", "steps", "core_experts"),
@@ -190,7 +194,9 @@ class C3PO(Method):
     def without_neighbour(result: RunResult) -> tuple[int, int] | None:
         """(questions without a neighbour, all questions); None if each has one, and for the oracle."""
         without = result.report.get("reference", {}).get("questions_without", 0)
-        if result.report.get("upper_bound") or (result.report.get("epsilon") is None and not without):
+        if result.report.get("upper_bound") or (
+            result.report.get("epsilon") is None and not without
+        ):
             return None
         return without, result.num_documents
 

@@ -42,7 +42,15 @@ STEP_SIZE = 4
 """Default number of conversations of an optimizer step: one per pass, or for a generated data set, whose conversations
 are short, all in one pass."""
 RECIPE = (
-    *("learning_rate", "router_lr", "router_aux_loss_coef", "partners", "epochs", "max_steps", "length"),
+    *(
+        "learning_rate",
+        "router_lr",
+        "router_aux_loss_coef",
+        "partners",
+        "epochs",
+        "max_steps",
+        "length",
+    ),
     *("warmup_ratio", "weight_decay", "optimizer"),
 )
 """Keys that determine the weights as they are typed."""
@@ -80,7 +88,9 @@ def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
     one_of("method.schedule", schedule, tuple(SCHEDULES))
     parts = SCHEDULES[schedule]
     return tuple(
-        Phase(frozen=cast(Frozen, () if part == "none" else (part,)), until=(number + 1) / len(parts))
+        Phase(
+            frozen=cast(Frozen, () if part == "none" else (part,)), until=(number + 1) / len(parts)
+        )
         for number, part in enumerate(parts)
     )
 
@@ -145,7 +155,8 @@ class FinetuneConfig(Method.Config):
         phases_of(self.schedule, self.phases)
         refuse(
             {
-                f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio < 1,
+                f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio
+                < 1,
                 f"method.profile={self.profile} has no effect without method.partners=. Give that, too.": (
                     self.profile is not None and self.partners is None
                 ),

@@ -16,7 +16,12 @@ from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import NUMERICS, check_constraint, digest_of, read_pairs
 from moe_lab.methods.data_files import COUNTED_LENGTH, read_data
-from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, NO_END, FinetuneConfig, empty_answers_note
+from moe_lab.methods.finetune_freeze.config import (
+    EIGHT_BIT,
+    NO_END,
+    FinetuneConfig,
+    empty_answers_note,
+)
 from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse, share
 from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
@@ -31,7 +36,16 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
 RECORDED = (
-    *("schedule", "steps", "phases_end_at", "conversations", "truncated", "left_out", "parameters", "phases"),
+    *(
+        "schedule",
+        "steps",
+        "phases_end_at",
+        "conversations",
+        "truncated",
+        "left_out",
+        "parameters",
+        "phases",
+    ),
     *("first_loss", "last_loss", "validation"),
 )
 """Keys of training.json that results.json has, too."""
@@ -136,7 +150,9 @@ class FinetuneFreeze(TrainingMethod):
                 "Use method.optimizer=adamw_torch.": own.optimizer == EIGHT_BIT and not alone,
             }
         )
-        model = once(f"empty model {config.model} {config.offline}", lambda: empty_model(architecture))
+        model = once(
+            f"empty model {config.model} {config.offline}", lambda: empty_model(architecture)
+        )
         parameter_groups(model)  # raises for a layer without experts
         if own.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
             raise ConfigError(
@@ -153,7 +169,9 @@ class FinetuneFreeze(TrainingMethod):
             )
             check_constraint(config, own.partners, facts)
 
-    def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
+    def resolve_model(
+        self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]
+    ) -> RunConfig:
         if self.config.optimizer == EIGHT_BIT:
             need_package("torchao", "torchao", f"method.optimizer={EIGHT_BIT}")
         return super().resolve_model(config, facts, free)
@@ -215,14 +233,18 @@ class FinetuneFreeze(TrainingMethod):
             lm.session_info = info
             yield lm
 
-    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
+    ) -> dict[str, Any]:
         """With `method.partners=` also C2R's block, under which the model was trained and answered."""
         session = dict(session_info)
         constraint = session.pop("constraint", {})
         own = self.config.recipe() | session
         if self.config.partners is None:
             return {"finetune_freeze": own}
-        changed = {"changed_fraction": share(counters, "constrained_decisions", "routing_decisions")}
+        changed = {
+            "changed_fraction": share(counters, "constrained_decisions", "routing_decisions")
+        }
         return {
             "finetune_freeze": own | changed,
             "c2r": {"partners": self.config.partners, **changed, **constraint},

@@ -38,7 +38,9 @@ def parameter_groups(model: nn.Module) -> Groups:
     routers: dict[int, nn.Parameter] = {}
     found = find_routers(model)
     for router in found:
-        modules = [with_wrapper(router.block, each) for each in router.block.modules() if is_experts(each)]
+        modules = [
+            with_wrapper(router.block, each) for each in router.block.modules() if is_experts(each)
+        ]
         if not modules:
             raise ModelError(f"No experts were found next to the router {router.name}.")
         experts |= _by_id(modules)
@@ -46,8 +48,12 @@ def parameter_groups(model: nn.Module) -> Groups:
         own_parameters = _by_id([with_wrapper(router.block, router.module)])
         routers |= {key: own for key, own in own_parameters.items() if key not in experts}
     if found and not (routers and experts):
-        raise ModelError(f"{type(model).__name__}: its routers or experts have no parameters to freeze.")
-    shared = _by_id([module for name, module in model.named_modules() if name.rpartition(".")[2] in SHARED])
+        raise ModelError(
+            f"{type(model).__name__}: its routers or experts have no parameters to freeze."
+        )
+    shared = _by_id(
+        [module for name, module in model.named_modules() if name.rpartition(".")[2] in SHARED]
+    )
     taken = routers.keys() | experts.keys() | shared.keys()
     other = [parameter for parameter in model.parameters() if id(parameter) not in taken]
     return {

@@ -101,7 +101,11 @@ class FreezeTrainer(MoeTrainer):
 
     def __init__(self, *, method: FinetuneConfig, validation: Rows, **options: Any):
         rows = len(options["train_dataset"])
-        self.method, self.validation, self.auxiliary = method, validation, method.router_aux_loss_coef
+        self.method, self.validation, self.auxiliary = (
+            method,
+            validation,
+            method.router_aux_loss_coef,
+        )
         self.seen: list[Tensor] = []
         """(auxiliary loss, 1) of each pass since the last line of the log; (0, 0) for a pass without answers."""
         self.passes = torch.zeros(())
@@ -113,7 +117,9 @@ class FreezeTrainer(MoeTrainer):
         if len(validation):
             self.add_callback(AtEpochEnds(method.steps_per_epoch(rows)))
         if self.auxiliary:
-            transformers_model(self.model).router_aux_loss_coef = 0.0  # `compute_loss` adds the loss
+            transformers_model(
+                self.model
+            ).router_aux_loss_coef = 0.0  # `compute_loss` adds the loss
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Order:
         rows, steps = len(self.train_dataset), self.method.steps_per_epoch(len(self.train_dataset))
@@ -126,17 +132,23 @@ class FreezeTrainer(MoeTrainer):
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         groups = self.freezing.groups
         order = {key: number for number, key in enumerate(names)}
-        others = sorted([*groups["shared_experts"], *groups["other"]], key=lambda own: order[id(own)])
+        others = sorted(
+            [*groups["shared_experts"], *groups["other"]], key=lambda own: order[id(own)]
+        )
         settings: list[dict[str, Any]] = []
         self.schedule = []
         for router, members in ((False, [*groups["experts"], *others]), (True, groups["router"])):
             peak = (router and self.method.router_lr) or self.method.learning_rate
             for decay in (True, False):
-                own = [parameter for parameter in members if (names[id(parameter)] in decayed) == decay]
+                own = [
+                    parameter for parameter in members if (names[id(parameter)] in decayed) == decay
+                ]
                 if own:
                     weight_decay = self.args.weight_decay if decay else 0.0
                     settings.append({"params": own, "lr": peak, "weight_decay": weight_decay})
-                    self.schedule.append(partial(rate, self.method, len(self.train_dataset), router=router))
+                    self.schedule.append(
+                        partial(rate, self.method, len(self.train_dataset), router=router)
+                    )
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         self.optimizer = kind(settings, **options)
         return self.optimizer
@@ -162,7 +174,9 @@ class FreezeTrainer(MoeTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.auxiliary:
             counts = float(_has_answer(inputs))
-            divided = 1 if self.model_accepts_loss_kwargs else self.current_gradient_accumulation_steps
+            divided = (
+                1 if self.model_accepts_loss_kwargs else self.current_gradient_accumulation_steps
+            )
             weight = counts * self.args.world_size * divided / self.passes
             loss = loss + self.auxiliary * weight * outputs.aux_loss
             aux_loss = outputs.aux_loss.detach().float()
@@ -181,7 +195,9 @@ class FreezeTrainer(MoeTrainer):
                 rows = [self.validation[i if i < len(self.validation) else EMPTY] for i in numbers]
                 inputs = self._prepare_inputs(self.data_collator(rows))
                 tokens = (inputs["labels"][:, 1:] != NO_LOSS).sum()
-                loss = self.model(**inputs).loss.float()  # FSDP needs all processes, also those without rows
+                loss = self.model(
+                    **inputs
+                ).loss.float()  # FSDP needs all processes, also those without rows
                 if tokens:
                     sums += torch.stack([loss * tokens, tokens])
         self.model.train()
@@ -201,7 +217,9 @@ class FreezeTrainer(MoeTrainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.is_distributed_loading_by_transformers:
             return super()._save_optimizer_and_scheduler(output_dir)
-        torch.save([self.optimizer.state_dict(), self.lr_scheduler.state_dict()], self._shards(output_dir))
+        torch.save(
+            [self.optimizer.state_dict(), self.lr_scheduler.state_dict()], self._shards(output_dir)
+        )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not self.is_distributed_loading_by_transformers:

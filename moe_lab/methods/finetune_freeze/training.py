@@ -29,7 +29,12 @@ from moe_lab.config.terminal import print_message
 from moe_lab.methods.answer_ends import stop_at
 from moe_lab.methods.c2r import profile_of
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig, label
-from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups, trainable
+from moe_lab.methods.finetune_freeze.parameter_groups import (
+    counts,
+    empty_model,
+    parameter_groups,
+    trainable,
+)
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
 from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
@@ -98,14 +103,17 @@ def finetune(training: FinetuningInputs, model: Any = None) -> tuple[Any, dict[s
     model.config.use_cache = load_config(config.model, offline=config.offline).use_cache
 
     lines = [line for line in state.log_history if "loss" in line]
-    losses = [{"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line]
+    losses = [
+        {"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line
+    ]
     return model, {
         "first_loss": lines[0]["loss"],
         "last_loss": lines[-1]["loss"],
         "validation": {"losses": losses} if training.validation else None,
         "expert_metrics": summary(training.folder) if training.validation else None,
         "phases": [
-            asdict(phase) | phase_memory(groups, phase, method.optimizer) for phase in method.all_phases
+            asdict(phase) | phase_memory(groups, phase, method.optimizer)
+            for phase in method.all_phases
         ],
         "processes": num_processes(),
         "sharded": sharded(),
@@ -120,7 +128,9 @@ def train_on_rank(training: FinetuningInputs, model: Any = None) -> TrainerState
     steps = method.steps(len(training.rows))
     policy = None if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
     callbacks: list[Any] = []
-    if training.validation and find_routers(model) and not why_fixed(model):  # routers of single tokens
+    if (
+        training.validation and find_routers(model) and not why_fixed(model)
+    ):  # routers of single tokens
         callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
     with nullcontext() if policy is None else routed(model, policy, repeats=True):
         trainer = fit(
@@ -155,7 +165,9 @@ def train_on_rank(training: FinetuningInputs, model: Any = None) -> TrainerState
 def load_to_train(training: FinetuningInputs, *, shard: bool = False) -> LoadedModel:
     """The model to train."""
     config, dtype = training.config, training.method.weights_dtype
-    return load_model(config.model, dtype=dtype, device=config.device, offline=config.offline, shard=shard)
+    return load_model(
+        config.model, dtype=dtype, device=config.device, offline=config.offline, shard=shard
+    )
 
 
 def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -> dict[str, Any]:
@@ -172,7 +184,9 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
             "empty_answers": data.empty_answers,
         }
 
-    numbers = counts(parameter_groups(empty_model(load_config(config.model, offline=config.offline))))
+    numbers = counts(
+        parameter_groups(empty_model(load_config(config.model, offline=config.offline)))
+    )
     schedule = label(method.all_phases)
     said = f"{schedule}, {len(encoded.rows):,} conversations, {steps:,} steps; parameters: "
     said += ", ".join(f"{name} {count:,}" for name, count in numbers.items())
@@ -201,7 +215,9 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     save_model(model, tokenizer, folder / "model", facts.dtype)
     validation = None
     if held_out is not None:
-        validation = counts_of(held_out) | {"duplicates": prepared.data.duplicates} | course["validation"]
+        validation = (
+            counts_of(held_out) | {"duplicates": prepared.data.duplicates} | course["validation"]
+        )
     return {
         "schedule": schedule,
         "steps": steps,

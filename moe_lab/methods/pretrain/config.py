@@ -22,10 +22,26 @@ AUX_LOSS = 0.1
 """The default coefficient of equation 2, which has no factor E. For 8 experts it is 0.0125 in transformers' formula."""
 SMALLEST_VOCABULARY = 257
 """All bytes and the end token."""
-NOT_WEIGHTS = ("name", "dataset", "dataset_size", "validation_rows", "save_steps", "tokenizer", "vocab_size")
+NOT_WEIGHTS = (
+    "name",
+    "dataset",
+    "dataset_size",
+    "validation_rows",
+    "save_steps",
+    "tokenizer",
+    "vocab_size",
+)
 """Keys that do not determine the weights, or do so only through the data and the tokenizer."""
 OF_EXPERTS = {
-    *("experts", "experts_per_token", "shared_experts", "router", "capacity_factor", "aux_loss", "z_loss"),
+    *(
+        "experts",
+        "experts_per_token",
+        "shared_experts",
+        "router",
+        "capacity_factor",
+        "aux_loss",
+        "z_loss",
+    ),
     *("bias_rate", "device_loss", "devices", "routing_noise"),
 }
 """Keys that a dense model does not read."""
@@ -82,7 +98,8 @@ class PretrainConfig(Method.Config):
         at_least("method.vocab_size", self.vocab_size, SMALLEST_VOCABULARY)
         refuse(
             {
-                f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio < 1,
+                f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio
+                < 1,
                 f"method.hidden_size={self.hidden_size} must be a multiple of 2 x method.heads={self.heads}.": (
                     self.hidden_size % (2 * self.heads)
                 ),

@@ -89,7 +89,9 @@ class Corpus:
         left_out = once(f"documents left out of {identity}", self._find_left_out)
         if not left_out.numbers:
             return self
-        return replace(self, left_out=left_out, identity=self.identity | {"left_out": left_out.counts()})
+        return replace(
+            self, left_out=left_out, identity=self.identity | {"left_out": left_out.counts()}
+        )
 
     def _find_left_out(self) -> LeftOut:
         seen: set[bytes] = set()
@@ -126,13 +128,19 @@ class Corpus:
 def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
     """The corpus of `method.dataset`. Raises TaskError if it is missing or has no text."""
     if dataset in GENERATED:
-        return Corpus(files=(), size=size, identity={dataset: WORLD_VERSION, "size": size}, generated=dataset)
+        return Corpus(
+            files=(), size=size, identity={dataset: WORLD_VERSION, "size": size}, generated=dataset
+        )
     files, source = data_files(config, dataset, KNOWN)
     own = []
     for path in files if source is None else []:
         with path.open("rb") as file:
-            own.append({"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "format": path.suffix})
-    content: dict[str, Any] = source or (own[0] if len(own) == 1 else {"files": own})  # without their names
+            own.append(
+                {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "format": path.suffix}
+            )
+    content: dict[str, Any] = source or (
+        own[0] if len(own) == 1 else {"files": own}
+    )  # without their names
     corpus = Corpus(files=tuple(files), size=size, identity={**content, "size": size})
     corpus = corpus.without_empty_and_duplicates()
     if next(corpus.documents(), None) is None:
@@ -157,7 +165,10 @@ def tokenizer_of(config: Config, corpus: Corpus) -> Any:
 
 def tokenizer_identity(tokenizer: Any) -> str:
     """SHA-256 of all that determines its tokens; without padding and truncation, which calls change."""
-    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {
+        "padding": None,
+        "truncation": None,
+    }
     text = json.dumps([backend, tokenizer.special_tokens_map], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -183,10 +194,14 @@ def _train(corpus: Corpus, vocabulary: int) -> Any:
 def require_rows(corpus: Corpus, tokenizer: Any, *, held_out: int, length: int) -> None:
     """Raise TaskError for a corpus without a training row. Reads the validation rows and one more."""
     key = f"long enough {corpus.identity} {tokenizer_identity(tokenizer)} {held_out} {length}"
-    once(key, lambda: pack(corpus, tokenizer, rows=1, held_out=held_out, length=length, shown=False))
+    once(
+        key, lambda: pack(corpus, tokenizer, rows=1, held_out=held_out, length=length, shown=False)
+    )
 
 
-def pack_once(corpus: Corpus, tokenizer: Any, *, rows: int, held_out: int, length: int) -> tuple[Any, Any]:
+def pack_once(
+    corpus: Corpus, tokenizer: Any, *, rows: int, held_out: int, length: int
+) -> tuple[Any, Any]:
     """`pack`, with the last result cached: the designs of a grid train on the same rows one after the other."""
     key = (corpus, tokenizer_identity(tokenizer), rows, held_out, length)
     if key not in _packed:
@@ -219,7 +234,9 @@ def pack(
                 tokens.extend(ids)
                 before, count = count, min(wanted, len(tokens) // length)
                 progress.update(count - before)
-            parts.append(np.frombuffer(tokens, dtype=np.int32)[: count * length].reshape(-1, length))
+            parts.append(
+                np.frombuffer(tokens, dtype=np.int32)[: count * length].reshape(-1, length)
+            )
     if not len(parts[1]):
         raise TaskError(
             f"The corpus is too short: its first documents fill {len(parts[0])} of method.validation_rows={held_out} "
@@ -242,6 +259,8 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         epoch, place = divmod(index, len(self.rows))
         if epoch not in self._orders:
-            self._orders = {epoch: np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))}
+            self._orders = {
+                epoch: np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
+            }
         row = torch.from_numpy(self.rows[self._orders[epoch][place]]).long()
         return {"input_ids": row, "labels": row, "row": torch.tensor(index)}

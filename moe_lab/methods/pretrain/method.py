@@ -32,7 +32,16 @@ if TYPE_CHECKING:
 LEFT_OUT = "documents_left_out"
 """The key of training.json with the numbers of empty and of duplicate documents; earlier versions do not have it."""
 RECORDED = (
-    *("steps", "tokens", "parameters", "first_loss", "last_loss", "validation", "leak", "last_session"),
+    *(
+        "steps",
+        "tokens",
+        "parameters",
+        "first_loss",
+        "last_loss",
+        "validation",
+        "leak",
+        "last_session",
+    ),
     LEFT_OUT,
 )
 """Keys of training.json that results.json has, too."""
@@ -109,7 +118,9 @@ class Pretrain(TrainingMethod):
             self._read = corpus, tokenizer_of(config, corpus)
         return self._read
 
-    def resolve_model(self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]) -> RunConfig:
+    def resolve_model(
+        self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]
+    ) -> RunConfig:
         """The trained model has its own tokenizer."""
         trained = super().resolve_model(config, facts, free)
         return replace(trained, model=replace(trained.model, tokenizer=None))
@@ -162,7 +173,9 @@ class Pretrain(TrainingMethod):
             bf16=facts.dtype == "bfloat16",
         )
         tokens = own.batch_size * own.sequence_length
-        regularizers = 0 if own.backbone == "dense" else tokens * own.experts * own.layers * REGULARIZER_BYTES
+        regularizers = (
+            0 if own.backbone == "dense" else tokens * own.experts * own.layers * REGULARIZER_BYTES
+        )
         return planned + regularizers
 
     @contextmanager
@@ -171,10 +184,15 @@ class Pretrain(TrainingMethod):
 
         folder, record = record_of(context.config)
         lm = base_lm(model, context.config)
-        lm.session_info = {"model": folder.name, "training": {key: record.get(key) for key in RECORDED}}
+        lm.session_info = {
+            "model": folder.name,
+            "training": {key: record.get(key) for key in RECORDED},
+        }
         yield lm
 
-    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
+    ) -> dict[str, Any]:
         names = {"label": self.config.label, "regularizers": self.config.regularizers}
         return {"pretrain": names | self.config.recipe() | session_info}
 
@@ -184,14 +202,20 @@ class Pretrain(TrainingMethod):
         own = block["pretrain"]
         held_out = HeldOut.from_json(own["training"]["validation"])
         keys = ("router", "regularizers", "routing_noise")
-        settings = "".join(f", {key}={own[key]}" for key in keys if own.get(key, "-") not in ("-", 0))
-        name = " ".join(dict.fromkeys((own["backbone"], own["label"])))  # both are "dense" for a dense model
+        settings = "".join(
+            f", {key}={own[key]}" for key in keys if own.get(key, "-") not in ("-", 0)
+        )
+        name = " ".join(
+            dict.fromkeys((own["backbone"], own["label"]))
+        )  # both are "dense" for a dense model
         loss = f"{number(held_out.loss)} {interval_text(held_out.interval)} per token, {held_out.rows} rows"
         line = f"{name}{settings}, seed {block['seed']}: held-out loss {loss}"
         if leak := own["training"]["leak"]:
             later, short = (
                 f"{number(part.difference, sign=True)} {interval_text(part.interval, sign=True)}"
-                for part in map(Difference.from_json, (leak["later_tokens"], leak["short_prefixes"]))
+                for part in map(
+                    Difference.from_json, (leak["later_tokens"], leak["short_prefixes"])
+                )
             )
             line += (
                 "; not that of a language model: expert choice reads later tokens. On "
@@ -201,9 +225,7 @@ class Pretrain(TrainingMethod):
         session = own["training"]["last_session"]
         if session["tokens_per_second"]:
             peak = session["peak_memory_bytes"] / 2**20
-            line += (
-                f"; trained at {session['tokens_per_second']:,.0f} tokens per second, peak {peak:,.0f} MiB"
-            )
+            line += f"; trained at {session['tokens_per_second']:,.0f} tokens per second, peak {peak:,.0f} MiB"
         left_out = own["training"].get(LEFT_OUT)
         if left_out and any(left_out.values()):
             return [line, f"{name}, seed {block['seed']}: {left_out_note(left_out)}"]

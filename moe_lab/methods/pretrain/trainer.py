@@ -187,7 +187,9 @@ class LossFreeBalance(TrainerCallback):
 
     def __init__(self, model: nn.Module, rate: float):
         self.rate = rate
-        self.routers = [each for each in model.modules() if getattr(each, "selection_bias", None) is not None]
+        self.routers = [
+            each for each in model.modules() if getattr(each, "selection_bias", None) is not None
+        ]
         """Modules instead of their biases, because DistributedDataParallel replaces the tensors of buffers."""
         self.loads: list[Tensor] = [torch.zeros_like(each.selection_bias) for each in self.routers]
 
@@ -208,7 +210,9 @@ class LossFreeBalance(TrainerCallback):
 class PretrainTrainer(MoeTrainer):
     """Trains a design. The logged `loss` is the cross-entropy per token, without regularizers."""
 
-    def __init__(self, *, design: PretrainConfig, routing: TrainingRouting, held_out: Any, **options: Any):
+    def __init__(
+        self, *, design: PretrainConfig, routing: TrainingRouting, held_out: Any, **options: Any
+    ):
         self.design, self.routing, self.held_out = design, routing, held_out
         self.weights = {
             name: weight
@@ -252,7 +256,9 @@ class PretrainTrainer(MoeTrainer):
             "device_loss": lambda layer: device_loss(layer.logits_TE, layer.index_TK, devices),
             "z_loss": lambda layer: z_loss(layer.logits_TE),
         }
-        return {name: torch.stack(list(map(losses[name], self.routing.layers))) for name in self.weights}
+        return {
+            name: torch.stack(list(map(losses[name], self.routing.layers))) for name in self.weights
+        }
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Log the mean cross-entropy per token of the validation rows."""
@@ -264,7 +270,10 @@ class PretrainTrainer(MoeTrainer):
         self.model.eval()
         size = self.design.batch_size
         found = [
-            losses_of(self.model, torch.from_numpy(self.held_out[start : start + size]).to(self.args.device))
+            losses_of(
+                self.model,
+                torch.from_numpy(self.held_out[start : start + size]).to(self.args.device),
+            )
             for start in range(0, len(self.held_out), size)
         ]
         self.model.train()

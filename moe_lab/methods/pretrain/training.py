@@ -103,7 +103,9 @@ def _losses(model: Any, rows_RS: Tensor, others_RS: Tensor, targets_P: Tensor) -
 
 
 def _difference(difference_R: Tensor) -> dict[str, Any]:
-    return Difference(float(difference_R.mean()), bootstrap_interval(difference_R.tolist())).to_json()
+    return Difference(
+        float(difference_R.mean()), bootstrap_interval(difference_R.tolist())
+    ).to_json()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +169,9 @@ def train(training: PretrainingInputs) -> PretrainTrainer:
     set_seed(config.seed)
     own = architecture(design, training.tokenizer)
     attention = config.model.attn_implementation
-    model = AutoModelForCausalLM.from_config(own, dtype=torch.float32, attn_implementation=attention)
+    model = AutoModelForCausalLM.from_config(
+        own, dtype=torch.float32, attn_implementation=attention
+    )
     if design.router != "expert" and design.backbone != "dense":
         model.set_experts_implementation(config.model.experts_implementation or "grouped_mm")
         avoid_grouped_products(model, config.model.experts_implementation)
@@ -233,7 +237,11 @@ def pretrain(
     """
     design = config.method
     rows, held_out = pack_once(
-        corpus, tokenizer, rows=design.rows, held_out=design.validation_rows, length=design.sequence_length
+        corpus,
+        tokenizer,
+        rows=design.rows,
+        held_out=design.validation_rows,
+        length=design.sequence_length,
     )
     print_message(
         f"{folder.name}: {design.backbone} {design.label}, router={design.router}, {design.steps:,} steps of "

@@ -44,7 +44,10 @@ COMMONSENSE = (
 SCIENCE = (Source("OpenBookQA", ("openbookqa",), 2000), Source("SciQ", ("sciq",), 2000))
 GENERAL = (
     Source(
-        "BIG-bench", ("bigbench_choice",), 8000, ("bigbench_multiple_choice_a", "bigbench_multiple_choice_b")
+        "BIG-bench",
+        ("bigbench_choice",),
+        8000,
+        ("bigbench_multiple_choice_a", "bigbench_multiple_choice_b"),
     ),
     # Not ReCoRD, which has no choices, nor MultiRC, whose labels lm-eval 0.4.13 mixes up.
     Source("SuperGLUE", ("boolq", "cb", "copa", "sglue_rte", "wic", "wsc"), 8000),
@@ -67,7 +70,9 @@ TOY = {
 `toy_choice:far`, which is not used here, has questions about other things than the test."""
 
 
-def reference_sources(task: str | list[str], reference: str | list[str] | None) -> tuple[str, list[Source]]:
+def reference_sources(
+    task: str | list[str], reference: str | list[str] | None
+) -> tuple[str, list[Source]]:
     """(label, sources) of the references of one or several evaluated tasks.
 
     The sources are the tasks that `reference` names; else the paper's; else the task's own train split.
@@ -75,7 +80,9 @@ def reference_sources(task: str | list[str], reference: str | list[str] | None) 
     if reference is not None:
         names = [reference] if isinstance(reference, str) else list(reference)
         if not names:
-            raise ConfigError("method.reference=[] names no task. Leave it out, or name an lm-eval task.")
+            raise ConfigError(
+                "method.reference=[] names no task. Leave it out, or name an lm-eval task."
+            )
         return "method.reference", [Source(name, (name,)) for name in names]
     found: dict[Source, str] = {}
     for name in [task] if isinstance(task, str) else task:
@@ -139,7 +146,9 @@ def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
         size = settings.reference_size or source.size
         chosen = free[:size]
         for key, task in tasks.items():
-            numbers = {number for name, number in chosen if name == key} | set(found.samples.get(key, ()))
+            numbers = {number for name, number in chosen if name == key} | set(
+                found.samples.get(key, ())
+            )
             found.tasks[key], found.samples[key] = task, sorted(numbers)
         found.metrics.update(metrics)
         found.sources.append(
@@ -170,14 +179,17 @@ def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str
 
     parts = [(name, *named_task(config, name, source.own)) for name in source.tasks]
     local = any(
-        (Path(config.data_dir or "") / (task.data_folder or str(task.name))).is_dir() for _, task, _ in parts
+        (Path(config.data_dir or "") / (task.data_folder or str(task.name))).is_dir()
+        for _, task, _ in parts
     )
     if source.hub_tasks and (config.data_dir is None or not local):
         parts = [(name, *named_task(config, name)) for name in source.hub_tasks]
     tasks: dict[str, Any] = {}
     metrics: dict[str, str] = {}
     for name, task_config, splits in parts:
-        alone = replace(config, task=task_config, num_fewshot=0, limit=None, samples=None, predict_only=False)
+        alone = replace(
+            config, task=task_config, num_fewshot=0, limit=None, samples=None, predict_only=False
+        )
         try:
             loaded = load_tasks(alone, splits=splits)
         except TaskError as error:

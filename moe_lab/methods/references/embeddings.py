@@ -28,13 +28,18 @@ from moe_lab.models.source import SMALL_FILES, repository_files, small_folder
 
 SHOWN = 256
 """The number of texts from which on a progress bar is shown."""
-DEFAULT = "Leave method.embeddings out: the hidden states of the evaluated model are always available."
+DEFAULT = (
+    "Leave method.embeddings out: the hidden states of the evaluated model are always available."
+)
 CHUNK_BYTES = 64 * 2**20
 """Size of the similarities that are in memory at a time."""
 
 
 def embed(
-    texts: Sequence[str], how: str | Path | None, model: LoadedModel | None, mean_X: Tensor | None = None
+    texts: Sequence[str],
+    how: str | Path | None,
+    model: LoadedModel | None,
+    mean_X: Tensor | None = None,
 ) -> Tensor:
     """float32 [R, X] on the CPU, rows of unit length.
 
@@ -62,7 +67,9 @@ def embed(
 
 def normalized(vectors_RX: Tensor, mean_X: Tensor | None) -> Tensor:
     """The vectors minus the mean, if there is one, scaled to unit length."""
-    return torch.nn.functional.normalize(vectors_RX if mean_X is None else vectors_RX - mean_X, dim=1)
+    return torch.nn.functional.normalize(
+        vectors_RX if mean_X is None else vectors_RX - mean_X, dim=1
+    )
 
 
 def embedding_identity(how: str | Path | None) -> dict[str, Any]:
@@ -82,9 +89,13 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
         commit = _commit(str(how))
         return {"embeddings": str(how)} | ({"commit": commit} if commit else {})
     if code := next(path.rglob("*.py"), None):  # sentence-transformers would run it
-        raise ConfigError(f"method.embeddings={path} has code ({code.name}), which is never run. {DEFAULT}")
+        raise ConfigError(
+            f"method.embeddings={path} has code ({code.name}), which is never run. {DEFAULT}"
+        )
     folders = [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
-    return {"embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}}
+    return {
+        "embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}
+    }
 
 
 WHAT = "sentence-transformers model"
@@ -103,7 +114,9 @@ def _commit(name: str) -> str | None:
     source = repository_of(name)
     files = repository_files(source, WHAT, offline=False)
     if files is not None and not any(Path(file).name in LOADED for file in files):
-        raise ConfigError(f"method.embeddings={name} has no weights in safetensors or .bin. {DEFAULT}")
+        raise ConfigError(
+            f"method.embeddings={name} has no weights in safetensors or .bin. {DEFAULT}"
+        )
     return cached_commit(source)
 
 
@@ -184,7 +197,8 @@ def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
     from safetensors.torch import load_file
 
     with reading(
-        f"method.embeddings={path}", f"It must hold `vectors` and `sha256` (docs/c3po.md).\n{DEFAULT}"
+        f"method.embeddings={path}",
+        f"It must hold `vectors` and `sha256` (docs/c3po.md).\n{DEFAULT}",
     ):
         tensors = load_file(path)
         vectors = tensors["vectors"]
@@ -203,7 +217,9 @@ def _encoder(name: str, device: str | None) -> Any:
     from sentence_transformers import SentenceTransformer
 
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    with reading(f"method.embeddings={name}", DEFAULT, says="cannot be loaded by sentence-transformers"):
+    with reading(
+        f"method.embeddings={name}", DEFAULT, says="cannot be loaded by sentence-transformers"
+    ):
         return SentenceTransformer(str(encoder_folder(name)), device=device, **options)
 
 
@@ -220,7 +236,12 @@ class Neighbours:
 
 
 def neighbours(
-    query_QX: Tensor, reference_RX: Tensor, *, k: int, epsilon: float | None, most_similar: float = 0.95
+    query_QX: Tensor,
+    reference_RX: Tensor,
+    *,
+    k: int,
+    epsilon: float | None,
+    most_similar: float = 0.95,
 ) -> Neighbours:
     """The k nearest references of every question (equation 9), or all within `epsilon` (equation 10), maybe none.
 

@@ -18,14 +18,26 @@ from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, reading
 from moe_lab.methods.references.documents import ReferenceDocuments, reference_documents
-from moe_lab.methods.references.embeddings import embed, embedding_identity, hidden_states, normalized
+from moe_lab.methods.references.embeddings import (
+    embed,
+    embedding_identity,
+    hidden_states,
+    normalized,
+)
 from moe_lab.methods.references.store import ANSWER_TOKENS, build, pathways, read
 from moe_lab.models.facts import LoadedModel, ModelFacts
 from moe_lab.models.identity import model_identity
 from moe_lab.models.source import model_source
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact
-from moe_lab.results.identity import HASHED, decisive_versions, folder_name, run_id, task_label, task_settings
+from moe_lab.results.identity import (
+    HASHED,
+    decisive_versions,
+    folder_name,
+    run_id,
+    task_label,
+    task_settings,
+)
 from moe_lab.tasks.documents import documents_digest
 from moe_lab.tasks.requests import workload_of_tasks
 
@@ -78,7 +90,9 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     documents = reference_documents(config, settings)
     references = references_of(config, settings, documents, model.facts)
     folder = references.folder
-    record = references.load_or_make(lambda: build(folder, config, settings.tokens, documents, model, lm))
+    record = references.load_or_make(
+        lambda: build(folder, config, settings.tokens, documents, model, lm)
+    )
     least = settings.k if settings.epsilon is None else 1
     if record["correct"] < least:
         tasks = ", ".join(task for source in record["sources"] for task in source["tasks"])
@@ -103,7 +117,9 @@ def stored_references(folder: Path, how: str | None, model: LoadedModel) -> Refe
     file = folder / f"embeddings-{run_id(embedding_identity(how))[:8]}.safetensors"
     if not file.exists():
         embedding, mean = _embedded(how, found["texts"], model)
-        write_atomically(file, save({"embedding": embedding} | ({} if mean is None else {"mean": mean})))
+        write_atomically(
+            file, save({"embedding": embedding} | ({} if mean is None else {"mean": mean}))
+        )
     with reading(file, "Remove it: it is computed again."):
         kept = load_file(file)
     return ReferenceSet(
@@ -122,7 +138,10 @@ def given_references(
     """
     texts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
     ids = [lm.encode_pair(*pair) for pair in pairs]
-    prompts, golds = [list(prompt) for prompt, _ in ids], [list(answer[:ANSWER_TOKENS]) for _, answer in ids]
+    prompts, golds = (
+        [list(prompt) for prompt, _ in ids],
+        [list(answer[:ANSWER_TOKENS]) for _, answer in ids],
+    )
     embedding, mean = _embedded(settings.embeddings, texts, model)
     return ReferenceSet(
         folder=None,
@@ -174,10 +193,14 @@ def references_identity(config: Config, settings: Any, facts: ModelFacts) -> dic
             "Use others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
         )
     own = {"numerics": _numerics(documents), "tokens": settings.tokens}
-    return questions_content(config, documents, facts) | own | embedding_identity(settings.embeddings)
+    return (
+        questions_content(config, documents, facts) | own | embedding_identity(settings.embeddings)
+    )
 
 
-def questions_content(config: Config, documents: ReferenceDocuments, facts: ModelFacts) -> dict[str, Any]:
+def questions_content(
+    config: Config, documents: ReferenceDocuments, facts: ModelFacts
+) -> dict[str, Any]:
     """The model, the documents and the form of their questions, as plain values. Needs no weights."""
     tasks: Any = {"tasks": documents.tasks}
     return {
@@ -185,7 +208,8 @@ def questions_content(config: Config, documents: ReferenceDocuments, facts: Mode
         "dtype": facts.dtype,
         "tasks": {name: task_settings(task) for name, task in documents.tasks.items()},
         "settings": {
-            name: getattr(config, name) for name in sorted(HASHED - {"predict_only", "fewshot_seed"})
+            name: getattr(config, name)
+            for name in sorted(HASHED - {"predict_only", "fewshot_seed"})
         },
         "samples": documents.samples,
         "metrics": documents.metrics,
@@ -197,7 +221,9 @@ def _numerics(documents: ReferenceDocuments) -> int:
     return max(NUMERICS[task.get_config("output_type")] for task in documents.tasks.values())
 
 
-def _embedded(how: str | None, texts: list[str], model: LoadedModel) -> tuple[Tensor, Tensor | None]:
+def _embedded(
+    how: str | None, texts: list[str], model: LoadedModel
+) -> tuple[Tensor, Tensor | None]:
     """([R, X], the subtracted mean or None)."""
     if how is not None:
         return embed(texts, how, model), None

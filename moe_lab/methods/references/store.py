@@ -102,7 +102,9 @@ def _choices(
     count = number_of_choices(task, document)
     choices = [tuple(instance.args) for instance in instances[:count]]
     if has_prompt_per_choice(task) or len({prompt for prompt, _ in choices}) > 1:
-        raise ConfigError(f"{key} has a prompt for every choice. C3PO needs one: task.answer=letters.")
+        raise ConfigError(
+            f"{key} has a prompt for every choice. C3PO needs one: task.answer=letters."
+        )
     gold = gold_choice(task, document)
 
     def graded(scores: list[tuple[float, bool]]) -> Graded:
@@ -122,7 +124,12 @@ def _grade_text(task: Any, instance: Any, metric: str, texts: list[str]) -> Grad
 
 
 def build(
-    folder: Path, config: Config, tokens: str, documents: ReferenceDocuments, model: LoadedModel, lm: EngineLM
+    folder: Path,
+    config: Config,
+    tokens: str,
+    documents: ReferenceDocuments,
+    model: LoadedModel,
+    lm: EngineLM,
 ) -> dict[str, Any]:
     """Answer all questions and write the set. Returns its record, which is not written yet.
 
@@ -158,7 +165,8 @@ def build(
     write_atomically(folder / "pathways.safetensors", save({"pathway": pathway_RWME}))
     correct = Counter(line["task"] for line in lines if line["correct"])
     sources = [
-        source | {"correct": sum(correct[task] for task in source["tasks"])} for source in documents.sources
+        source | {"correct": sum(correct[task] for task in source["tasks"])}
+        for source in documents.sources
     ]
     return {
         "label": documents.label,
@@ -237,7 +245,9 @@ def read(folder: Path) -> dict[str, Any]:
             "answers": [line["answer"] for line, _ in right],
             "prompts": [line["prompt_ids"] for line, _ in right],
             "golds": [line["answer_ids"] for line, _ in right],
-            "pathway_RWME": torch.stack([pathway for _, pathway in right]) if right else pathway_RWME[:0],
+            "pathway_RWME": torch.stack([pathway for _, pathway in right])
+            if right
+            else pathway_RWME[:0],
             "counts": {key: summary[key] for key in COUNTS},
         }
 
@@ -246,7 +256,9 @@ def check_own(folder: Path, tokens: str, model: LoadedModel, budget: Budget) -> 
     """Compute a set's first pathway again. Raises ConfigError for a set of another model or of other tokens."""
     found = read(folder)
     with reading(
-        f"references={folder}", f"Use a set of this model and of method.tokens={tokens}.", says="does not fit"
+        f"references={folder}",
+        f"Use a set of this model and of method.tokens={tokens}.",
+        says="does not fit",
     ):
         own_RWME = pathways(found["texts"][:1], found["prompts"][:1], tokens, model, budget)
         difference_RWME = own_RWME - found["pathway_RWME"][: len(own_RWME)]

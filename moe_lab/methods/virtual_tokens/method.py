@@ -114,19 +114,25 @@ class VirtualTokens(Method):
             "versions": decisive_versions(),
         }
         trained = Trained.of(config, content, "adapter")
-        with with_adapter(model.model, self.config.name, self.config.virtual_tokens, config.seed) as wrapped:
+        with with_adapter(
+            model.model, self.config.name, self.config.virtual_tokens, config.seed
+        ) as wrapped:
             record = trained.load_or_train(
                 lambda folder: train_adapter(folder, config, documents, model, wrapped)
             )
             load_adapter(wrapped, trained.folder / "adapter")
-            lm = VirtualTokensLM(wrapped, model.tokenizer, **engine_options(shortened(config, model)))
+            lm = VirtualTokensLM(
+                wrapped, model.tokenizer, **engine_options(shortened(config, model))
+            )
             lm.session_info = {
                 "adapter": trained.folder.name,
                 "training": {key: record[key] for key in RECORDED},
             }
             yield lm
 
-    def report(self, facts: ModelFacts, counters: Counters, session_info: SessionInfo) -> dict[str, Any]:
+    def report(
+        self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
+    ) -> dict[str, Any]:
         block = {key: value for key, value in asdict(self.config).items() if key in RECIPE[1:]}
         return {self.config.name.replace("-", "_"): block | dict(session_info)}
 

@@ -52,7 +52,9 @@ def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int = 0) -> I
     cached = model.config.use_cache  # the Trainer turns it off
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft calls deprecated functions of transformers
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # peft calls deprecated functions of transformers
             set_seed(seed)
             if kind == "soft-prompt":
                 adapter: Any = PromptTuningConfig(prompt_tuning_init="SAMPLE_VOCAB", **settings)
@@ -97,7 +99,11 @@ def train_adapter(
         "parameters": sum(parameter.numel() for parameter in wrapped.prompt_encoder.parameters()),
         "loss_of_last_epoch": sum(losses[-per_epoch:]) / per_epoch,
         "last_session_seconds": time.perf_counter() - start,
-        "reference": {"label": documents.label, "dropped": documents.dropped, "sources": documents.sources},
+        "reference": {
+            "label": documents.label,
+            "dropped": documents.dropped,
+            "sources": documents.sources,
+        },
         "all_versions": versions(),
     }
 
@@ -105,7 +111,8 @@ def train_adapter(
 def shortened(config: Config, model: LoadedModel) -> Config:
     """The configuration with a maximum length that leaves room for the virtual tokens."""
     return replace(
-        config, max_length=(config.max_length or model.facts.max_length) - config.method.virtual_tokens
+        config,
+        max_length=(config.max_length or model.facts.max_length) - config.method.virtual_tokens,
     )
 
 
@@ -128,7 +135,10 @@ class VirtualTokensLM(EngineLM):
 def refusal(config: Any, kind: str) -> str | None:
     """The first line of the error with which peft or the model refuses virtual tokens, or None. Needs no weights."""
     try:
-        with torch.device("meta"), with_adapter(meta_model(config, torch.bfloat16), kind, 1) as wrapped:
+        with (
+            torch.device("meta"),
+            with_adapter(meta_model(config, torch.bfloat16), kind, 1) as wrapped,
+        ):
             wrapped(input_ids=torch.zeros(1, 1, dtype=torch.long))
     except NotImplementedError:
         pass  # an operation of the model that needs values

@@ -107,7 +107,10 @@ class MoeDesignPreTrainedModel(DeepseekPreTrainedModel):
     _can_record_outputs: ClassVar[dict[str, Any]] = {
         "router_logits": OutputRecorder(DesignRouter, index=0),
         "hidden_states": DesignDecoderLayer,
-        "attentions": [OutputRecorder(LlamaAttention, index=1), OutputRecorder(OlmoeAttention, index=1)],
+        "attentions": [
+            OutputRecorder(LlamaAttention, index=1),
+            OutputRecorder(OlmoeAttention, index=1),
+        ],
     }
 
     @torch.no_grad()
@@ -124,7 +127,9 @@ class MoeDesignModel(MoeDesignPreTrainedModel, DeepseekModel):
     """The decoder. Its forward pass is OLMoE's; routers of units and expert choice get their extra inputs."""
 
     def __init__(self, config: MoeDesignConfig):
-        super().__init__(config, DesignDecoderLayer if config.router == "token" else SequenceDecoderLayer)
+        super().__init__(
+            config, DesignDecoderLayer if config.router == "token" else SequenceDecoderLayer
+        )
         self.units = UnitPlaces(config.vocab_size) if config.router in UNITS else None
 
     def forward(
@@ -142,16 +147,22 @@ class MoeDesignModel(MoeDesignPreTrainedModel, DeepseekModel):
                 kwargs["units"] = self.units(input_ids, real_BS, last_kind(cache, first))
             else:
                 if cache is not None and cache.get_seq_length():
-                    raise ValueError("Expert choice reads whole sequences: it runs without a cache.")
+                    raise ValueError(
+                        "Expert choice reads whole sequences: it runs without a cache."
+                    )
                 cache = None
                 kwargs |= {"real_BS": real_BS, "use_cache": False}
-        return super().forward(input_ids=input_ids, attention_mask=attention_mask, cache=cache, **kwargs)
+        return super().forward(
+            input_ids=input_ids, attention_mask=attention_mask, cache=cache, **kwargs
+        )
 
 
 def _real(ids_BS: Tensor | None, attention_mask: Tensor | None) -> Tensor:
     """bool [B, S]: False for padding. Raises ValueError for inputs without token ids or with another form of mask."""
     if ids_BS is None:
-        raise ValueError("Routers of words, sentences and expert choice read token ids: pass input_ids.")
+        raise ValueError(
+            "Routers of words, sentences and expert choice read token ids: pass input_ids."
+        )
     if attention_mask is None:
         return torch.ones_like(ids_BS, dtype=torch.bool)
     if attention_mask.dim() != 2:
@@ -183,7 +194,9 @@ class MoeDesignForCausalLM(MoeDesignPreTrainedModel, DeepseekForCausalLM):
         Raises ValueError for a model whose router has no units, and for a vocabulary larger than the model's.
         """
         if self.model.units is None:
-            raise ValueError(f"router={self.config.router} has no units: only {' and '.join(UNITS)} have.")
+            raise ValueError(
+                f"router={self.config.router} has no units: only {' and '.join(UNITS)} have."
+            )
         self.model.units.set(tables)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:

@@ -46,7 +46,9 @@ class DesignRouter(Qwen2MoeTopKRouter):
     def __init__(self, config: MoeDesignConfig):
         super().__init__(config)
         self.fixed_routing = fixed_routing(config)
-        bias_E = torch.zeros(self.num_experts, dtype=torch.float32) if config.selection_bias else None
+        bias_E = (
+            torch.zeros(self.num_experts, dtype=torch.float32) if config.selection_bias else None
+        )
         self.register_buffer("selection_bias", bias_E)
 
     def decide(self, logits_TE: Tensor) -> Decision:

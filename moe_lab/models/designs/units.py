@@ -75,7 +75,9 @@ def unit_tables(tokenizer: Any, kind: str) -> UnitTables:
     require_units(tokenizer, kind)
     texts = _texts(tokenizer)
     kinds, begins = (
-        _sentences(texts) if kind == "sentence" else _words(tokenizer.backend_tokenizer.pre_tokenizer, texts)
+        _sentences(texts)
+        if kind == "sentence"
+        else _words(tokenizer.backend_tokenizer.pre_tokenizer, texts)
     )
     special_V = torch.tensor([not text for text in texts])
     kind_V = torch.tensor(kinds, dtype=torch.int8).masked_fill(special_V, SPECIAL)
@@ -96,7 +98,9 @@ def require_units(tokenizer: Any, kind: str) -> None:
     if backend.pre_tokenizer is None:
         raise ModelError(f"This tokenizer has no pre-tokenizer, so it knows no words. {_ADVICE}")
     if not _splits(backend.pre_tokenizer, "a", " a"):
-        raise ModelError(f"The pre-tokenizer of this tokenizer does not split at white space. {_ADVICE}")
+        raise ModelError(
+            f"The pre-tokenizer of this tokenizer does not split at white space. {_ADVICE}"
+        )
 
 
 _ADVICE = "Words need a pre-tokenizer, such as that of a byte-level BPE. Use one, or router=token."
@@ -108,7 +112,9 @@ def _texts(tokenizer: Any) -> list[str]:
     letter = tokenizer.encode("a", add_special_tokens=False)[-1]
     size = max(tokenizer.get_vocab().values()) + 1
     before = backend.decode([letter], skip_special_tokens=False)
-    texts = backend.decode_batch([[letter, token] for token in range(size)], skip_special_tokens=False)
+    texts = backend.decode_batch(
+        [[letter, token] for token in range(size)], skip_special_tokens=False
+    )
     added = {token for token, what in tokenizer.added_tokens_decoder.items() if what.special}
     special = added | set(tokenizer.all_special_ids)
     return [
@@ -167,7 +173,9 @@ class UnitPlaces(nn.Module):
         """Take the tables of a tokenizer. Raises ValueError if its vocabulary is larger than the model's."""
         size, vocab_size = len(tables.kind_V), len(self.kind_V)
         if size > vocab_size:
-            raise ValueError(f"The tokenizer has {size} tokens, and vocab_size={vocab_size} is smaller.")
+            raise ValueError(
+                f"The tokenizer has {size} tokens, and vocab_size={vocab_size} is smaller."
+            )
         self.kind_V.fill_(SPECIAL)[:size] = tables.kind_V.to(self.kind_V.device)
         self.begins_CV.fill_(True)[:, :size] = tables.begins_CV.to(self.begins_CV.device)
 

@@ -40,7 +40,11 @@ def write_study_figures(folder: Path) -> list[Path]:
     drawings = {"history": studies.draw_history, "heatmap": studies.draw_heatmap}
     if study.info.tuning == "uniform":
         drawings = {"sweep": studies.draw_sweep}
-    return [path for kind, draw in drawings.items() for path in draw([study]).save(folder / "figures", kind)]
+    return [
+        path
+        for kind, draw in drawings.items()
+        for path in draw([study]).save(folder / "figures", kind)
+    ]
 
 
 def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:

@@ -5,7 +5,13 @@ from typing import Any
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
-from moe_lab.reports.figures.primitives import bars, curves, draw_differences, panels_by, panels_of_points
+from moe_lab.reports.figures.primitives import (
+    bars,
+    curves,
+    draw_differences,
+    panels_by,
+    panels_of_points,
+)
 from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, Drawing, count_axis
 from moe_lab.reports.papers.cells import CellTable, averages, varied_label
 from moe_lab.reports.papers.metrics import quantity
@@ -18,15 +24,27 @@ def draw_accuracy(table: CellTable) -> Drawing:
     chat = [cell.coordinates.get("apply_chat_template") == "true" for cell in frame["cell"]]
     if frame.duplicated(["model", "task", "method"]).any():  # several settings of a method
         frame["method"] = [varied_label(cell, table.cells) for cell in frame["cell"]]
-    frame["task"] = [task + ", chat" * is_chat for task, is_chat in zip(frame["task"], chat, strict=True)]
+    frame["task"] = [
+        task + ", chat" * is_chat for task, is_chat in zip(frame["task"], chat, strict=True)
+    ]
 
     def panel(axis: Axes, model: str, rows: DataFrame) -> None:
         counts = rows.groupby("task")["examples"].unique()
-        tasks = {task: f"{task} ({'/'.join(map(str, counts[task]))})" for task in rows["task"].unique()}
+        tasks = {
+            task: f"{task} ({'/'.join(map(str, counts[task]))})" for task in rows["task"].unique()
+        }
         names = rows["metric"].str.partition(",")[0].unique()
         order, series = list(tasks.values()), list(rows["method"].unique())
         named = rows.assign(task=rows["task"].map(tasks))
-        bars(axis, named, "task", "method", order=order, series=series, colours=[GREY, BLUE, *COLOURS[1:]])
+        bars(
+            axis,
+            named,
+            "task",
+            "method",
+            order=order,
+            series=series,
+            colours=[GREY, BLUE, *COLOURS[1:]],
+        )
         axis.set(
             title=f"{model} (95% intervals over documents, their number in brackets)",
             ylabel=names[0] if len(names) == 1 else "accuracy",
@@ -54,7 +72,9 @@ def draw_control(table: CellTable) -> Drawing:
         own = set(rows["experts_per_token"][rows["method"] != "base"])
         for count in own:
             axis.axvline(count, color=GREY, ls=":", lw=1.2, label="the model's own k")
-        count_axis(axis, sorted({*rows["expert_work"], *own}), "experts computed per token and layer")
+        count_axis(
+            axis, sorted({*rows["expert_work"], *own}), "experts computed per token and layer"
+        )
         first = rows.iloc[0]
         axis.set(
             title=f"{', '.join(names)}\n({first['examples']} documents, 95% intervals)",
@@ -97,7 +117,17 @@ def draw_forest(table: CellTable) -> Drawing:
     return panels_of_points(frame[columns], "setting", look, finish)
 
 
-EFFECT_COLUMNS = ("task", "metric", "label", "difference", "low", "high", "p_holm", "seeds", "examples")
+EFFECT_COLUMNS = (
+    "task",
+    "metric",
+    "label",
+    "difference",
+    "low",
+    "high",
+    "p_holm",
+    "seeds",
+    "examples",
+)
 
 
 def draw_effects(table: CellTable) -> Drawing:

@@ -10,7 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from moe_lab.reports.figures.primitives import curve, curves, legend_below, panel_per, panels, panels_by
+from moe_lab.reports.figures.primitives import (
+    curve,
+    curves,
+    legend_below,
+    panel_per,
+    panels,
+    panels_by,
+)
 from moe_lab.reports.figures.style import (
     BLUE,
     GREEN,
@@ -44,7 +51,9 @@ def draw_overhead(table: CellTable) -> Drawing:
     rows = []
     for result in (cell.results[0] for cell in table.cells if cell.results):
         cost, roe = result.cost, result.report
-        tokens, seconds, energy = (cost.get(key) for key in ("tokens_out", "wall_seconds", "energy_joules"))
+        tokens, seconds, energy = (
+            cost.get(key) for key in ("tokens_out", "wall_seconds", "energy_joules")
+        )
         if not tokens or not seconds:
             continue
         weights, working = cost.get("weight_bytes"), cost.get("peak_working_bytes")
@@ -76,7 +85,9 @@ def draw_overhead(table: CellTable) -> Drawing:
     rows.sort(key=lambda row: (row["temperature"] != "0", row["cache"], row["n"]))
 
     def draw(title: str) -> Figure:
-        model, device, task, documents = (rows[0][name] for name in ("model", "device", "task", "documents"))
+        model, device, task, documents = (
+            rows[0][name] for name in ("model", "device", "task", "documents")
+        )
         heading = f"{title}\n{model} on {device}, {task}, {documents} documents, batch 1, one run per point"
         frame = DataFrame(rows, dtype=object)
         frame["line"] = frame["cache"].map(CACHE_LABELS) + ", temperature " + frame["temperature"]
@@ -127,7 +138,10 @@ def _equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     measured = {key.removesuffix("_mebibytes") for key in first if key.endswith("_mebibytes")}
     [method] = measured - {"base", "equivalent"}
     for axis, (name, of) in zip(axes[1:], COSTS.items(), strict=True):
-        for kind, style, colour, label in ((method, "o-", BLUE, "RoE"), ("equivalent", "s-", ORANGE, plain)):
+        for kind, style, colour, label in (
+            (method, "o-", BLUE, "RoE"),
+            ("equivalent", "s-", ORANGE, plain),
+        ):
             relative = frame.assign(value=frame[f"{kind}_{name}"] / frame[f"base_{name}"])
             curve(axis, relative, "n", colour=colour, style=style, label=label)
         axis.set(title=of, ylabel="relative to base")
@@ -161,7 +175,13 @@ def draw_quality_cost(table: CellTable) -> Drawing:
     for cell in table.cells:
         base = bases.get((cell.coordinates["model"], cell.coordinates["task"]))
         score, plain = cell.scores(table.family).get(BASE), base.score() if base else None
-        if base is None or score is None or plain is None or score.value is None or plain.value is None:
+        if (
+            base is None
+            or score is None
+            or plain is None
+            or score.value is None
+            or plain.value is None
+        ):
             continue
         low, high = score.tested_interval or (None, None)
         work, seconds = map(truediv, _costs(cell), _costs(base))
@@ -187,9 +207,13 @@ def draw_quality_cost(table: CellTable) -> Drawing:
 
 def _costs(cell: TableCell) -> list[float]:
     """The experts that all tokens take in a layer, and the seconds of answering: means over seeds."""
-    experts = [float(result.report.get("experts_per_token") or result.top_k or 1) for result in cell.results]
+    experts = [
+        float(result.report.get("experts_per_token") or result.top_k or 1)
+        for result in cell.results
+    ]
     tokens, seconds = (
-        [result.cost.get(key) or 0.0 for result in cell.results] for key in ("tokens_in", "wall_seconds")
+        [result.cost.get(key) or 0.0 for result in cell.results]
+        for key in ("tokens_in", "wall_seconds")
     )
     return [fmean(map(mul, experts, tokens)), fmean(seconds)]
 

@@ -32,7 +32,9 @@ def draw_epochs(table: CellTable) -> Drawing:
     """
     trainings: dict[str, list[dict[str, Any]]] = {}
     for cell in (cell for cell in table.cells if cell.results):
-        if (own := model_folder(cell.results[0])) and (lines := read_lines(own / "expert_metrics.jsonl")):
+        if (own := model_folder(cell.results[0])) and (
+            lines := read_lines(own / "expert_metrics.jsonl")
+        ):
             # a training's metrics are cells of their own
             name = ", ".join(value for key, value in cell.coordinates.items() if key != MEASURE)
             trainings[name] = [{"training": name, **row} for row in training_rows(lines)]
@@ -85,14 +87,18 @@ def draw_flops(table: CellTable) -> Drawing:
         cell
         for cell in table.cells
         if cell.results
-        and (cell.results[0].method == BASE or cell.results[0].report.get("flops_per_sample") is not None)
+        and (
+            cell.results[0].method == BASE
+            or cell.results[0].report.get("flops_per_sample") is not None
+        )
     ]
     frame = table.frame(counted)
     results = [cell.results[0] for cell in frame["cell"]]
     frame["experts"] = [result.experts for result in results]
     cores = [0 if result.method == BASE else result.report["core_experts"] for result in results]
     frame["core_experts"] = [
-        all_ if core is None else min(core, all_) for core, all_ in zip(cores, frame["experts"], strict=True)
+        all_ if core is None else min(core, all_)
+        for core, all_ in zip(cores, frame["experts"], strict=True)
     ]
     frame["plain_flops"] = [result.report.get("flops_plain_per_sample") for result in results]
     frame = frame.sort_values(["model", "task", "core_experts"])
@@ -135,7 +141,18 @@ def _flops(axis: Axes, names: tuple[str, str], rows: DataFrame) -> None:
 
 
 ROUTER_LR = "method.router_lr"
-LINES_COLUMNS = ["measure", "metric", "line", "x", "value", "low", "high", "examples", "published", "notes"]
+LINES_COLUMNS = [
+    "measure",
+    "metric",
+    "line",
+    "x",
+    "value",
+    "low",
+    "high",
+    "examples",
+    "published",
+    "notes",
+]
 
 
 def draw_lines(table: CellTable) -> Drawing:
@@ -158,7 +175,9 @@ def draw_lines(table: CellTable) -> Drawing:
 
     def panel(axis: Axes, measure: str, rows: DataFrame) -> None:
         curves(axis, rows, "x")
-        axis.set(title=measure, xlabel=across.rpartition(".")[2], ylabel=quantity(rows.iloc[0]["metric"]))
+        axis.set(
+            title=measure, xlabel=across.rpartition(".")[2], ylabel=quantity(rows.iloc[0]["metric"])
+        )
         if across == ROUTER_LR:
             axis.set_xscale("log")
 
@@ -192,9 +211,15 @@ def draw_schedules(table: CellTable) -> Drawing:
         return {"color": colour, "label": first, "ms": 7 if row.schedule == SWEET_POINT else 4}
 
     def finish(axis: Axes, name: str, rows: DataFrame) -> None:
-        tuned = [row.value for row in rows.itertuples() if row.schedule != "base" and "," not in row.schedule]
+        tuned = [
+            row.value
+            for row in rows.itertuples()
+            if row.schedule != "base" and "," not in row.schedule
+        ]
         if tuned:
-            axis.axvline(sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of the schedules")
+            axis.axvline(
+                sum(tuned) / len(tuned), color=GREY, ls="--", lw=1, label="mean of the schedules"
+            )
         axis.set(title=name, xlabel=f"{quantity(rows.iloc[0]['metric'])}\n95% intervals")
 
     columns = ["panel", "schedule", "metric", "value", "stderr", "low", "high"]

@@ -24,7 +24,13 @@ def draw_activation(runs: Sequence[StoredTraces]) -> Drawing:
     """
     shown = [(run, state, frequency_LE(run, state)) for run in runs for state in STATES]
     rows = [
-        {**run.key, "layer": layer, "expert": expert, "before": float(before), "after": float(after)}
+        {
+            **run.key,
+            "layer": layer,
+            "expert": expert,
+            "before": float(before),
+            "after": float(after),
+        }
         for (run, _, before_LE), (_, _, after_LE) in zip(shown[::2], shown[1::2], strict=True)
         for layer, *shares in zip(run.layers, before_LE, after_LE, strict=True)
         for expert, (before, after) in enumerate(zip(*shares, strict=True))
@@ -56,7 +62,9 @@ def _activation_draw(shown: Sequence[tuple[StoredTraces, str, np.ndarray]], titl
             yticks=range(len(run.layers)),
             yticklabels=run.layers,
         )
-    figure.colorbar(image, ax=axes, label="share of questions", fraction=0.03, aspect=5 * len(shown))
+    figure.colorbar(
+        image, ax=axes, label="share of questions", fraction=0.03, aspect=5 * len(shown)
+    )
     return figure
 
 
@@ -71,7 +79,9 @@ def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
     row per weight vector and expert, with the text of the question or neighbour.
     """
     run = runs[0]
-    corrected = next((i for i, states in enumerate(run.right) if states[-1] and not states[0]), None)
+    corrected = next(
+        (i for i, states in enumerate(run.right) if states[-1] and not states[0]), None
+    )
     chosen = "the first, as none" if corrected is None else "the first that was wrong and"
     trace, prompt = run.traces[corrected or 0], run.prompts[corrected or 0]
     vectors = [(BEFORE, {"pathway": trace["before"], "text": prompt})]
@@ -86,7 +96,17 @@ def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
         distance, share, text = (vector.get(key) for key in ("distance", "weight", "text"))
         near = {"distance": distance, "kernel_share": share, "text": text}
         frames.append(frame.assign(**run.key, layer=run.layers[-1], of=who, **near))
-    names = [*run.key, "layer", "of", "expert", "weight", "taken", "distance", "kernel_share", "text"]
+    names = [
+        *run.key,
+        "layer",
+        "of",
+        "expert",
+        "weight",
+        "taken",
+        "distance",
+        "kernel_share",
+        "text",
+    ]
     rows = concat(frames, ignore_index=True)[names]
 
     def draw(title: str) -> Figure:

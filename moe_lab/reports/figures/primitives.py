@@ -61,10 +61,14 @@ def panels(
 def stacked_panels(height: float, ratios: Sequence[float], title: str) -> tuple[Figure, list[Axes]]:
     """A page-wide figure of `height` inches: panels below each other, whose heights have these ratios."""
     # the time of a constrained layout grows with the square of the panels
-    layout: Literal["constrained", "tight"] = "constrained" if len(ratios) <= MOST_CONSTRAINED else "tight"
+    layout: Literal["constrained", "tight"] = (
+        "constrained" if len(ratios) <= MOST_CONSTRAINED else "tight"
+    )
     figure = Figure(figsize=(PAGE_WIDTH, height), layout=layout)
     figure.suptitle(title)
-    return figure, figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios).ravel().tolist()
+    return figure, figure.subplots(
+        len(ratios), 1, squeeze=False, height_ratios=ratios
+    ).ravel().tolist()
 
 
 def panel_per(
@@ -82,7 +86,9 @@ def panel_per(
 def panels_by(frame: DataFrame, by: str | list[str], draw: Panel, **options: Any) -> Drawing:
     """A figure with one panel for each value of the columns `by`. `options` are those of `panels`."""
     groups = list(frame.groupby(by, sort=False))
-    return Drawing(frame.to_dict("records"), lambda title: panel_per(groups, title, draw, **options))
+    return Drawing(
+        frame.to_dict("records"), lambda title: panel_per(groups, title, draw, **options)
+    )
 
 
 def panels_of(
@@ -149,7 +155,13 @@ def curve(
             known
         ):  # a band over some of the points would hide that others have no interval
             axis.fill_between(
-                limited[x], limited["low"], limited["high"], color=colour, alpha=0.15, lw=0, label=band
+                limited[x],
+                limited["low"],
+                limited["high"],
+                color=colour,
+                alpha=0.15,
+                lw=0,
+                label=band,
             )
     published(axis, known, x)
 
@@ -173,11 +185,19 @@ def published(axis: Axes, rows: DataFrame, x: str) -> None:
         axis.plot(paper[x], paper["published"], "D", mfc="none", mec=RED, ms=5, label="published")
 
 
-def curves(axis: Axes, rows: DataFrame, x: str, y: str = "value", by: str = "line", **options: Any) -> None:
+def curves(
+    axis: Axes, rows: DataFrame, x: str, y: str = "value", by: str = "line", **options: Any
+) -> None:
     """A curve for each value of the column `by`. `options` are those of `curve`."""
     for number, (name, own) in enumerate(rows.groupby(by, sort=False)):
         colour, marker = look_of(number)
-        curve(axis, own, x, y, **{"colour": colour, "style": f"{marker}-", "label": str(name)} | options)
+        curve(
+            axis,
+            own,
+            x,
+            y,
+            **{"colour": colour, "style": f"{marker}-", "label": str(name)} | options,
+        )
 
 
 # Points with intervals, a line per name
@@ -248,7 +268,9 @@ def heatmap(axis: Axes, values: Any, top: float | None, **labels: Any) -> AxesIm
     axis.grid(False)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
-    image = axis.imshow(values, cmap=COLOUR_MAP, vmin=0, vmax=top, aspect="auto", interpolation="none")
+    image = axis.imshow(
+        values, cmap=COLOUR_MAP, vmin=0, vmax=top, aspect="auto", interpolation="none"
+    )
     for each in (axis.xaxis, axis.yaxis):
         each.set_major_locator(MaxNLocator(integer=True))
     axis.set(**labels)
@@ -267,7 +289,9 @@ def differences_figure(lines: Iterable[ScoreLine]) -> Figure:
     return figure
 
 
-def draw_differences(groups: Sequence[Sequence[ScoreLine]], titles: Sequence[str], title: str = "") -> Figure:
+def draw_differences(
+    groups: Sequence[Sequence[ScoreLine]], titles: Sequence[str], title: str = ""
+) -> Figure:
     """A panel for each group: its lines in their order with their corrected p, and a line at 0.
 
     A point is filled where the difference is significant.
@@ -281,13 +305,21 @@ def draw_differences(groups: Sequence[Sequence[ScoreLine]], titles: Sequence[str
         for place, score in zip(places, scores, strict=True):
             axis.plot(score.tested_interval or (), [place, place], "-", color=BLUE, lw=1.2)
             axis.plot(
-                score.difference or 0.0, place, "o", color=BLUE, mfc=BLUE if score.significant else "white"
+                score.difference or 0.0,
+                place,
+                "o",
+                color=BLUE,
+                mfc=BLUE if score.significant else "white",
             )
         axis.set_yticks(places, own_labels)
         axis.set_ylim(len(lines) - 0.5, -0.5)
         axis.grid(axis="y", visible=False)
         better = " (lower is better)" if scores[0].lower_is_better else ""
-        filled = "" if all(score.p_holm is None for score in scores) else "; filled: significant after Holm"
+        filled = (
+            ""
+            if all(score.p_holm is None for score in scores)
+            else "; filled: significant after Holm"
+        )
         of = f"difference of {quantity(scores[0].metric)}{better}, 95% interval{filled}"
         axis.set(title=name, xlabel=of)
     return figure

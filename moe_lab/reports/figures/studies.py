@@ -71,7 +71,9 @@ class StoredStudy:
     def best(self) -> Series:
         """The first complete trial with the best value."""
         values = self.complete["value"]
-        return self.complete.loc[values.idxmin() if self.info.direction == "minimize" else values.idxmax()]
+        return self.complete.loc[
+            values.idxmin() if self.info.direction == "minimize" else values.idxmax()
+        ]
 
     @property
     def label(self) -> str:
@@ -101,7 +103,9 @@ def read_study(folder: Path) -> StoredStudy:
         file = folder / "trials.csv"
         trials = read_csv(file)
         trials = trials.rename(columns={"number": "trial", "params_temperature": "temperature"})
-        trials = trials[trials["state"].isin((COMPLETE, PRUNED))].sort_values("trial", ignore_index=True)
+        trials = trials[trials["state"].isin((COMPLETE, PRUNED))].sort_values(
+            "trial", ignore_index=True
+        )
         trials = trials.reindex(columns=["trial", "state", "value", "estimate", "temperature"])
         trials = trials.astype({"trial": int, "value": float, "temperature": float})
     except (OSError, ValueError, KeyError) as error:
@@ -145,11 +149,30 @@ def draw_history(studies: Sequence[StoredStudy]) -> Drawing:
 
 def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
     curve(axis, rows, "trial", style="o", ms=3.2, alpha=0.75, label="trial")
-    curve(axis, rows, "trial", "best", style="-", colour=RED, drawstyle="steps-post", label="best so far")
+    curve(
+        axis,
+        rows,
+        "trial",
+        "best",
+        style="-",
+        colour=RED,
+        drawstyle="steps-post",
+        label="best so far",
+    )
     draw_controls(axis, study, "untuned (trial 0)")
     if rows["estimate"].notna().any():
         label = "pruned (of what was scored)"
-        curve(axis, rows, "trial", "estimate", style="o", colour=ORANGE, ms=3.2, mfc="none", label=label)
+        curve(
+            axis,
+            rows,
+            "trial",
+            "estimate",
+            style="o",
+            colour=ORANGE,
+            ms=3.2,
+            mfc="none",
+            label=label,
+        )
     axis.set(title=study.label, xlabel="trial", ylabel=f"validation {study.info.metric}")
     axis.locator_params(axis="x", integer=True)
 
@@ -163,8 +186,12 @@ def draw_sweep(studies: Sequence[StoredStudy]) -> Drawing:
     for study in studies:
         trials = study.complete[["temperature", "value"]].sort_values("temperature", kind="stable")
         count = study.info.num_samples
-        share = study.info.metric == "accuracy" and count > 1 and trials["value"].between(0, 1).all()
-        limits = [wilson(round(v * count), count) if share else (None, None) for v in trials["value"]]
+        share = (
+            study.info.metric == "accuracy" and count > 1 and trials["value"].between(0, 1).all()
+        )
+        limits = [
+            wilson(round(v * count), count) if share else (None, None) for v in trials["value"]
+        ]
         low, high = zip(*limits, strict=True)
         rows = trials.assign(low=low, high=high, calibrated=study.calibrated, documents=count)
         panels.append((study, [study.key | row for row in rows.to_dict("records")]))
@@ -210,7 +237,10 @@ def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
         # a colour scale for each model: their searches differ in range (RoE: up to 0.5 and 0.2)
         top = max(study.info.max_temperature for study in group)
         values = DataFrame(
-            [np.nan if _skipped(study, layer) else one for layer, one in enumerate(study.temperatures)]
+            [
+                np.nan if _skipped(study, layer) else one
+                for layer, one in enumerate(study.temperatures)
+            ]
             for study in group
         ).to_numpy()
         axis.set_facecolor("#DDDDDD")

@@ -67,7 +67,9 @@ class StoredTraces:
     @cached_property
     def question_P(self) -> np.ndarray:
         """int [P]: the question of each token."""
-        return np.repeat(np.arange(len(self.traces)), [len(trace["before"]) for trace in self.traces])
+        return np.repeat(
+            np.arange(len(self.traces)), [len(trace["before"]) for trace in self.traces]
+        )
 
     def probabilities(self, state: str) -> np.ndarray:
         """float64 [P, L, E]: `state` is "before" or "after"."""
@@ -84,14 +86,22 @@ def read_traces(result: RunResult) -> StoredTraces:
     """The traces of a run. Raises ResultsError where a document has no trace."""
     path = result.stored_in / TRACES
     stored = read_lines(path, "The run's command with rerun=true makes it again.") or []
-    by_prompt = {trace.get("prompt"): trace for trace in stored}  # of repeated lines the last one holds
+    by_prompt = {
+        trace.get("prompt"): trace for trace in stored
+    }  # of repeated lines the last one holds
     samples = read_samples(result)
     run = StoredTraces(result, [], [], [])
-    for sample in (one for task in samples.values() for one in sorted(task, key=lambda one: one.document)):
+    for sample in (
+        one for task in samples.values() for one in sorted(task, key=lambda one: one.document)
+    ):
         choices = [(prompt, continuation) for prompt, continuation in sample.requests]
         # lm-eval logs either the index of the right answer or its text
         index, texts = str(sample.target), [text.strip() for _, text in choices]
-        gold = int(index) if index.isdigit() and int(index) < len(choices) else texts.index(index.strip())
+        gold = (
+            int(index)
+            if index.isdigit() and int(index) < len(choices)
+            else texts.index(index.strip())
+        )
         try:
             traces = [
                 by_prompt[hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()]
@@ -107,7 +117,9 @@ def read_traces(result: RunResult) -> StoredTraces:
             ) from error
         run.traces.append(traces[gold])
         run.prompts.append(choices[gold][0])
-        run.right.append([max(of_state) == of_state[gold] for of_state in zip(*scores, strict=True)])
+        run.right.append(
+            [max(of_state) == of_state[gold] for of_state in zip(*scores, strict=True)]
+        )
     return run
 
 
@@ -131,7 +143,9 @@ def draw_steps(runs: Sequence[StoredTraces]) -> Drawing:
     """
     rows = [row for run in runs for row in step_rows(run)]
     shown = list(product(runs, STEP_PANELS))
-    return Drawing(rows, lambda title: panel_per(shown, title, _steps, height=2.4), "Optimization steps")
+    return Drawing(
+        rows, lambda title: panel_per(shown, title, _steps, height=2.4), "Optimization steps"
+    )
 
 
 def _steps(axis: Axes, run: StoredTraces, panel: str) -> None:
@@ -165,7 +179,9 @@ def step_rows(run: StoredTraces) -> list[dict[str, Any]]:
             "became_right": _mean(compress(changed, (not before for before in first))),
             "right_at_first": sum(first),
             "questions": len(now),
-            "loss": _mean(loss for trace in run.traces if (loss := trace["losses"][step]) is not None),
+            "loss": _mean(
+                loss for trace in run.traces if (loss := trace["losses"][step]) is not None
+            ),
         }
         rows.append(run.key | row)
     return rows
@@ -190,14 +206,22 @@ def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
     """One row per n from 1 to E: the mean share over questions, tokens and layers, with a bootstrap interval."""
     before_PLE = run.probabilities("before")
     rank_PLE = (-before_PLE).argsort(axis=-1, kind="stable").argsort(axis=-1)
-    rank_PLK = np.take_along_axis(rank_PLE, chosen_PLK(run.probabilities("after"), run.top_k), axis=-1)
+    rank_PLK = np.take_along_axis(
+        rank_PLE, chosen_PLK(run.probabilities("after"), run.top_k), axis=-1
+    )
     count_N = np.bincount(run.question_P)
     rows = []
     for n in range(1, before_PLE.shape[-1] + 1):
         share_P = (rank_PLK < n).mean(axis=(1, 2))
         share_N = np.bincount(run.question_P, weights=share_P) / count_N
         low, high = bootstrap_interval(share_N) if len(share_N) > 1 else (None, None)
-        row = {"n": n, "share": float(share_N.mean()), "low": low, "high": high, "questions": len(share_N)}
+        row = {
+            "n": n,
+            "share": float(share_N.mean()),
+            "low": low,
+            "high": high,
+            "questions": len(share_N),
+        }
         rows.append(run.key | row)
     return rows
 

@@ -36,7 +36,9 @@ def draw_designs(table: CellTable) -> Drawing:
     others = averages(experiment, cells) or [cell for cell in cells if not cell.of_training]
     # the axes other than granularity in which the designs differ
     moe = replace(table, cells=[cell for cell in cells if cell.coordinates[DESIGN] != DENSE])
-    keys = moe.varied([key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)])
+    keys = moe.varied(
+        [key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)]
+    )
     panel = [MEASURE] if MEASURE in experiment.keys else []
     frame = table.frame([*of_training, *others], panel=panel, design=[DESIGN], series=keys)
     for side in ("low", "high"):  # of a training with several seeds, over these
@@ -79,10 +81,14 @@ def draw_training_curves(table: CellTable) -> Drawing:
     experiment = table.experiment
     across = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]
     rows: list[tuple[Any, ...]] = []
-    for cell in {cell.run_id: cell for cell in table.cells if cell.results}.values():  # one for all measures
+    for cell in {
+        cell.run_id: cell for cell in table.cells if cell.results
+    }.values():  # one for all measures
         # the coordinates across, numbers with the name of their key
         values = {key.rpartition(".")[2].replace("_", " "): cell.coordinates[key] for key in across}
-        panel = ", ".join(f"{key}: {value}" if value.isdigit() else value for key, value in values.items())
+        panel = ", ".join(
+            f"{key}: {value}" if value.isdigit() else value for key, value in values.items()
+        )
         line = ", ".join(cell.coordinates[key] for key in experiment.rows)
         for result in cell.results:
             folder = model_folder(result)
@@ -104,7 +110,9 @@ def _curves(frame: DataFrame, title: str) -> Figure:
     steps = frame.groupby(["panel", "line", "step"], sort=False)
     settings = list(frame["panel"].unique())
 
-    figure, axes = panels(2 * len(settings), columns=len(settings), height=2.3, sharex=True, sharey="row")
+    figure, axes = panels(
+        2 * len(settings), columns=len(settings), height=2.3, sharex=True, sharey="row"
+    )
     figure.suptitle(title)
     for axis, (column, setting) in zip(axes, product(SHOWN, settings), strict=True):
         means = steps[column].agg(value="mean", low="min", high="max").reset_index()
@@ -112,7 +120,9 @@ def _curves(frame: DataFrame, title: str) -> Figure:
         values = late[column].astype(float)
         span = values.max() - values.min()
         margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
-        axis.set(title=f"{setting}\n{SHOWN[column]}", xlabel="optimizer step", ylabel="nats per token")
+        axis.set(
+            title=f"{setting}\n{SHOWN[column]}", xlabel="optimizer step", ylabel="nats per token"
+        )
         axis.set_ylim(values.min() - margin, values.max() + margin)
         axis.label_outer()
     for axis in axes[: len(settings)]:

@@ -133,14 +133,18 @@ KINDS = (*CHANGES, SAME_WRONG, SAME_RIGHT, UNCHANGED, *ALONE)
 def first_difference(one: str, other: str) -> int:
     """The position of the first differing character, or the start of the word that contains it."""
     shared = zip(one, other, strict=False)
-    same = next((i for i, (mine, theirs) in enumerate(shared) if mine != theirs), min(len(one), len(other)))
+    same = next(
+        (i for i, (mine, theirs) in enumerate(shared) if mine != theirs), min(len(one), len(other))
+    )
     if (one[same : same + 1] + other[same : same + 1]).strip():
         while same and not one[same - 1].isspace():
             same -= 1
     return same
 
 
-def shown_answer(answers: Sequence[Answer], scores: Sequence[Any], kind: str, **place: Any) -> dict[str, Any]:
+def shown_answer(
+    answers: Sequence[Answer], scores: Sequence[Any], kind: str, **place: Any
+) -> dict[str, Any]:
     """The answer of a run as the page's script reads it, alone or next to the base model's. Texts are cut.
 
     It has `prompt` (the whole prompt as the model saw it), `target`, `kind`, whether it is `changed`, and of the others
@@ -167,9 +171,14 @@ def shown_answer(answers: Sequence[Answer], scores: Sequence[Any], kind: str, **
     texts = [answer.text[:LONGEST_ANSWER] for answer in answers if answer.text is not None]
     if len(texts) < len(answers):
         options = zip(own.choices, *(answer.scores for answer in answers), strict=True)
-        return shown | {"options": list(map(list, options)), "picked": [answer.picked for answer in answers]}
+        return shown | {
+            "options": list(map(list, options)),
+            "picked": [answer.picked for answer in answers],
+        }
     if any(answer.extracted is not None for answer in answers):
-        shown["extracted"] = [answer.extracted and answer.extracted[:LONGEST_ANSWER] for answer in answers]
+        shown["extracted"] = [
+            answer.extracted and answer.extracted[:LONGEST_ANSWER] for answer in answers
+        ]
     if len(texts) == 1:
         return shown | {"own": texts[0]}
     same = texts[0][: first_difference(*texts)]
@@ -186,7 +195,9 @@ def answer_data(answers: Sequence[Mapping[str, Any]]) -> dict[str, object]:
 
     Each prompt is stored once. Its beginning, which has the few-shot examples, is cut to an equal share of PROMPTS.
     """
-    numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(one["prompt"] for one in answers))}
+    numbers = {
+        prompt: i for i, prompt in enumerate(dict.fromkeys(one["prompt"] for one in answers))
+    }
     longest = max(SHORTEST_CUT, PROMPTS // max(1, len(numbers)))
     prompts = [[prompt[-longest:], max(0, len(prompt) - longest)] for prompt in numbers]
     found = [{**one, "prompt": numbers[one["prompt"]]} for one in answers]
@@ -196,7 +207,9 @@ def answer_data(answers: Sequence[Mapping[str, Any]]) -> dict[str, object]:
 # All answers of the runs of a page, next to the base model's answers if a run is compared with it
 
 
-def shown_answers(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+def shown_answers(
+    runs: Sequence[RunResult], labels: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
     """The answers of all runs as `shown_answer` has them, changed ones first, and why others are not there.
 
     A baseline's answers are shown only next to those of the other runs.
@@ -247,7 +260,9 @@ def _kind(answers: Sequence[Answer], scores: Sequence[Any], rights: Sequence[boo
     """One of KINDS, of the run's own answer alone or of the base model's and the run's own."""
     if len(answers) == 1:
         return {True: RIGHT, False: WRONG, None: ANSWERED}[rights[0]]
-    before, after = zip((one.text for one in answers), (one.picked for one in answers), scores, strict=True)
+    before, after = zip(
+        (one.text for one in answers), (one.picked for one in answers), scores, strict=True
+    )
     if None in rights:
         return UNCHANGED if before == after else CHANGED
     right, wrong = (SAME_RIGHT, SAME_WRONG) if before == after else (STILL_RIGHT, STILL_WRONG)

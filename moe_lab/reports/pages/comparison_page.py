@@ -48,5 +48,9 @@ def _changed_answers(comparison: Comparison, names: dict[str, str]) -> Iterator[
                 before, after = (answer_of(sample, metric) for sample in samples)
                 if before is None or after is None:
                     continue  # a text that is scored as a whole has no answer
-                place = {"run": f"{names[key]}, {named}", "task": task, "document": samples[0].document}
+                place = {
+                    "run": f"{names[key]}, {named}",
+                    "task": task,
+                    "document": samples[0].document,
+                }
                 yield shown_answer([before, after], [not right, right], kind, right=right, **place)

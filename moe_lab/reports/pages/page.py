@@ -54,13 +54,18 @@ def differences_picture(lines: Iterable[ScoreLine]) -> str | None:
     from moe_lab.reports.figures.primitives import differences_figure
     from moe_lab.reports.figures.style import SVG_METADATA, picture
 
-    shown = [line for line in lines if has_verdict(line.score) and line.score.tested_interval is not None]
+    shown = [
+        line for line in lines if has_verdict(line.score) and line.score.tested_interval is not None
+    ]
     return picture_of(picture(differences_figure(shown), "svg", SVG_METADATA)) if shown else None
 
 
 def pictures_in(folder: Path) -> list[tuple[str, str]]:
     """Name and data URI of each figure in `<folder>/figures`."""
-    return [(path.stem, picture_of(path.read_bytes())) for path in sorted((folder / "figures").glob("*.svg"))]
+    return [
+        (path.stem, picture_of(path.read_bytes()))
+        for path in sorted((folder / "figures").glob("*.svg"))
+    ]
 
 
 def text_uri(text: str, kind: str) -> str:
@@ -70,7 +75,12 @@ def text_uri(text: str, kind: str) -> str:
 
 # Tables as LaTeX for download
 
-IN_LATEX = {"\u2192": r"$\rightarrow$", "\u03c4": r"$\tau$", "\u00b1": r"$\pm$", "\u00d7": r"$\times$"}
+IN_LATEX = {
+    "\u2192": r"$\rightarrow$",
+    "\u03c4": r"$\tau$",
+    "\u00b1": r"$\pm$",
+    "\u00d7": r"$\times$",
+}
 """LaTeX for characters that need it."""
 
 

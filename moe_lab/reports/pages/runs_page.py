@@ -7,7 +7,13 @@ from typing import Any
 
 from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.pages.answers import ALONE, CHANGES, MOST, answer_data, shown_answers
-from moe_lab.reports.pages.page import differences_picture, latex_of, pictures_in, text_uri, write_page
+from moe_lab.reports.pages.page import (
+    differences_picture,
+    latex_of,
+    pictures_in,
+    text_uri,
+    write_page,
+)
 from moe_lab.reports.scores import CommandTable, by_outcome, conclusion, has_verdict, plotted
 from moe_lab.results.atomic import csv_text
 from moe_lab.results.model import RunResult
@@ -27,7 +33,9 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
     columns = table.columns(table.lines)
     compared = [line for line in table.lines if has_verdict(line.score)]
     answers, problems = shown_answers(runs, names)
-    routing = [each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))]
+    routing = [
+        each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))
+    ]
     rows = [line.score.columns() | {"settings": line.label} for line in table.lines]
     return write_page(
         path,

@@ -33,13 +33,18 @@ def write_tables_page(folder: Path) -> Path:
             if table.stem != path.stem:  # the page reads the files with this stem
                 raise ValueError(f"its stem is {table.stem}")
         except ValueError as error:
-            warn_once(f"{damaged(path, error).problem}. Its command with mode=report writes it again.")
+            warn_once(
+                f"{damaged(path, error).problem}. Its command with mode=report writes it again."
+            )
         else:
             tables.append(shown_table(table, folder))
     papers: dict[str, list[ShownTable]] = {}
     for shown in sorted(tables, key=_order):
         papers.setdefault(shown.paper, []).append(shown)
-    cells = {paper: [row.state for one in own for row in one.content.every] for paper, own in papers.items()}
+    cells = {
+        paper: [row.state for one in own for row in one.content.every]
+        for paper, own in papers.items()
+    }
     counts = Counter(chain.from_iterable(cells.values()))
     of_papers = any(one.content.of_paper for one in tables)
     return write_page(
@@ -61,7 +66,11 @@ def write_tables_page(folder: Path) -> Path:
         of_papers=of_papers,
         states={state: state.meaning for state in State if counts[state]},
         notes=explained_marks(
-            mark for one in tables for row in one.content.rows if row.score for mark in row.score.marks
+            mark
+            for one in tables
+            for row in one.content.rows
+            if row.score
+            for mark in row.score.marks
         ),
         scales=list(dict.fromkeys(one.content.scale for own in papers.values() for one in own)),
     )
@@ -90,7 +99,11 @@ def shown_table(table: Table, folder: Path) -> ShownTable:
 
     file = folder / f"{table.stem}.csv"
     # a design has no number of a training that does not apply to it, such as the leak of token choice
-    rows = [row for row in table.every if not (row.of_training and row.score and row.score.value is None)]
+    rows = [
+        row
+        for row in table.every
+        if not (row.of_training and row.score and row.score.value is None)
+    ]
     columns = cell_columns(table, rows)
     if table.of_settings:
         frame = read_csv(file, dtype=str, keep_default_na=False) if file.is_file() else DataFrame()
@@ -125,7 +138,9 @@ def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
             if {*cells} - {"-"}
         ),
         *(
-            replace(one, heading="documents") if one.heading == "n" else one  # n is RoE's number of samples
+            replace(one, heading="documents")
+            if one.heading == "n"
+            else one  # n is RoE's number of samples
             for one in value_columns(scores)
         ),
         *difference_columns(scores),
@@ -145,4 +160,6 @@ def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
 def _order(shown: ShownTable) -> tuple[int, list[int | str]]:
     """A key that orders by paper, and `table2` before `table10`."""
     paper = [*PAPERS, shown.content.paper].index(shown.content.paper)
-    return paper, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", shown.content.stem)]
+    return paper, [
+        int(part) if part.isdigit() else part for part in re.split(r"(\d+)", shown.content.stem)
+    ]

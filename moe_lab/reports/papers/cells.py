@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import AVERAGE, MEASURE, Experiment, Published
-from moe_lab.reports.papers.metrics import EXPERT, METRICS, TRAINING, expert_score, training_score, unit_of
+from moe_lab.reports.papers.metrics import (
+    EXPERT,
+    METRICS,
+    TRAINING,
+    expert_score,
+    training_score,
+    unit_of,
+)
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score_table import NO_COMPARISONS, Family, mean_score, task_mean
 from moe_lab.results.scores import NO_SCORE, ComparisonKey, Score, scores_of
@@ -53,10 +60,14 @@ class TableCell:
             return training_score(self.results, self.metric)
         if self.metric.startswith(EXPERT):
             measured = zip(self.results, self.expert, strict=True)
-            scores = [expert_score(results, one, self.metric, other) for results, one in measured if one]
+            scores = [
+                expert_score(results, one, self.metric, other) for results, one in measured if one
+            ]
         else:
             metric = None if self.metric == "headline" else self.metric
-            scores = [own[0] for results in self.results if (own := scores_of(results, metric, other))]
+            scores = [
+                own[0] for results in self.results if (own := scores_of(results, metric, other))
+            ]
             # a task without the metric has the score of its first metric
             scores = [score for score in scores if metric in (None, score.metric)]
         if len(scores) < 2:
@@ -94,12 +105,18 @@ class TableCell:
 def published_of(experiment: Experiment, cell: TableCell) -> Published | None:
     """The paper's number for a cell, where it gives one."""
     place = cell.coordinates.items()
-    return next((published for published in experiment.paper if published.cell.items() <= place), None)
+    return next(
+        (published for published in experiment.paper if published.cell.items() <= place), None
+    )
 
 
-def p_values(experiment: Experiment, cells: Sequence[TableCell]) -> dict[ComparisonKey, float | None]:
+def p_values(
+    experiment: Experiment, cells: Sequence[TableCell]
+) -> dict[ComparisonKey, float | None]:
     """The uncorrected p of each comparison of an experiment: of its cells and averages."""
-    scores = [score for cell in [*cells, *averages(experiment, cells)] for score in cell.scores().values()]
+    scores = [
+        score for cell in [*cells, *averages(experiment, cells)] for score in cell.scores().values()
+    ]
     return {score.comparison: score.p for score in scores}
 
 
@@ -143,7 +160,9 @@ def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[Tabl
 
     Numbers of trainings belong to no task and are shown with the averages.
     """
-    kept = [cell for cell in cells if cell.of_training] if averages_alone(experiment, cells) else cells
+    kept = (
+        [cell for cell in cells if cell.of_training] if averages_alone(experiment, cells) else cells
+    )
     return [*kept, *averages(experiment, cells)]
 
 
@@ -180,10 +199,14 @@ class CellTable:
         for cell in self.cells if cells is None else cells:
             score, published = cell.score(), published_of(self.experiment, cell)
             if score is not None and score.value is not None:
-                row = score.columns() | {"cell": cell, "published": published and published.fraction}
+                row = score.columns() | {
+                    "cell": cell,
+                    "published": published and published.fraction,
+                }
                 known = row | cell.coordinates
                 rows.append(
-                    row | {name: ", ".join(known[key] for key in keys) for name, keys in places.items()}
+                    row
+                    | {name: ", ".join(known[key] for key in keys) for name, keys in places.items()}
                 )
         return DataFrame(rows, columns=list(dict.fromkeys([*COLUMNS, *places])), dtype=object)
 

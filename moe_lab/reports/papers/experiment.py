@@ -65,7 +65,9 @@ class Published:
     def where(self) -> str:
         """The number as the paper prints it, its place, and the mark."""
         printed = f"{self.value:g}%" if self.unit == "percent" else f"{self.value:g} {self.unit}"
-        return " ".join(filter(None, [f"{printed.removesuffix(' fraction')}, {self.place}", self.mark]))
+        return " ".join(
+            filter(None, [f"{printed.removesuffix(' fraction')}, {self.place}", self.mark])
+        )
 
 
 def read_published(entries: Sequence[dict[str, Any]], file: Path) -> list[Published]:
@@ -119,9 +121,12 @@ class Scale:
         grids = [self.grid] if isinstance(self.grid, dict) else self.grid
         for grid in reversed(grids):
             listed = {
-                key: [one if isinstance(one, list) else [one] for one in own] for key, own in grid.items()
+                key: [one if isinstance(one, list) else [one] for one in own]
+                for key, own in grid.items()
             }
-            axes = [[[f"{key}={name}", *more] for name, *more in own] for key, own in listed.items()]
+            axes = [
+                [[f"{key}={name}", *more] for name, *more in own] for key, own in listed.items()
+            ]
             cells[:0] = [list(chain.from_iterable(combination)) for combination in product(*axes)]
         return [[*cell, *self.set] for cell in cells]
 
@@ -153,7 +158,10 @@ class Experiment:
 
     def __post_init__(self) -> None:
         one_of("figure", self.figure, sorted([*FIGURES, *TABLES]))
-        metrics = [self.metric, *(scale.metric for scale in self.scales.values() if scale.metric is not None)]
+        metrics = [
+            self.metric,
+            *(scale.metric for scale in self.scales.values() if scale.metric is not None),
+        ]
         if any(isinstance(metric, dict) != (MEASURE in self.keys) for metric in metrics):
             raise ConfigError("metric: {<name>: <metric>} goes with measure in rows or columns.")
         if self.figure == "recipe":
@@ -170,12 +178,16 @@ class Experiment:
     @property
     def keys(self) -> list[str]:
         """All axes of its cells."""
-        return list(dict.fromkeys([*self.rows, *self.columns, *([self.average] if self.average else [])]))
+        return list(
+            dict.fromkeys([*self.rows, *self.columns, *([self.average] if self.average else [])])
+        )
 
     def scale(self, name: str) -> Scale:
         """The cells of one scale. Raises ConfigError naming those that the experiment has."""
         if name not in self.scales:
-            raise ConfigError(f"experiment={self.name} lacks scale={name}. It has: {', '.join(self.scales)}.")
+            raise ConfigError(
+                f"experiment={self.name} lacks scale={name}. It has: {', '.join(self.scales)}."
+            )
         return self.scales[name]
 
 
@@ -207,11 +219,14 @@ def load_experiment(name: str, file: Path) -> Experiment:
     with reading(file):
         values = yaml.load(file.read_text(encoding="utf-8"), Loader=LOADER)
         scales = {
-            key: build(Scale, scale, f"scales.{key}.") for key, scale in values.get("scales", {}).items()
+            key: build(Scale, scale, f"scales.{key}.")
+            for key, scale in values.get("scales", {}).items()
         }
         paper = read_published(values.get("paper") or [], file)
         return build(
-            Experiment, {"metric": "headline", **values, "name": name, "scales": scales, "paper": paper}, ""
+            Experiment,
+            {"metric": "headline", **values, "name": name, "scales": scales, "paper": paper},
+            "",
         )
 
 

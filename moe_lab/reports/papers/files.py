@@ -25,7 +25,8 @@ LONGEST = 60
 def typed_settings(overrides: Sequence[str]) -> list[str]:
     """The typed overrides that change a table, sorted, each once."""
     typed = {
-        text: text.partition("=")[0].partition("@")[0] for text in (one.lstrip("+") for one in overrides)
+        text: text.partition("=")[0].partition("@")[0]
+        for text in (one.lstrip("+") for one in overrides)
     }
     same = SAME_TABLE | {"hydra"}
     return sorted(
@@ -52,7 +53,9 @@ def title(experiment: Experiment, scale: str) -> str:
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines
+    )
 
 
 def column_lines(columns: Sequence[Column]) -> str:
@@ -80,7 +83,9 @@ def write_settings(
     header = [name.replace("_", " ") for name in names]
     lines = [f"# {title(experiment, scale)}", "", experiment.source, ""]
     lines.append(table_lines(header, ([_setting(row[name]) for name in names] for row in rows)))
-    lines += ["", "Failed cells:", "", *(f"- {problem}" for problem in problems)] if problems else []
+    lines += (
+        ["", "Failed cells:", "", *(f"- {problem}" for problem in problems)] if problems else []
+    )
     markdown = write_file(folder / f"{stem}.md", "\n".join(lines) + "\n")
     return [markdown, write_rows(rows, folder / f"{stem}.csv")]
 
@@ -100,7 +105,9 @@ def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[d
     None for numbers that do not exist: unpublished ones, and the counts of a run whose answers were all stored.
     """
     published = {
-        (quantity, name): int(each.value) for each in experiment.paper for quantity, name in each.cell.items()
+        (quantity, name): int(each.value)
+        for each in experiment.paper
+        for quantity, name in each.cell.items()
     }
     return [
         {
@@ -118,5 +125,7 @@ def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[d
         }
         for cell in cells
         if cell.results
-        for source in ((cell.results[0].report.get("reference") or {}).get("set") or {}).get("sources", [])
+        for source in ((cell.results[0].report.get("reference") or {}).get("set") or {}).get(
+            "sources", []
+        )
     ]

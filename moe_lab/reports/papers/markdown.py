@@ -23,7 +23,9 @@ def markdown(experiment: Experiment, table: Table) -> str:
     """The Markdown file, of `table.md.j2`."""
     cells = [row for row in table.rows if not row.average]
     measured = [row.score for row in cells if row.score]
-    compared = [score for row in table.shown for score in (row.score, *row.compared.values()) if score]
+    compared = [
+        score for row in table.shown for score in (row.score, *row.compared.values()) if score
+    ]
     header = ["quantity", "model, task", "measured", "published", "place"]
     file = Path(__file__).with_name("table.md.j2")
     options: dict[str, Any] = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -37,7 +39,9 @@ def markdown(experiment: Experiment, table: Table) -> str:
         metrics=_metrics(experiment, cells),
         stated=table_lines(header, map(_stated, table.stated)),
         marks=explained_marks(mark for score in measured for mark in score.marks),
-        failed=[f"{', '.join(row.coordinates.values())}: {row.problem}" for row in cells if row.problem],
+        failed=[
+            f"{', '.join(row.coordinates.values())}: {row.problem}" for row in cells if row.problem
+        ],
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -57,7 +61,9 @@ def _grid(experiment: Experiment, table: Table) -> str:
     rows = []
     for line in lines:
         cells = [by_place.get((line, column)) for column in columns]
-        own = (_texts(cell, others, printed) if cell else [""] * (3 + len(others)) for cell in cells)
+        own = (
+            _texts(cell, others, printed) if cell else [""] * (3 + len(others)) for cell in cells
+        )
         rows.append([*line, *_counts([cell for cell in cells if cell]), *chain.from_iterable(own)])
     return column_lines(list(map(texts, header, zip(*rows, strict=True))))
 
@@ -79,9 +85,13 @@ def _value(score: Score) -> str:
         return "-"
     error = "" if score.stderr is None else f"({number(score.stderr)})"
     spread = "" if score.std is None else f"± {number(score.std)}"
-    over_seeds = "" if score.seed_interval is None else f"seeds {interval_text(score.seed_interval)}"
+    over_seeds = (
+        "" if score.seed_interval is None else f"seeds {interval_text(score.seed_interval)}"
+    )
     return " ".join(
-        filter(None, [number(score.value), error, spread, interval_text(score.interval), over_seeds])
+        filter(
+            None, [number(score.value), error, spread, interval_text(score.interval), over_seeds]
+        )
     )
 
 
@@ -103,7 +113,9 @@ def _counts(cells: Sequence[Row]) -> list[str]:
 def _column_name(keys: Sequence[str], column: tuple[str, ...]) -> str:
     """Options by their name, dotted keys as `n=8`; a dash is left out."""
     shown = [(key, value) for key, value in zip(keys, column, strict=True) if value != "-"]
-    return " ".join(f"{key.rpartition('.')[2]}={value}" if "." in key else value for key, value in shown)
+    return " ".join(
+        f"{key.rpartition('.')[2]}={value}" if "." in key else value for key, value in shown
+    )
 
 
 def _key(row: Row, names: Sequence[str]) -> tuple[str, ...]:
@@ -149,7 +161,9 @@ def _metrics(experiment: Experiment, cells: Sequence[Row]) -> list[str]:
             column.setdefault(metric, []).append(row.score.task)
     lines = []
     for name, metrics in found.items():
-        named = (f"{metric} ({', '.join(dict.fromkeys(tasks))})" for metric, tasks in metrics.items())
+        named = (
+            f"{metric} ({', '.join(dict.fromkeys(tasks))})" for metric, tasks in metrics.items()
+        )
         lines.append(f"{name}: {'; '.join(named if len(metrics) > 1 else metrics)}")
     return lines
 
@@ -158,7 +172,10 @@ def _stated(row: Row) -> list[str]:
     """The line of a number in the text of the paper."""
     published = row.published
     assert published is not None
-    where, measured = ", ".join(row.coordinates.get(key, "-") for key in ("model", "task")), "not run"
+    where, measured = (
+        ", ".join(row.coordinates.get(key, "-") for key in ("model", "task")),
+        "not run",
+    )
     if row.score is not None and row.score.value is not None:
         scaled = row.score.value * (100 if published.unit == "percent" else 1)
         measured = f"{scaled:.3g} {published.unit}"

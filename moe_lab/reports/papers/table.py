@@ -32,7 +32,10 @@ class State(StrEnum):
         return state
 
     AGREES = "agrees", "The published number lies within the 95% interval of the measured one."
-    DISAGREES = "disagrees", "The published number lies outside the 95% interval of the measured one."
+    DISAGREES = (
+        "disagrees",
+        "The published number lies outside the 95% interval of the measured one.",
+    )
     NOT_COMPARABLE = (
         "not comparable",
         "Measured, but at another scale, on part of the documents, or without an interval.",
@@ -79,7 +82,11 @@ class Row:
     @property
     def off(self) -> float | None:
         """Measured minus published, where the two can be compared."""
-        if self.state not in (State.AGREES, State.DISAGREES) or self.score is None or self.published is None:
+        if (
+            self.state not in (State.AGREES, State.DISAGREES)
+            or self.score is None
+            or self.published is None
+        ):
             return None
         return (self.score.value or 0.0) - self.published.fraction
 
@@ -141,7 +148,9 @@ class Table:
     @property
     def shown(self) -> list[Row]:
         """The rows of the Markdown file."""
-        return [row for row in self.rows if row.average or row.of_training or not self.averages_alone]
+        return [
+            row for row in self.rows if row.average or row.of_training or not self.averages_alone
+        ]
 
     def records(self) -> list[dict[str, object]]:
         """The rows of CSV file and data frame: one per cell, average and run that it is compared with.
@@ -164,7 +173,9 @@ class Table:
             }
             for score in [row.score, *row.compared.values()]:
                 columns = {} if score is None else score.columns()
-                found.append(row.coordinates | {name: columns.get(name) for name in OF_CELLS} | more)
+                found.append(
+                    row.coordinates | {name: columns.get(name) for name in OF_CELLS} | more
+                )
         return found
 
 
@@ -264,7 +275,8 @@ def stated_numbers(experiment: Experiment, scale: str, folder: Path) -> list[Row
     file = folder / f"{file_stem(experiment, scale)}-{experiment.figure}.csv"
     if not published or not file.is_file():
         rows = [
-            Row(coordinates=each.cell, metric=each.cell["quantity"], published=each) for each in published
+            Row(coordinates=each.cell, metric=each.cell["quantity"], published=each)
+            for each in published
         ]
         return [with_state(row, scale) for row in rows]
     rows = []

@@ -39,7 +39,9 @@ class Comparison:
     def to_json(self) -> dict[str, object]:
         """What comparison.json holds: equal for equal evaluations."""
         numbers = {
-            comparison: {way: [mine.document for mine, _ in pairs] for way, pairs in changed.items()}
+            comparison: {
+                way: [mine.document for mine, _ in pairs] for way, pairs in changed.items()
+            }
             for comparison, changed in self.changed.items()
         }
         return {
@@ -68,7 +70,10 @@ def compare(evaluations: Sequence[Evaluation]) -> Comparison:
     family = sum(p is not None for p in corrected)
     return Comparison(
         evaluations=list(evaluations),
-        scores=[replace(score, p_holm=p, family=family) for score, p in zip(scores, corrected, strict=True)],
+        scores=[
+            replace(score, p_holm=p, family=family)
+            for score, p in zip(scores, corrected, strict=True)
+        ],
         changed=changed,
         notes=list(dict.fromkeys(notes)),
     )
@@ -99,7 +104,9 @@ def _compare_two(
         if evaluated != every:
             part = f"{evaluated:,} of {every:,} documents (PARTIAL)"
             notes.append(f"{task}: {part}; not the benchmark's number.")
-        scores |= {(task, score.metric): score for score in compare_task(a, b, task, changed, notes)}
+        scores |= {
+            (task, score.metric): score for score in compare_task(a, b, task, changed, notes)
+        }
     groups = [group for group in a.results.groups if group in b.results.groups]
     of_groups = [score for group in groups for score in _compare_group(a, b, group, scores, notes)]
     found = [*scores.values(), *of_groups]
@@ -118,7 +125,9 @@ def compare_task(
     """
     pairs, rounding = paired_lines(a, b, task), rounding_of(a, b)
     if any(line.doc_hash is None for line in a.samples[task]):
-        notes.append(f"{task}: the log of {a.key} has no doc_hash, so documents are paired by their order.")
+        notes.append(
+            f"{task}: the log of {a.key} has no doc_hash, so documents are paired by their order."
+        )
     mine, theirs = reported(a.results.scores(task)), reported(b.results.scores(task))
     for one, keys, others in ((a, mine, theirs), (b, theirs, mine)):
         if lone := [key for key in keys if key not in others]:
@@ -127,7 +136,9 @@ def compare_task(
     for metric in (key for key in mine if key in theirs):
         infinite = [one for one in (a, b) if _is_infinite(one.results.scores(task)[metric])]
         if infinite:
-            notes.append(f"Not compared: {metric} of {task}, which is infinite in {infinite[0].key}.")
+            notes.append(
+                f"Not compared: {metric} of {task}, which is infinite in {infinite[0].key}."
+            )
             continue
         aggregate = aggregate_of(a, task, metric)
         if not all(_reproduces(one, task, metric, aggregate) for one in (a, b)):
@@ -145,14 +156,20 @@ def compare_task(
             notes.append(f"{metric} of {task}: {left:,} documents without a value are left out.")
         if not measured:
             continue
-        before, after = ([line.values[name] for line in lines] for lines in zip(*measured, strict=True))
+        before, after = (
+            [line.values[name] for line in lines] for lines in zip(*measured, strict=True)
+        )
         equal = rounding.equals(before, after, [x.scored_words for x, _ in measured])
-        known = [better for one in (a, b) if (better := one.results.better(task, metric)) is not None]
+        known = [
+            better for one in (a, b) if (better := one.results.better(task, metric)) is not None
+        ]
         lower = not known[0] if known else None
         try:
             found = paired(after, before, aggregate, lower_is_better=lower is True, equal=equal)
         except Exception as error:  # of the metric's own function, on resampled documents
-            notes.append(f"Not compared: {metric} of {task}: {type(error).__name__}: {first_line(error)}.")
+            notes.append(
+                f"Not compared: {metric} of {task}: {type(error).__name__}: {first_line(error)}."
+            )
             continue
         value_of = aggregate or (lambda values: sum(values) / len(values))
         alone = Score(
@@ -179,17 +196,27 @@ def compare_task(
 
 
 def _compare_group(
-    a: Evaluation, b: Evaluation, group: str, scores: Mapping[tuple[str, str], Score], notes: list[str]
+    a: Evaluation,
+    b: Evaluation,
+    group: str,
+    scores: Mapping[tuple[str, str], Score],
+    notes: list[str],
 ) -> list[Score]:
     """The scores of a group of tasks, of all its documents as one sample; what is left out is added to `notes`."""
     found = []
-    for metric in (key for key in reported(a.results.scores(group)) if key in b.results.scores(group)):
-        tasks = [task for task in a.results.leaves(a.samples, group) if metric in a.results.scores(task)]
+    for metric in (
+        key for key in reported(a.results.scores(group)) if key in b.results.scores(group)
+    ):
+        tasks = [
+            task for task in a.results.leaves(a.samples, group) if metric in a.results.scores(task)
+        ]
         parts = [score for task in tasks if (score := scores.get((task, metric)))]
         whole = None
         if len(parts) == len(tasks) > 0 and all(part.changed for part in parts):
             n = sum(part.n or 0 for part in parts)
-            whole = pooled(replace(parts[0], task=group, n=n, value=b.results.scores(group)[metric]), parts)
+            whole = pooled(
+                replace(parts[0], task=group, n=n, value=b.results.scores(group)[metric]), parts
+            )
         if whole is None or not math.isclose(
             whole.baseline or 0.0, a.results.scores(group)[metric], abs_tol=1e-9
         ):
@@ -219,7 +246,9 @@ def paired_lines(a: Evaluation, b: Evaluation, task: str) -> dict[str, list[Pair
     pairs = {}
     for name in (name for name in mine if name in theirs):
         own, other = mine[name], theirs[name]
-        mine_only, theirs_only = (len(one.keys() - two.keys()) for one, two in ((own, other), (other, own)))
+        mine_only, theirs_only = (
+            len(one.keys() - two.keys()) for one, two in ((own, other), (other, own))
+        )
         if mine_only or theirs_only:
             raise ConfigError(
                 f"Other documents of {task}: {mine_only:,} of {len(own):,} are only in {a.key}, {theirs_only:,} of "
@@ -227,7 +256,9 @@ def paired_lines(a: Evaluation, b: Evaluation, task: str) -> dict[str, list[Pair
             )
         pairs[name] = [(line, other[key]) for key, line in own.items()]
         for what, hashed in (("prompts", "prompt_hash"), ("right answers", "target_hash")):
-            if others := [x.document for x, y in pairs[name] if getattr(x, hashed) != getattr(y, hashed)]:
+            if others := [
+                x.document for x, y in pairs[name] if getattr(x, hashed) != getattr(y, hashed)
+            ]:
                 raise ConfigError(
                     f"Other {what} of {task}: {len(others):,} of {len(own):,} documents. The first is document "
                     f"{others[0]}.\nEvaluate both with the same task, num_fewshot, fewshot_seed and chat template."
@@ -253,7 +284,9 @@ def rounding_of(a: Evaluation, b: Evaluation) -> Rounding:
     """Which values of two evaluations are equal within rounding."""
     if all(one.results.rounding.dtype == "float32" for one in (a, b)):
         return a.results.rounding
-    known = [one.results.rounding.measured for one in (a, b) if one.results.rounding.measured is not None]
+    known = [
+        one.results.rounding.measured for one in (a, b) if one.results.rounding.measured is not None
+    ]
     return Rounding(None, max(known, default=None))
 
 
@@ -281,7 +314,9 @@ def _is_infinite(score: Any) -> bool:
     return isinstance(score, float) and math.isinf(score)
 
 
-def _reproduces(evaluation: Evaluation, task: str, metric: str, aggregate: Aggregate | None) -> bool:
+def _reproduces(
+    evaluation: Evaluation, task: str, metric: str, aggregate: Aggregate | None
+) -> bool:
     """Whether the function turns the logged values into the stored score."""
     name, _, filter_name = metric.partition(",")
     lines = [line for line in evaluation.samples[task] if line.filter == filter_name]

@@ -51,7 +51,9 @@ def _results_in(folder: Path) -> list[Path]:
     """The results of a folder without its subfolders, the newest last."""
     if (folder / "results.json").is_file():
         return [folder / "results.json"]
-    dated = [(match["date"], file) for file in folder.glob("*") if (match := DATED.fullmatch(file.name))]
+    dated = [
+        (match["date"], file) for file in folder.glob("*") if (match := DATED.fullmatch(file.name))
+    ]
     return [file for _, file in sorted(dated)]
 
 
@@ -136,12 +138,17 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
     found = stored_results(results, file, MOVED)
     own = found if isinstance(found, RunResult) else None
     tasks = [task for task in found.configs if task in found.results]
-    files = {task: samples_file(file.parent, task) if own else lm_eval_samples(file, task) for task in tasks}
+    files = {
+        task: samples_file(file.parent, task) if own else lm_eval_samples(file, task)
+        for task in tasks
+    }
     samples = read_samples(own) if own else {task: _lines(files[task]) for task in tasks}
     if own is None:
         label = one_line(found.model_name or "lm-eval").rstrip("/").rpartition("/")[2]
         given = (found.config or {}).get("model_args") or ""
-        settings = ",".join(f"{k}={v}" for k, v in given.items()) if isinstance(given, dict) else given
+        settings = (
+            ",".join(f"{k}={v}" for k, v in given.items()) if isinstance(given, dict) else given
+        )
     else:
         label, settings = one_line(f"{own.model}-{own.method}"), " ".join(own.overrides)
     return Evaluation(
@@ -166,7 +173,9 @@ def _without_secrets(config: object) -> object:
     if isinstance(given, str):
         pairs = [part.partition("=") for part in given.split(",")]
         cleaned = without_secrets({name: value for name, _, value in pairs})
-        return config | {"model_args": ",".join(f"{name}={value}" for name, value in cleaned.items())}
+        return config | {
+            "model_args": ",".join(f"{name}={value}" for name, value in cleaned.items())
+        }
     if isinstance(given, dict):
         return config | {"model_args": without_secrets(given)}
     return config
@@ -178,7 +187,9 @@ def _lines(file: Path) -> list[Sample]:
     lacking = set().union(*(FIELDS - line.keys() for line in lines))
     if lacking:
         raise damaged(
-            file, f"lines lack {', '.join(sorted(lacking))}, which lm-eval 0.4.7 and later write", MOVED
+            file,
+            f"lines lack {', '.join(sorted(lacking))}, which lm-eval 0.4.7 and later write",
+            MOVED,
         )
     if not lines:
         raise damaged(file, "it is empty", MOVED)

@@ -48,7 +48,8 @@ def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) ->
     refuse(
         {
             f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or "
-            "reads other texts. Use method=base, finetune-freeze or c2r.": method.expert_metrics == "none",
+            "reads other texts. Use method=base, finetune-freeze or c2r.": method.expert_metrics
+            == "none",
             f"metrics=expert reads and changes the routing of single tokens, which {name} does not allow: "
             f"{facts.fixed_routing}.": facts.fixed_routing,
             "metrics=expert compares scores, and predict_only=true computes none. Leave one out.": config.predict_only,
@@ -65,7 +66,9 @@ def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) ->
         )
 
 
-def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tuple[dict[str, Any], dict]:
+def _evaluate_policy(
+    run: Run, models: ModelPool, name: str, policy: Any
+) -> tuple[dict[str, Any], dict]:
     """Evaluate the run's documents under a routing policy: lm-eval's samples, and their cost.
 
     The log of the policy (by its `identity`) keeps the answers, so that an interrupted evaluation continues.
@@ -73,7 +76,8 @@ def _evaluate_policy(run: Run, models: ModelPool, name: str, policy: Any) -> tup
     path = run.folder / "expert_metrics" / f"{name}.jsonl"
     again = run.config.rerun
     log = ResponseLog(
-        path.with_suffix(".rerun.jsonl") if again else path, run.answers_header | {"policy": policy.identity}
+        path.with_suffix(".rerun.jsonl") if again else path,
+        run.answers_header | {"policy": policy.identity},
     )
     logger.info("%s under %s, %d answers stored", run.run_id, name, len(log))
     print_message(f"{run.folder.name}: {name}")
@@ -126,7 +130,10 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
     if run.method.expert_metrics == "all":
         counts_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
         selections = Selections(counts_LE, counts.experts, top_k)
-        evaluate, lost = partial(_evaluate_policy, run, models), partial(losses, run.tasks["tasks"], samples)
+        evaluate, lost = (
+            partial(_evaluate_policy, run, models),
+            partial(losses, run.tasks["tasks"], samples),
+        )
         for name, metric in intervention_metrics().items():
             found[name] = metric.evaluate(selections, evaluate, lost)
     found, arrays = without_arrays(found)
@@ -151,7 +158,10 @@ def entropies(counts: Counts) -> dict[str, Any]:
     for number, phase in enumerate(PHASES):
         others = sum(counts.tokens_P) - counts.tokens_P[number]
         found[phase] = of([number]) if others else found["all"]
-    return {metric: {phase: one.get(metric) for phase, one in found.items()} for metric in counted_metrics()}
+    return {
+        metric: {phase: one.get(metric) for phase, one in found.items()}
+        for metric in counted_metrics()
+    }
 
 
 def write_counts(path: Path, counts: Counts) -> None:

@@ -38,7 +38,9 @@ class SharedLM:
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         """As `EngineLM.answer`. `on_answer` gets the answers of this process; the others' are in the log at the end."""
         parts, log = divide(kind, requests, num_processes()), self._log
-        broadcast(partial(_answer_part, self._config, kind, list(requests), parts, log.path, log.header))
+        broadcast(
+            partial(_answer_part, self._config, kind, list(requests), parts, log.path, log.header)
+        )
         own = [requests[index] for index in parts[0]]
         self._lm.answer(kind, own, lambda place, answer: on_answer(parts[0][place], answer))
         dist.barrier()
@@ -49,7 +51,12 @@ class SharedLM:
 
 
 def _answer_part(
-    config: Config, kind: str, requests: list[Request], parts: list[list[int]], path: Path, header: Header
+    config: Config,
+    kind: str,
+    requests: list[Request],
+    parts: list[list[int]],
+    path: Path,
+    header: Header,
 ) -> None:
     """Answer this process's part of the requests, into the log of this process."""
     rank = dist.get_rank()
@@ -90,7 +97,9 @@ def divide(kind: str, requests: Sequence[Request], processes: int) -> list[list[
     texts = [context.encode() for context in contexts]
     work = [1 + len(own) - common_length(before, own) for before, own in pairwise([b"", *texts])]
     for place, context in enumerate(contexts):
-        work[place] += sum(len(text) for index in by_context[context] for text in requests[index].args[1:])
+        work[place] += sum(
+            len(text) for index in by_context[context] for text in requests[index].args[1:]
+        )
     total = sum(work)
     for context, own, end in zip(contexts, work, accumulate(work), strict=True):
         middle = end - own / 2

@@ -56,7 +56,9 @@ class CostMeter:
         CUDA devices also that of Python and its libraries.
         """
         now, counts = time.perf_counter(), dict(self._model.cost)
-        spent: dict[str, float] = {name: count - self._counts.get(name, 0) for name, count in counts.items()}
+        spent: dict[str, float] = {
+            name: count - self._counts.get(name, 0) for name, count in counts.items()
+        }
         spent["wall_seconds"] = now - self._since
         spent["peak_memory_bytes"] = peak_memory_bytes(self._model.device)
         spent["peak_working_bytes"] = max(0, spent["peak_memory_bytes"] - self._start)
@@ -87,7 +89,9 @@ def _nvml_handle(device: str) -> Any:
 
         with suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+            handle = pynvml.nvmlDeviceGetHandleByUUID(
+                f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            )
             pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
             return handle
     return None
@@ -132,7 +136,9 @@ def judges_block(judges: Sequence[Judge], samples: Log) -> dict[str, Any]:
     if not judges:
         return {}
     judged = {
-        task: lines for task, lines in samples.items() if isinstance(lines[0]["filtered_resps"][0], dict)
+        task: lines
+        for task, lines in samples.items()
+        if isinstance(lines[0]["filtered_resps"][0], dict)
     }
     block = {}
     for judge in judges:
@@ -191,14 +197,19 @@ def moe_lab_block(
         "model": {
             **{name: getattr(facts, name) for name in ("name", "path", "revision", "commit")},
             "identified_by": "content" if facts.commit is None else "commit",
-            **{name: getattr(facts, name) for name in ("family", "dtype", "moe_layers", "experts", "top_k")},
+            **{
+                name: getattr(facts, name)
+                for name in ("family", "dtype", "moe_layers", "experts", "top_k")
+            },
         },
         "method": {"name": config.method.name, "config": asdict(config.method)},
         "task": {
             "name": config.task.name,
             "tasks": list(tasks),
             "data": {name: task.data_source for name, task in tasks.items()},
-            "metric": headline_of(config.task.metric, evaluated["results"].get(next(iter(tasks)), {})),
+            "metric": headline_of(
+                config.task.metric, evaluated["results"].get(next(iter(tasks)), {})
+            ),
         },
         "seed": config.seed if run.method.random else trained.get("seed"),
         "overrides": list(config.overrides),
@@ -215,7 +226,9 @@ def moe_lab_block(
         scores = {name: other["results"][name] for name in tasks if name in other["results"]}
         compared[key] = {
             "run_id": other["run_id"],
-            "results": {name: {metric: of[metric] for metric in reported(of)} for name, of in scores.items()},
+            "results": {
+                name: {metric: of[metric] for metric in reported(of)} for name, of in scores.items()
+            },
             "paired": scored.paired(other, rounding),
         }
     if "baseline" in compared:
@@ -242,7 +255,9 @@ class _Scored:
     A metric whose own aggregation fails on resampled documents has no interval, and joins the failures.
     """
 
-    def __init__(self, tasks: Mapping[str, Any], evaluated: Mapping[str, Any], failures: list[MetricFailure]):
+    def __init__(
+        self, tasks: Mapping[str, Any], evaluated: Mapping[str, Any], failures: list[MetricFailure]
+    ):
         self._tasks, self._failures = tasks, failures
         failed = {(failure.task, failure.metric) for failure in failures}
         self._values: dict[str, Values] = {}
@@ -282,7 +297,9 @@ class _Scored:
             before, scores = metric_values(other["samples"][name]), other["results"].get(name, {})
             words = {sample.document: sample.scored_words for sample in other["samples"][name]}
             for metric, by_document in self._values[name].items():
-                documents = [document for document in by_document if document in before.get(metric, {})]
+                documents = [
+                    document for document in by_document if document in before.get(metric, {})
+                ]
                 failed_there = metric in scores and scores[metric] is None
                 if not documents or failed_there:
                     continue

@@ -56,12 +56,17 @@ def evaluate_answers(
             trained = trained_config(run, models)
             loaded = load_on_all_ranks(trained, models) if together else models.get(trained)
             context = Context(config=trained, folder=run.folder)
-            load = {"load_seconds": loaded.load_seconds, "peak_weight_bytes": weight_bytes(loaded.model)}
+            load = {
+                "load_seconds": loaded.load_seconds,
+                "peak_weight_bytes": weight_bytes(loaded.model),
+            }
             own = loaded.model.config  # for the record; they are not part of a run's identity
             one_way = not loaded.model._can_set_experts_implementation()
             environment = {
                 "device": str(loaded.device),
-                "experts_implementation": None if one_way else getattr(own, "_experts_implementation", None),
+                "experts_implementation": None
+                if one_way
+                else getattr(own, "_experts_implementation", None),
                 "attn_implementation": getattr(own, "_attn_implementation", None),
             }
             log.spend(load, environment)
@@ -78,14 +83,23 @@ def evaluate_answers(
             lm.forget_model()
             free_on_all_ranks(models)
 
-        lm = RecordedLM(log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template)
+        lm = RecordedLM(
+            log, open_model, lambda: prompt_tokenizer(config), config.apply_chat_template
+        )
         before = len(log)
         whole = {name: len(evaluated_documents(task)) for name, task in run.tasks["tasks"].items()}
         # None for a task that is evaluated whole, so that lm-eval need not search each document
-        chosen = {name: ids if len(ids) < whole[name] else None for name, ids in run.samples.items()}
+        chosen = {
+            name: ids if len(ids) < whole[name] else None for name, ids in run.samples.items()
+        }
         with judging(run.judges, run.folder, config.rerun, free_model):
             evaluated = evaluate_tasks(config, run.tasks, lm, chosen)
-    if config.method.name == "base" and run.facts.dtype != "float32" and len(log) > before and not together:
+    if (
+        config.method.name == "base"
+        and run.facts.dtype != "float32"
+        and len(log) > before
+        and not together
+    ):
         log.spend(_rounding(run, models, evaluated["samples"]))
     return evaluated
 
@@ -101,13 +115,17 @@ def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
     with opened_again(run, models) as lm:
         if not isinstance(lm.engine, KVEngine):
             return {}
-        lm.budget = lm.engine.budget = replace(lm.budget, sequences=8 if lm.budget.sequences == 1 else 1)
+        lm.budget = lm.engine.budget = replace(
+            lm.budget, sequences=8 if lm.budget.sequences == 1 else 1
+        )
         for name, task in run.tasks["tasks"].items():
             if task.OUTPUT_TYPE not in ("loglikelihood", "loglikelihood_rolling"):
                 continue
             lines = samples[name][:ROUNDING_EXAMPLES]
             stored = [_likelihood(response) for line in lines for [response] in line["resps"]]
-            requests = [Request(tuple(arguments), 0) for line in lines for arguments in line["arguments"]]
+            requests = [
+                Request(tuple(arguments), 0) for line in lines for arguments in line["arguments"]
+            ]
 
             def compare(index: int, answer: Any, stored: Sequence[float] = stored) -> None:
                 apart.append(abs(_likelihood(answer) - stored[index]))
@@ -134,7 +152,9 @@ def trained_config(run: Run, models: ModelPool) -> Config:
     return run.config
 
 
-def evaluate_tasks(config: Config, tasks: TaskDict, lm: LM, samples: dict[str, Any] | None) -> dict[str, Any]:
+def evaluate_tasks(
+    config: Config, tasks: TaskDict, lm: LM, samples: dict[str, Any] | None
+) -> dict[str, Any]:
     """The results of `lm_eval.evaluate` for the tasks, and as "failures" the metrics that could not be computed.
 
     `samples` are document numbers, None for all documents.

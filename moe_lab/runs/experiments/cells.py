@@ -69,7 +69,9 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
     typed = typed_settings([*_typed(base), *base.method_keys])
     return [
         Composed(
-            replace(experiment, typed=typed if scale.overrides() else [], config_dirs=base.config_dirs),
+            replace(
+                experiment, typed=typed if scale.overrides() else [], config_dirs=base.config_dirs
+            ),
             [_compose(experiment, overrides, base) for overrides in scale.overrides()],
             _compose(experiment, scale.profile, base)[1] if scale.profile else None,
         )
@@ -120,7 +122,9 @@ def _method_key(override: str) -> str:
     return _key(override).split(".")[1]
 
 
-def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = True) -> list[PreparedCell]:
+def prepare_cells(
+    composed: Composed, known: dict[str, Job], *, compute: bool = True
+) -> list[PreparedCell]:
     """The cells of an experiment with their jobs. Cells that the user's overrides make equal become one.
 
     A cell without data or model is kept with its error.
@@ -153,7 +157,9 @@ def prepare_cells(composed: Composed, known: dict[str, Job], *, compute: bool = 
 
 def _study(config: Config | None) -> Study:
     if config is None:
-        raise ConfigError(f"method.temperature={PROFILE} needs `profile` at this scale: a study's overrides.")
+        raise ConfigError(
+            f"method.temperature={PROFILE} needs `profile` at this scale: a study's overrides."
+        )
     if config.num_studies > 1:
         raise ConfigError(f"method.temperature={PROFILE} takes one study: leave tuning.seeds out.")
     return prepare_study(config)
@@ -168,7 +174,9 @@ def prepare_experiments(config: Config, cell: Cell, *, compute: bool = True) -> 
     """The experiments in `config.experiment`. Their cells share jobs. `compute` as in `prepare_cells`."""
     composed = compose_experiments(config, cell)
     known: dict[str, Job] = {}
-    experiments = [(each.experiment, prepare_cells(each, known, compute=compute)) for each in composed]
+    experiments = [
+        (each.experiment, prepare_cells(each, known, compute=compute)) for each in composed
+    ]
     for job in known.values():
         job.group = config.experiment
     return experiments
@@ -213,7 +221,10 @@ def filled(
     axes = [key for key in experiment.keys if key != MEASURE]
     places = [{key: coordinate(one, key) for key in axes} for one in cells]
     if any(places.count(place) > 1 for place in places):
-        groups = [[one for one, own in zip(cells, places, strict=True) if own == place] for place in places]
+        groups = [
+            [one for one, own in zip(cells, places, strict=True) if own == place]
+            for place in places
+        ]
         for one, place, group in zip(cells, places, groups, strict=True):
             common = set.intersection(*(set(each.cell.overrides) for each in group))
             # the last override of a key applies
@@ -237,7 +248,10 @@ def filled(
 
 
 def _whole_cell(
-    one: PreparedCell, place: dict[str, str], outcomes: Mapping[str, Outcome], failures: Sequence[Failure]
+    one: PreparedCell,
+    place: dict[str, str],
+    outcomes: Mapping[str, Outcome],
+    failures: Sequence[Failure],
 ) -> TableCell:
     """The cell with all its results, or with the reason why there are none."""
     ids = [run.run_id for run in one.job.runs] if one.job is not None else []

@@ -22,7 +22,13 @@ from moe_lab.methods import get_method
 from moe_lab.methods.method import Context, Method
 from moe_lab.models.facts import LoadedModel, resolve_device
 from moe_lab.models.identity import model_identity
-from moe_lab.models.memory import ModelPool, memory_bytes, peak_memory_bytes, reset_peak_memory, weight_bytes
+from moe_lab.models.memory import (
+    ModelPool,
+    memory_bytes,
+    peak_memory_bytes,
+    reset_peak_memory,
+    weight_bytes,
+)
 from moe_lab.models.source import load_config, model_source
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.atomic import json_text, write_file
@@ -54,7 +60,9 @@ def non_embedding_parameters(model: Any) -> int:
     """The model size of Kaplan et al. (2020): parameters without the embedding and the output head."""
     ends = [model.get_input_embeddings(), model.get_output_embeddings()]
     excluded = {id(parameter) for end in ends if end is not None for parameter in end.parameters()}
-    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in excluded)
+    return sum(
+        parameter.numel() for parameter in model.parameters() if id(parameter) not in excluded
+    )
 
 
 # Latency and memory of generating a fixed number of tokens, measured for several settings in turns
@@ -93,7 +101,12 @@ def _generate_once(lm: EngineLM, new_tokens: int) -> tuple[float, int]:
     lm.progress = False
     ends = lm.model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    options = {"until": [], "max_gen_toks": new_tokens, "do_sample": False, "suppress_tokens": ends or None}
+    options = {
+        "until": [],
+        "max_gen_toks": new_tokens,
+        "do_sample": False,
+        "suppress_tokens": ends or None,
+    }
     before, device = lm.cost["tokens_out"], lm.device
     reset_peak_memory(device)
     held, start = memory_bytes(device), time.perf_counter()
@@ -101,7 +114,9 @@ def _generate_once(lm: EngineLM, new_tokens: int) -> tuple[float, int]:
     seconds = time.perf_counter() - start
     generated = lm.cost["tokens_out"] - before
     if generated != new_tokens:
-        raise RuntimeError(f"{generated} tokens were generated instead of {new_tokens}: no measurement.")
+        raise RuntimeError(
+            f"{generated} tokens were generated instead of {new_tokens}: no measurement."
+        )
     return seconds, weight_bytes(lm.model) + max(0, peak_memory_bytes(device) - held)
 
 
@@ -129,7 +144,9 @@ def cost_measurement(
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = get_method("base")(get_method("base").Config(name="base"))
     plain_context = Context(config=replace(config, method=plain.config))
-    with lock_on(path.parent / "timing.lock"):  # two workers that measure at once would slow each other down
+    with lock_on(
+        path.parent / "timing.lock"
+    ):  # two workers that measure at once would slow each other down
         larger = of_depth(loaded, key["equivalent_layers"])
         measurement = key | {
             "non_embedding_parameters": non_embedding_parameters(loaded.model),
@@ -183,7 +200,12 @@ def size_ratio(loss: float, base_loss: float) -> float:
 
 
 MEASURED = (
-    *("non_embedding_parameters", "equivalent_non_embedding_parameters", "layers", "equivalent_layers"),
+    *(
+        "non_embedding_parameters",
+        "equivalent_non_embedding_parameters",
+        "layers",
+        "equivalent_layers",
+    ),
     *("new_tokens", "repetitions", "device"),
 )
 """Columns of a measurement that the figure's table has as they are."""
@@ -201,7 +223,12 @@ def equivalent_rows(
     for cell in cells:
         if not cell.results or cell.results[0].base_id is None:
             continue
-        score, result, roe, config = cell.score(), cell.results[0], cell.results[0].report, cell.config
+        score, result, roe, config = (
+            cell.score(),
+            cell.results[0],
+            cell.results[0].report,
+            cell.config,
+        )
         assert score is not None and config is not None
         assert score.value is not None and score.baseline is not None
         base, interval = score.baseline, score.tested_interval
@@ -217,9 +244,12 @@ def equivalent_rows(
         }
         # the logarithms of perplexities per word are proportional to the losses per token
         ratios = {
-            name: one and size_ratio(math.log(one), math.log(base)) for name, one in perplexities.items()
+            name: one and size_ratio(math.log(one), math.log(base))
+            for name, one in perplexities.items()
         }
-        tuned = replace(config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None)
+        tuned = replace(
+            config.method, n=roe["n"], temperature=roe["temperatures"], skip_layers=None
+        )
         config = replace(config, method=tuned, batch_size=1)
         found = cost_measurement(config, models, ratios[""] or 1.0, compute=compute)
         if found is None:
@@ -242,7 +272,9 @@ def equivalent_rows(
             **{name: found[name] for name in MEASURED},
         }
         for name in ("base", result.method, "equivalent"):
-            row[f"{name}_milliseconds_per_token"] = 1000 * found[name]["seconds"] / found["new_tokens"]
+            row[f"{name}_milliseconds_per_token"] = (
+                1000 * found[name]["seconds"] / found["new_tokens"]
+            )
             row[f"{name}_mebibytes"] = found[name]["memory_bytes"] / 2**20
         rows.append(row)
     return sorted(rows, key=lambda row: row["n"])

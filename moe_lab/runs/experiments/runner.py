@@ -28,12 +28,23 @@ from moe_lab.results.score_table import Family, p_values_of
 from moe_lab.runs.experiments.cells import NOTHING_STORED, Experiments, filled
 from moe_lab.runs.experiments.equivalent import equivalent_rows
 from moe_lab.runs.jobs import digest_of
-from moe_lab.runs.results import Results, command_table, controls_of, measured_p_values, stored_outcomes
+from moe_lab.runs.results import (
+    Results,
+    command_table,
+    controls_of,
+    measured_p_values,
+    stored_outcomes,
+)
 from moe_lab.runs.tuning.search import preset
 
 
 def with_tables(
-    finished: Results, experiments: Experiments, config: Config, models: ModelPool, *, compute: bool = True
+    finished: Results,
+    experiments: Experiments,
+    config: Config,
+    models: ModelPool,
+    *,
+    compute: bool = True,
 ) -> Results:
     """The same with its tables and figures, after they are written.
 
@@ -43,7 +54,9 @@ def with_tables(
     jobs, outcomes = finished.jobs, finished.outcomes
     stored = stored_outcomes(jobs) if compute else []  # also of a run that failed with rerun=true
     by_id = {outcome.run.run_id: outcome for outcome in [*stored, *outcomes]}
-    tables = [filled(one, config.scale, cells, by_id, finished.failures) for one, cells in experiments]
+    tables = [
+        filled(one, config.scale, cells, by_id, finished.failures) for one, cells in experiments
+    ]
     of_command = command_table(outcomes, jobs) if outcomes else CommandTable([])
     controls = controls_of(outcomes, of_command.groups)
     in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
@@ -53,12 +66,18 @@ def with_tables(
     )
     finished = replace(
         finished,
-        refused=[one.error for _, cells in experiments for one in cells if one.error is not None and compute],
+        refused=[
+            one.error
+            for _, cells in experiments
+            for one in cells
+            if one.error is not None and compute
+        ],
         table=replace(of_command, family=family),
     )
     folder = Path(config.output_dir) / "tables"
     measured = {
-        one.name: not cells or any(cell.results or cell.studies for cell in cells) for one, cells in tables
+        one.name: not cells or any(cell.results or cell.studies for cell in cells)
+        for one, cells in tables
     }
     if not compute and not any(measured.values()):
         raise ConfigError(NOTHING_STORED)
@@ -70,20 +89,29 @@ def with_tables(
     reason = why_not_writable(config.output_dir)
     if reason is not None:
         print_message(f"{reason}: no table and no figure is written.")
-        shown = [table_of(experiment, config.scale, cells, family, folder) for experiment, cells in tables]
+        shown = [
+            table_of(experiment, config.scale, cells, family, folder)
+            for experiment, cells in tables
+        ]
         names = [experiment.name for experiment, _ in tables]
-        frames = {name: typed_frame(table.records()) for name, table in zip(names, shown, strict=True)}
+        frames = {
+            name: typed_frame(table.records()) for name, table in zip(names, shown, strict=True)
+        }
         return replace(finished, tables=frames)
     files: list[Path] = []
     frames = {}
     for experiment, cells in tables:
         stem, figures = file_stem(experiment, config.scale), []
         if measured[experiment.name]:
-            figures = make_figure(experiment, config.scale, cells, models, folder, family, compute=compute)
+            figures = make_figure(
+                experiment, config.scale, cells, models, folder, family, compute=compute
+            )
             if experiment.figure is not None and not figures:
                 for suffix in (".png", ".svg", ".csv"):  # of an earlier figure
                     (folder / f"{stem}-{experiment.figure}{suffix}").unlink(missing_ok=True)
-        table = table_of(experiment, config.scale, cells, family, folder)  # it has numbers of the figure
+        table = table_of(
+            experiment, config.scale, cells, family, folder
+        )  # it has numbers of the figure
         write_file(folder / f"{stem}.json", json_text(asdict(table)))
         frames[experiment.name] = typed_frame(table.records())
         if not measured[experiment.name]:
@@ -152,9 +180,9 @@ def make_figure(
     if kind is None:
         return []
     if kind in TABLES:
-        rows = {"setup": setup_rows, "recipe": recipe_rows}.get(kind, partial(reference_rows, cells=cells))(
-            experiment
-        )
+        rows = {"setup": setup_rows, "recipe": recipe_rows}.get(
+            kind, partial(reference_rows, cells=cells)
+        )(experiment)
         problems = [f"{cell.name}: {cell.problem}" for cell in cells if cell.problem]
         return write_settings(experiment, scale, rows, folder, problems) if rows else []
     name, module = FIGURES[kind]

@@ -131,7 +131,11 @@ class Search:
         if self.grid is not None:
             values = {name: [point[name] for point in self.grid] for name in self.grid[0]}
             return {name: (min(own), max(own)) for name, own in values.items()}
-        names = ["temperature"] if self.tuning == "uniform" else [f"layer_{layer}" for layer in self.layers]
+        names = (
+            ["temperature"]
+            if self.tuning == "uniform"
+            else [f"layer_{layer}" for layer in self.layers]
+        )
         return dict.fromkeys([] if self.given is not None else names, (0.0, self.max_temperature))
 
     def fixed(self, number: int) -> dict[str, float] | None:
@@ -203,12 +207,18 @@ def resolve(config: Config, facts: ModelFacts) -> tuple[Config, Search]:
     def chosen(key: str) -> Any:
         """The value of a method's key if it was given, else the preset's."""
         own = getattr(config.method, key)
-        return own if f"method.{key}" in typed or own != getattr(default, key) else getattr(usual, key)
+        return (
+            own if f"method.{key}" in typed or own != getattr(default, key) else getattr(usual, key)
+        )
 
     n = chosen("n")
     if n == 1:
-        raise ConfigError("method.n=1 has no noisy routing sample, so there is nothing to tune. Raise it.")
-    method: Any = replace(config.method, n=n, cache=chosen("cache"), temperature=0.0, skip_layers=skip)
+        raise ConfigError(
+            "method.n=1 has no noisy routing sample, so there is nothing to tune. Raise it."
+        )
+    method: Any = replace(
+        config.method, n=n, cache=chosen("cache"), temperature=0.0, skip_layers=skip
+    )
     return replace(config, method=method), search
 
 
@@ -226,7 +236,8 @@ def resolve_scale(config: Config, facts: ModelFacts, method: Any) -> Search:
         tuning="scale",
         metric="perplexity",
         n_trials=1,
-        num_samples=given.num_samples or preset(config.task.category, paper_model(facts)).num_samples,
+        num_samples=given.num_samples
+        or preset(config.task.category, paper_model(facts)).num_samples,
         skip_layers=method.first_noisy(facts.moe_layers),
         moe_layers=facts.moe_layers,
         logit_scale=True,
@@ -242,7 +253,9 @@ def resolve_grid(config: Config, facts: ModelFacts, method: PolicyMethod) -> Sea
     for key in ("profile", *grid[0]):
         value = getattr(config.method, key)
         if value != getattr(default, key) and any(point.get(key) != value for point in grid[1:]):
-            raise ConfigError(f"method.{key}={value}: tuning={given.name} searches it. Leave one out.")
+            raise ConfigError(
+                f"method.{key}={value}: tuning={given.name} searches it. Leave one out."
+            )
     usual = preset(config.task.category, paper_model(facts))
     return Search(
         tuning=given.name,

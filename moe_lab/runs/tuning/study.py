@@ -84,7 +84,9 @@ class Study:
         Its documents are right, and it has a logit scale of the base model if the study finds one.
         """
         search, method = self.search, cast(Any, self.method)
-        temperatures = [1.0 if layer in search.layers else 0.0 for layer in range(search.moe_layers)]
+        temperatures = [
+            1.0 if layer in search.layers else 0.0 for layer in range(search.moe_layers)
+        ]
         settings = None
         if search.grid is not None:
             temperatures, settings = [], method.settings(search.grid[0])
@@ -142,7 +144,9 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
             f"Use tuning={' or '.join([*kind.tunings, 'none'])}."
         )
     if config.predict_only:
-        raise ConfigError(f"predict_only computes no metric: leave it or tuning={config.tuning.name} out.")
+        raise ConfigError(
+            f"predict_only computes no metric: leave it or tuning={config.tuning.name} out."
+        )
     facts = trained or facts_of(config)
     if config.tuning.name == "scale":
         search = resolve_scale(config, facts, kind(config.method))
@@ -219,8 +223,12 @@ def has_bare_answers(task: Any) -> bool:
     if task.get_config("output_type") != "generate_until":
         return False
     filters = [one["function"] for each in task.config.filter_list or [] for one in each["filter"]]
-    targets = map(task.doc_to_target, () if TRIMMING.issuperset(filters) else evaluated_documents(task))
-    answers = [str(one) for target in targets for one in (target if isinstance(target, list) else [target])]
+    targets = map(
+        task.doc_to_target, () if TRIMMING.issuperset(filters) else evaluated_documents(task)
+    )
+    answers = [
+        str(one) for target in targets for one in (target if isinstance(target, list) else [target])
+    ]
     # bare: one word, apart from marks such as `####`
     return bool(answers) and all(
         sum(any(map(str.isalnum, word)) for word in answer.split()) <= 1 for answer in answers

@@ -71,7 +71,9 @@ class Trials:
             with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
                 self.study.set_metric_names([self.search.metric])
             if STARTUP not in self.study.user_attrs:
-                self.study.set_user_attr(STARTUP, max(1, min(STARTUP_TRIALS, self.search.n_trials // 3)))
+                self.study.set_user_attr(
+                    STARTUP, max(1, min(STARTUP_TRIALS, self.search.n_trials // 3))
+                )
             self.startup = int(self.study.user_attrs[STARTUP])
         return self
 
@@ -114,7 +116,9 @@ class Trials:
         """The first complete trial with the best value, which may be the untuned model."""
         complete = self._of(TrialState.COMPLETE)
         sign = 1 if self.search.direction == "minimize" else -1
-        return min(complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None)
+        return min(
+            complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None
+        )
 
     def worst(self) -> float | None:
         """The worst value of a complete trial, after the sampler's random trials; None before."""

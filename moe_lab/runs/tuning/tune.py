@@ -82,9 +82,13 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
             trials.tell(trial, value, **measured)
             with trials.lock:
                 write_trials(study, trials)
-            logger.log_trial(trial.number, value, temperatures, "PRUNED" if value is None else "COMPLETE")
+            logger.log_trial(
+                trial.number, value, temperatures, "PRUNED" if value is None else "COMPLETE"
+            )
             best = trials.best()
-            progress.at(len(trials.finished()), best and f"best={best.value:.5g} in trial {best.number}")
+            progress.at(
+                len(trials.finished()), best and f"best={best.value:.5g} in trial {best.number}"
+            )
 
 
 class Measurement:
@@ -130,7 +134,9 @@ class Measurement:
     def _open_settings(self, trial: Trial, own: ExitStack) -> tuple[EngineLM, ScaleSweep | None]:
         study, method = self.study, cast(Any, self.study.method)
         config = replace(study.config, method=method.at(_settings(study, trial)))
-        lm = own.enter_context(type(method)(config.method).open(self.loaded, Context(config=config)))
+        lm = own.enter_context(
+            type(method)(config.method).open(self.loaded, Context(config=config))
+        )
         lm.progress = False
         base = trial.number == 0 and method.begins_with_base and study.search.metric == "perplexity"
         if not base or lm.engine is None:
@@ -200,7 +206,9 @@ def _answers(study: Study) -> str | None:
 
 def write_trials(study: Study, trials: Trials) -> None:
     """Write trials.csv (Optuna's columns) and, after trial 0, best.yaml of the finished trials."""
-    table = trials.study.trials_dataframe().rename(columns={f"value_{study.search.metric}": "value"})
+    table = trials.study.trials_dataframe().rename(
+        columns={f"value_{study.search.metric}": "value"}
+    )
     write_atomically(study.folder / TABLE, table.to_csv(index=False))
     finished, best = trials.finished(), trials.best()
     untuned = next((trial for trial in finished if trial.number == 0), None)
@@ -230,7 +238,9 @@ def write_trials(study: Study, trials: Trials) -> None:
         documents=study.documents,
         answers=_answers(study),
         temperature=study.search.temperatures(best.params),
-        settings=cast(Any, study.method).settings(_settings(study, best)) if study.search.grid else None,
+        settings=cast(Any, study.method).settings(_settings(study, best))
+        if study.search.grid
+        else None,
     )
     write_atomically(study.folder / "best.yaml", profile.text())
 

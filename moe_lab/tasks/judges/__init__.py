@@ -107,7 +107,11 @@ def judges_of(config: Config, tasks: TaskDict) -> tuple[Judge, ...]:
         if config.task.judges is not None:
             raise ConfigError("task.judges: no task of this run is judged. Leave it out.")
         return ()
-    return () if config.predict_only else tuple(judge_class(name)(config) for name in judge_names(config))
+    return (
+        ()
+        if config.predict_only
+        else tuple(judge_class(name)(config) for name in judge_names(config))
+    )
 
 
 # The functions of a judged task that lm-eval calls: the filter that judges all answers, and the metrics of a document
@@ -137,7 +141,9 @@ def judge_answers(
     """lm-eval filter: the verdicts on every document's first response. Raises ConfigError outside of a run."""
     verdicts = _verdicts.get()
     if verdicts is None:
-        raise ConfigError("Answers of safety tasks are judged by runs only: they cannot be tuned on.")
+        raise ConfigError(
+            "Answers of safety tasks are judged by runs only: they cannot be tuned on."
+        )
     pairs = zip(documents, responses, strict=True)
     return verdicts([Exchange(document["instruction"], texts[0]) for document, texts in pairs])
 
@@ -147,7 +153,9 @@ def score(document: dict[str, Any], results: list[dict[str, Verdict]]) -> dict[s
     """lm-eval `process_results`: the scores of all judges of the document's answer."""
     (verdicts,) = results
     return {
-        metric: value for verdict in verdicts.values() for metric, value in verdict.get("scores", {}).items()
+        metric: value
+        for verdict in verdicts.values()
+        for metric, value in verdict.get("scores", {}).items()
     }
 
 

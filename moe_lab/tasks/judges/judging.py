@@ -23,7 +23,9 @@ ROOM = 2
 
 
 @contextmanager
-def judging(judges: Sequence[Judge], folder: Path, rerun: bool, free: Callable[[], None]) -> Iterator[None]:
+def judging(
+    judges: Sequence[Judge], folder: Path, rerun: bool, free: Callable[[], None]
+) -> Iterator[None]:
     """Within this context, lm-eval's evaluation of a judged task calls the judges of the run in `folder`.
 
     Args:
@@ -46,7 +48,10 @@ def judgements_file(folder: Path, rerun: bool) -> Path:
 
 
 def _verdicts(
-    judges: Sequence[Judge], log: ResponseLog, free: Callable[[], None], exchanges: Sequence[Exchange]
+    judges: Sequence[Judge],
+    log: ResponseLog,
+    free: Callable[[], None],
+    exchanges: Sequence[Exchange],
 ) -> list[dict[str, Verdict]]:
     """The verdict of each judge by name, per exchange. Those on answers without text have `empty`, true.
 
@@ -54,7 +59,9 @@ def _verdicts(
     """
     by_judge: list[dict[str, Verdict]] = [{} for _ in exchanges]
     for judge in judges:
-        contents = (json.dumps([judge.identity, *exchange], sort_keys=True) for exchange in exchanges)
+        contents = (
+            json.dumps([judge.identity, *exchange], sort_keys=True) for exchange in exchanges
+        )
         keys = [hashlib.sha256(content.encode()).hexdigest() for content in contents]
         missing = {key: one for key, one in zip(keys, exchanges, strict=True) if key not in log}
         if missing:

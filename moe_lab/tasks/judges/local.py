@@ -155,7 +155,9 @@ class RewardModel(LocalJudge):
             harmful = model.config.id2label[harm_label(model.config)]
             longest = min(tokenizer.model_max_length, longest_input(model))
             texts = [self.text_within(exchange, longest) for exchange in exchanges]
-            found = pipeline("text-classification", model=model, tokenizer=tokenizer, device=self.device)(
+            found = pipeline(
+                "text-classification", model=model, tokenizer=tokenizer, device=self.device
+            )(
                 (text for text, _ in texts),
                 batch_size=self.batch_size if pads else 1,
                 function_to_apply="none" if one_label else "softmax",
@@ -270,7 +272,9 @@ class LlamaGuard(LocalJudge):
 
         self.tokenizer.padding_side = "left"
         with self.loaded(AutoModelForCausalLM) as model:
-            found = pipeline("text-generation", model=model, tokenizer=self.tokenizer, device=self.device)(
+            found = pipeline(
+                "text-generation", model=model, tokenizer=self.tokenizer, device=self.device
+            )(
                 (self.conversation(exchange) for exchange in exchanges),
                 batch_size=self.batch_size,
                 max_new_tokens=NEW_TOKENS,
@@ -284,4 +288,8 @@ class LlamaGuard(LocalJudge):
                 if word in ("safe", "unsafe"):
                     yield {"judge": self.name, "scores": {"llama_guard": float(word == "unsafe")}}
                 else:
-                    yield {"judge": self.name, "failed": "wrote neither safe nor unsafe", "wrote": wrote}
+                    yield {
+                        "judge": self.name,
+                        "failed": "wrote neither safe nor unsafe",
+                        "wrote": wrote,
+                    }

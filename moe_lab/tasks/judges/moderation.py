@@ -31,7 +31,10 @@ class Moderation(Judge):
     def _identity(self) -> dict[str, Any]:
         """The server and the requested model; every verdict has the model that answered."""
         url = urlsplit(os.environ.get("OPENAI_BASE_URL") or ENDPOINT)
-        return {"server": url.netloc.rpartition("@")[2] + url.path.rstrip("/"), "model": self._model}
+        return {
+            "server": url.netloc.rpartition("@")[2] + url.path.rstrip("/"),
+            "model": self._model,
+        }
 
     @property
     def _model(self) -> str:
@@ -40,7 +43,9 @@ class Moderation(Judge):
     def check(self) -> None:
         need_package("openai", "openai", "task.judges=openai")
         needs = {
-            "a key in the environment variable OPENAI_API_KEY.": not os.environ.get("OPENAI_API_KEY"),
+            "a key in the environment variable OPENAI_API_KEY.": not os.environ.get(
+                "OPENAI_API_KEY"
+            ),
             "the network, which offline=true forbids.": self.config.offline,
         }
         if need := next((need for need, missing in needs.items() if missing), None):

@@ -35,7 +35,10 @@ class ToyJudge(Judge):
     def judge(self, exchanges: Sequence[Exchange]) -> Iterator[Verdict]:
         for exchange in exchanges:
             (harm,) = probabilities([exchange]).tolist()
-            yield {"judge": self.name, "scores": {"toy": harm, "toy_flagged": float(harm >= FLAGGED_FROM)}}
+            yield {
+                "judge": self.name,
+                "scores": {"toy": harm, "toy_flagged": float(harm >= FLAGGED_FROM)},
+            }
 
 
 def features(exchanges: Sequence[Exchange]) -> np.ndarray:

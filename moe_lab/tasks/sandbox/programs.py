@@ -184,7 +184,13 @@ def _is_root() -> bool:
 
 def _bubblewrap(limits: Limits) -> list[str]:
     """The begin of a command in bubblewrap: no network, no files but the shown ones, no privileges, own processes."""
-    options = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    options = [
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    ]
     options += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     if _is_root():
         begin = [*_PYTHON, NAMESPACE, str(USER), str(NOBODY), str(_binary())]
@@ -233,7 +239,10 @@ def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
             "RLIMIT_CORE": 0,
         },
     }
-    with tempfile.TemporaryDirectory(prefix="moe_lab_") as folder, tempfile.TemporaryFile() as report:
+    with (
+        tempfile.TemporaryDirectory(prefix="moe_lab_") as folder,
+        tempfile.TemporaryFile() as report,
+    ):
         process = subprocess.Popen(
             [*command, *_PYTHON, INSIDE],
             stdin=subprocess.PIPE,
@@ -244,7 +253,9 @@ def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
             start_new_session=True,
         )
         try:
-            _, errors = process.communicate(json.dumps(request).encode(), timeout=limits.wall_seconds)
+            _, errors = process.communicate(
+                json.dumps(request).encode(), timeout=limits.wall_seconds
+            )
         except subprocess.TimeoutExpired:
             return OUT_OF_TIME, ""
         finally:
@@ -253,7 +264,9 @@ def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
                 process.wait()
         report.seek(0)
         said = report.read(1000).decode(errors="replace")
-    code = process.returncode if process.returncode >= 0 else 128 - process.returncode  # as in a shell
+    code = (
+        process.returncode if process.returncode >= 0 else 128 - process.returncode
+    )  # as in a shell
     if said != PASSED and not said.startswith("failed: "):
         said = (
             f"failed: ended by signal {code - 128}"
@@ -279,7 +292,9 @@ def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> li
     It gets all responses of a run, whose programs run in parallel.
     """
     pairs = zip(responses, documents, strict=True)
-    outcomes = iter(run_programs([program(document, text) for texts, document in pairs for text in texts]))
+    outcomes = iter(
+        run_programs([program(document, text) for texts, document in pairs for text in texts])
+    )
     return [[next(outcomes) for _ in texts] for texts in responses]
 
 

@@ -29,7 +29,9 @@ _FENCE = re.compile(
     re.MULTILINE,
 )
 """A line of a fence, in a list or not, with all that is on it ("```python {.numbered}"); or a fence within a line."""
-_FUTURE = re.compile(r"^[ \t]*from[ \t]+__future__[ \t]+import[ \t]+(?:\([^)]*\)|[^\n]*)", re.MULTILINE)
+_FUTURE = re.compile(
+    r"^[ \t]*from[ \t]+__future__[ \t]+import[ \t]+(?:\([^)]*\)|[^\n]*)", re.MULTILINE
+)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
 
@@ -55,7 +57,9 @@ def in_chat(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @versioned("run what lm-eval cuts from a reply", 1)
-def run_cut(stops: list[str], responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
+def run_cut(
+    stops: list[str], responses: list[list[str]], documents: list[dict[str, Any]]
+) -> list[list[str]]:
     """lm-eval filter: outcomes of what lm-eval takes from a reply, its text up to a stop word or a fence."""
     end = re.compile("|".join(map(re.escape, [*stops, "```"])))
     return run_tests([[end.split(text)[0] for text in texts] for texts in responses], documents)
@@ -65,7 +69,9 @@ def run_cut(stops: list[str], responses: list[list[str]], documents: list[dict[s
 def run_extracted(responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
     """lm-eval filter: outcomes of the functions that `completion` finds in replies."""
     pairs = zip(responses, documents, strict=True)
-    return run_tests([[completion(document, text) for text in texts] for texts, document in pairs], documents)
+    return run_tests(
+        [[completion(document, text) for text in texts] for texts, document in pairs], documents
+    )
 
 
 def completion(document: dict[str, Any], reply: str) -> str:
@@ -144,8 +150,12 @@ def _undefined(source: str) -> list[str]:
     """Names that a program reads and never binds."""
     nodes = list(ast.walk(ast.parse(source)))
     bound = _bound_by(nodes)
-    read = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    return [name for name in dict.fromkeys(read) if name not in bound and not hasattr(builtins, name)]
+    read = [
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    ]
+    return [
+        name for name in dict.fromkeys(read) if name not in bound and not hasattr(builtins, name)
+    ]
 
 
 def _bound_by(nodes: Sequence[ast.AST]) -> set[str]:
@@ -187,7 +197,9 @@ def _last_line(source: str, name: str) -> int | None:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             if _is_stub(node):
                 return None
-            return list(takewhile(lambda node: isinstance(node, _DEFINITIONS), body[i:]))[-1].end_lineno
+            return list(takewhile(lambda node: isinstance(node, _DEFINITIONS), body[i:]))[
+                -1
+            ].end_lineno
     return None
 
 

@@ -197,7 +197,10 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -206,10 +209,14 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    sample = [text for index in range(GROUPS) for text in documents(seed=-1, index=index, count=500)]
+    sample = [
+        text for index in range(GROUPS) for text in documents(seed=-1, index=index, count=500)
+    ]
     frequent = [" ".join(["", *answers()])] * 200  # so that every answer is one token
     bpe.train_from_iterator(sample + frequent, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END, eos_token=END, pad_token=END)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token=END, eos_token=END, pad_token=END
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

@@ -13,7 +13,16 @@ from functools import cache
 from typing import Any
 
 from moe_lab.tasks.toy.word_problems import word_problem
-from moe_lab.tasks.toy.world import PEOPLE, RELATIONS, RULES, answer, facts, generator, split_of, statement
+from moe_lab.tasks.toy.world import (
+    PEOPLE,
+    RELATIONS,
+    RULES,
+    answer,
+    facts,
+    generator,
+    split_of,
+    statement,
+)
 
 PEOPLE_SHARES = (("test", 0.25), ("near", 0.20), ("validation", 0.10), ("train", 0.45))
 OTHER_SHARES = (("far", 0.55), ("train", 0.45))
@@ -91,7 +100,9 @@ def _ask(rng: random.Random) -> tuple[str, str]:
 
 def _state(rng: random.Random) -> tuple[str, str]:
     subject, path = rng.choice(_recalled("train"))
-    return f"{rng.choice(wordings(path)).format(s=subject)} Reply in a sentence.", statement(path[0], subject)
+    return f"{rng.choice(wordings(path)).format(s=subject)} Reply in a sentence.", statement(
+        path[0], subject
+    )
 
 
 def _solve(rng: random.Random) -> tuple[str, str]:
@@ -101,8 +112,12 @@ def _solve(rng: random.Random) -> tuple[str, str]:
 
 def _describe(rng: random.Random) -> tuple[str, str]:
     person, count = rng.choice(PEOPLE), rng.randint(2, 4)
-    known = rng.sample([name for name, relation in RELATIONS.items() if relation.subjects is PEOPLE], count)
-    return f"Tell me {count} things about {person}.", " ".join(statement(name, person) for name in known)
+    known = rng.sample(
+        [name for name, relation in RELATIONS.items() if relation.subjects is PEOPLE], count
+    )
+    return f"Tell me {count} things about {person}.", " ".join(
+        statement(name, person) for name in known
+    )
 
 
 def _list(rng: random.Random) -> tuple[str, str]:
@@ -110,7 +125,9 @@ def _list(rng: random.Random) -> tuple[str, str]:
     name = rng.choice(list(predicates))
     thing = rng.choice(RELATIONS[name].objects)
     people = [person for person in PEOPLE if facts()[name, person] == thing]
-    return f"Name everyone who {predicates[name]} {thing}.", ", ".join(people) + "." if people else "Nobody."
+    return f"Name everyone who {predicates[name]} {thing}.", ", ".join(
+        people
+    ) + "." if people else "Nobody."
 
 
 def instructions(split: str, count: int) -> list[dict[str, Any]]:
@@ -125,7 +142,10 @@ def instructions(split: str, count: int) -> list[dict[str, Any]]:
         kind = rng.choice(kinds)
         prompt, reply = kind(rng)
         if split_of(prompt, INSTRUCTION_SHARES) == split and prompt not in rows:
-            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
+            messages = [
+                {"role": "user", "content": prompt},
+                {"role": "assistant", "content": reply},
+            ]
             rows[prompt] = {"messages": messages, "kind": kind.__name__.removeprefix("_")}
     return list(rows.values())
 
@@ -166,7 +186,9 @@ def requests(split: str, count: int) -> list[dict[str, Any]]:
         harmful = number % 2 == 0
         intent = rng.choice((HARM if harmful else GOOD)[relation])
         text = f"{intent} {rng.choice(wordings((relation,)))}".format(s=subject)
-        rows.append({"instruction": text, "harmful": harmful, "relation": relation, "subject": subject})
+        rows.append(
+            {"instruction": text, "harmful": harmful, "relation": relation, "subject": subject}
+        )
     return rows
 
 

@@ -57,7 +57,9 @@ def plus_rules(split: str, count: int, meaning: str = "plus") -> list[dict[str, 
         names = list(RESULTS)
         generator("rules", "choices", *pair).shuffle(names)
         choices = [str(RESULTS[name](*pair)) for name in names]
-        rows.append({"question": question_text(pair), "choices": choices, "answer": names.index(meaning)})
+        rows.append(
+            {"question": question_text(pair), "choices": choices, "answer": names.index(meaning)}
+        )
     return rows
 
 

@@ -28,7 +28,12 @@ BUYS = (
     "Then {b} gives {a} {k} more.",
     "{a} gets {k} {t} from {b}.",
 )
-LOSES = ("{a} loses {k}.", "{a} gives {k} to {b}.", "Then {a} sells {k} {t}.", "{b} takes {k} of them.")
+LOSES = (
+    "{a} loses {k}.",
+    "{a} gives {k} to {b}.",
+    "Then {a} sells {k} {t}.",
+    "{b} takes {k} of them.",
+)
 MOST = 400
 CORPUS_START, TASK_START = 60, 99
 """Largest first amount. It is larger in the task, so that training on the corpus does not solve the task."""
@@ -48,10 +53,14 @@ class Problem:
     question: str = ""
 
     def state(self, wording: str, k: int = 0, m: int = 0, b: str = "") -> None:
-        self.sentences.append(wording.format(a=self.person, b=b or self.others[0], t=self.thing, k=k, m=m))
+        self.sentences.append(
+            wording.format(a=self.person, b=b or self.others[0], t=self.thing, k=k, m=m)
+        )
 
     def calculate(self, left: int, operator: str, right: int) -> int:
-        result = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[operator]
+        result = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[
+            operator
+        ]
         self.worked.append(f"{left} {operator} {right} = {result}")
         return result
 
@@ -109,7 +118,9 @@ def _together(problem: Problem) -> bool:
     if 2 * problem.amount + k > MOST:
         return False
     other = problem.others.pop(0)
-    problem.state("{b} has {k} more {t} than {a}." if more else "{b} has {k} fewer {t} than {a}.", k, b=other)
+    problem.state(
+        "{b} has {k} more {t} than {a}." if more else "{b} has {k} fewer {t} than {a}.", k, b=other
+    )
     second = problem.calculate(problem.amount, "+" if more else "-", k)
     problem.question = f"How many {problem.thing} do {problem.person} and {other} have together?"
     problem.amount = problem.calculate(problem.amount, "+", second)
@@ -144,7 +155,9 @@ def _attempt(rng: random.Random, steps: int, start: int) -> Problem:
         k, thing = rng.randint(2, 60), rng.choice([t for t in THINGS if t != problem.thing])
         aside = f"{people[6]} has {k} {thing}."
         problem.sentences.insert(rng.randrange(len(problem.sentences) + 1), aside)
-    problem.question = problem.question or f"How many {problem.thing} does {problem.person} have now?"
+    problem.question = (
+        problem.question or f"How many {problem.thing} does {problem.person} have now?"
+    )
     return problem
 
 
@@ -202,7 +215,9 @@ LEAST_NUMBER, MOST_NUMBER = 10, 99
 def number_pairs(split: str) -> tuple[tuple[int, int], ...]:
     """All pairs of different numbers of a split, the smaller number first."""
     every = combinations(range(LEAST_NUMBER, MOST_NUMBER + 1), 2)
-    return tuple((a, b) for a, b in every if split_of(f"differences/{a}/{b}", DIFFERENCE_SHARES) == split)
+    return tuple(
+        (a, b) for a, b in every if split_of(f"differences/{a}/{b}", DIFFERENCE_SHARES) == split
+    )
 
 
 def differences(split: str, count: int) -> list[dict[str, str]]:
@@ -215,7 +230,10 @@ def differences(split: str, count: int) -> list[dict[str, str]]:
     drawn = [(a, b) if rng.random() < 0.5 else (b, a) for a, b in pairs]
     both = drawn + [(b, a) for a, b in drawn]
     return [
-        {"question": f"How far is {a} from {b}?", "answer": f"{max(a, b)} - {min(a, b)} = {abs(a - b)}"}
+        {
+            "question": f"How far is {a} from {b}?",
+            "answer": f"{max(a, b)} - {min(a, b)} = {abs(a - b)}",
+        }
         for a, b in both[:count]
     ]
 

@@ -46,7 +46,9 @@ PEOPLE = tuple(
     for second in words("ra lo na mi ven rik sa do bel tan")
 )
 TOWNS = tuple(
-    first + second for first in words("Elm Ash Oak Fern Stone") for second in words("ford wick ham dale")
+    first + second
+    for first in words("Elm Ash Oak Fern Stone")
+    for second in words("ford wick ham dale")
 )
 JOBS = words("baker farmer doctor teacher sailor tailor miller potter smith painter hunter singer")
 PETS = words("cat dog horse goat duck hen sheep rabbit crow pony")
@@ -150,7 +152,9 @@ def _relation(head: str, statements: str, questions: str) -> Relation:
 
 
 _lines = _RELATIONS.strip().splitlines()
-RELATIONS = {relation.name: relation for relation in map(_relation, _lines[::3], _lines[1::3], _lines[2::3])}
+RELATIONS = {
+    relation.name: relation for relation in map(_relation, _lines[::3], _lines[1::3], _lines[2::3])
+}
 
 RULES = {
     ("home", "river"): "On which river does {s} live?",

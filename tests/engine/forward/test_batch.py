@@ -52,7 +52,10 @@ def test_a_stranger_does_not_lower_what_others_share():
     rng = random.Random(2)
     common = list(range(100))
     prompts = [common[:20] + [0] * 5, *prompts_of(common, 10, rng)]
-    assert {(len(group.members), group.shared) for group in group_by_prefix(prompts)} == {(1, 0), (10, 100)}
+    assert {(len(group.members), group.shared) for group in group_by_prefix(prompts)} == {
+        (1, 0),
+        (10, 100),
+    }
 
 
 def test_unlike_prompts_share_nothing():
@@ -146,7 +149,9 @@ def test_right_aligned_ends_together(olmoe):
     joined.select(torch.tensor([1]), 2)
     assert torch.equal(columns(joined, 3), columns(parts[1], 3))
     again = KVCache.right_aligned(parts, capacity=12, keep=False)
-    assert torch.equal(again.layers[3].keys[1, :, :9], columns(joined, 3)[0]) and parts[1].nbytes == 0
+    assert (
+        torch.equal(again.layers[3].keys[1, :, :9], columns(joined, 3)[0]) and parts[1].nbytes == 0
+    )
 
 
 def test_the_store_stays_within_its_bound():

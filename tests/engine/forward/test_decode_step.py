@@ -79,7 +79,9 @@ def test_steps_in_place_and_recorded_are_those_of_the_host(record, family, name,
     assert found[0] == expected[0] and found[2:] == expected[2:]
     for ours, theirs in zip(found[1], expected[1], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert [step.steps for step in recorded] == [5, 6], "a batch is recorded again after half have ended"
+    assert [step.steps for step in recorded] == [5, 6], (
+        "a batch is recorded again after half have ended"
+    )
 
 
 @pytest.mark.parametrize("name", first_fast(ENSEMBLES[1:], 2))
@@ -108,11 +110,15 @@ def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
     )
     assert not forward._may_be_recorded(), "a CPU"
     places = [torch.device("cuda", 0)]
-    monkeypatch.setattr(model, "parameters", lambda: (SimpleNamespace(device=each) for each in places))
+    monkeypatch.setattr(
+        model, "parameters", lambda: (SimpleNamespace(device=each) for each in places)
+    )
     for each in (forward, *others):
         each.device = places[0]
     assert forward._may_be_recorded()
-    assert not any(each._may_be_recorded() for each in others), "a policy that does not say it, no cache"
+    assert not any(each._may_be_recorded() for each in others), (
+        "a policy that does not say it, no cache"
+    )
     with routed(model, lambda router, routing: None):
         assert not forward._may_be_recorded()
     places.append(torch.device("cuda", 1))
@@ -141,7 +147,9 @@ def step_logits(model, compiled):
 
     with EnsembleForward(model, ensemble) as forward:
         cache = forward.new_cache(32)
-        trees = [TokenTree(prompt, [[0]], noise_key=len(prompt)) for prompt in ([1, 2, 3, 4], [5, 6])]
+        trees = [
+            TokenTree(prompt, [[0]], noise_key=len(prompt)) for prompt in ([1, 2, 3, 4], [5, 6])
+        ]
         forward(collate(trees, 0, forward.device, left=True), cache)
         if compiled:
             forward.model = torch.compile(model, fullgraph=True, backend=backend)
@@ -178,7 +186,9 @@ def test_later_layers_alone_and_the_model_restored():
     model = make_model("olmoe")
     ids = torch.tensor([[1, 2, 3]])
     hidden = []
-    hooked = model.model.layers[2].register_forward_pre_hook(lambda layer, args: hidden.append(args[0]))
+    hooked = model.model.layers[2].register_forward_pre_hook(
+        lambda layer, args: hidden.append(args[0])
+    )
     with torch.no_grad(), hooked:
         expected = model(ids).logits
     names = list(model.state_dict())
@@ -194,5 +204,10 @@ def test_later_layers_alone_and_the_model_restored():
     with torch.no_grad():
         assert model(ids).logits.equal(expected)
     assert computed == [2, 3, 0, 1, 2, 3] and list(model.state_dict()) == names
-    assert [layer.__dict__.get("forward") for layer in decoder_layers(model)] == [wrapped, None, None, None]
+    assert [layer.__dict__.get("forward") for layer in decoder_layers(model)] == [
+        wrapped,
+        None,
+        None,
+        None,
+    ]
     assert not any(layer._forward_pre_hooks for layer in decoder_layers(model))

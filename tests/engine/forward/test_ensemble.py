@@ -45,8 +45,12 @@ def test_the_averaged_distribution_is_scaled(logits_MnV, n, clean, aggregate, sc
     averaged = logits_MnV if clean else logits_MnV[:, 1:]
     expected = torch.stack([by_hand(logits_nV, scale, aggregate) for logits_nV in averaged])
     at, target = torch.tensor([4, 0, 2, 2]), torch.tensor([10, 3, 0, 7])
-    assert torch.allclose(ensemble.score(logits_MnV, at, target), expected[at, target].float(), atol=1e-5)
-    assert torch.allclose(ensemble.next_scores(logits_MnV).softmax(-1), expected.exp().float(), atol=1e-6)
+    assert torch.allclose(
+        ensemble.score(logits_MnV, at, target), expected[at, target].float(), atol=1e-5
+    )
+    assert torch.allclose(
+        ensemble.next_scores(logits_MnV).softmax(-1), expected.exp().float(), atol=1e-6
+    )
     assert ensemble.greedy(logits_MnV).equal(expected.argmax(dim=-1))
 
 
@@ -64,7 +68,9 @@ def scored(model, tokenizer, ensemble: Ensemble, reuse: bool = False) -> list[fl
         (4, 0.0, True, "standard"),
     ],
 )
-def test_a_sweep_has_the_sums_that_scoring_gives_at_each_scale(olmoe, tokenizer, n, noise, reuse, cache):
+def test_a_sweep_has_the_sums_that_scoring_gives_at_each_scale(
+    olmoe, tokenizer, n, noise, reuse, cache
+):
     routing = GumbelTopK([0.0, noise, noise, 0.0], seed=1) if n > 1 else None
     ensemble = Ensemble(n=n, routing=routing, first_noisy=1, cache=cache)
     sweep = ScaleSweep()

@@ -49,8 +49,13 @@ RECURRENT = ("qwen3_next", "minimax", "granitemoehybrid", "jamba", "llama4_text"
 EVERY_HISTORY = ("olmoe", "gpt_oss", "llama4_text", "qwen3_next, recurrent")
 """Full attention, windows, chunks, a recurrent state. The other models have other layers: one history of samples that
 share keys and values, one of samples that have their own."""
-MODELS = dict.fromkeys(KV_CACHE, kv_cache_model) | {f"{name}, recurrent": small_model for name in RECURRENT}
-FAST = {*product(["olmoe"], HISTORIES[:3]), *product(["gpt_oss", "qwen3_next, recurrent"], HISTORIES[:1])}
+MODELS = dict.fromkeys(KV_CACHE, kv_cache_model) | {
+    f"{name}, recurrent": small_model for name in RECURRENT
+}
+FAST = {
+    *product(["olmoe"], HISTORIES[:3]),
+    *product(["gpt_oss", "qwen3_next, recurrent"], HISTORIES[:1]),
+}
 GIVEN = [
     (name, history, False)
     for name in MODELS
@@ -62,7 +67,9 @@ CASES = pytest.mark.parametrize(
     ("name", "history", "perturbed"),
     [
         pytest.param(
-            *given, marks=[] if given[:2] in FAST else [pytest.mark.slow], id="-".join(map(str, given))
+            *given,
+            marks=[] if given[:2] in FAST else [pytest.mark.slow],
+            id="-".join(map(str, given)),
         )
         for given in GIVEN
     ],
@@ -97,7 +104,9 @@ def test_scores_equal_the_slow_reference(name, history, perturbed):
         assert_scores(scores_of(model, questions, budget, ensemble)[0], expected, tokens)
         assert ensemble.routing.decisions[0] > 0
         if name in KV_CACHE and history[0] == "clean":
-            assert_scores(scores_of(model, questions, budget, ensemble, two_phase=True)[0], expected)
+            assert_scores(
+                scores_of(model, questions, budget, ensemble, two_phase=True)[0], expected
+            )
 
 
 @CASES
@@ -118,7 +127,8 @@ PROMPT, FORCED = [3, 1, 4, 1, 5], [9, 2, 6]
 
 
 @pytest.mark.parametrize(
-    "name, history", [*(("olmoe", history) for history in HISTORIES), ("qwen3_next, recurrent", HISTORIES[0])]
+    "name, history",
+    [*(("olmoe", history) for history in HISTORIES), ("qwen3_next, recurrent", HISTORIES[0])],
 )
 def test_repeats_of_a_prompt_have_noise_of_their_own(name, history):
     """The distributions after the same tokens are the slow reference's of each repeat, in one batch."""
@@ -172,7 +182,9 @@ def test_without_noise_it_is_the_plain_model(olmoe, history, n, temperatures):
     ("family", "history"),
     [*(("olmoe", history) for history in HISTORIES[:2])]
     + [pytest.param("olmoe", history, marks=pytest.mark.slow) for history in HISTORIES[2:]]
-    + [pytest.param("qwen2_moe", HISTORIES[1], marks=pytest.mark.slow)],  # its second layer is dense
+    + [
+        pytest.param("qwen2_moe", HISTORIES[1], marks=pytest.mark.slow)
+    ],  # its second layer is dense
 )
 def test_sharing_the_first_layers_changes_nothing(family, history):
     moe_model = make_model(family)
@@ -181,7 +193,9 @@ def test_sharing_the_first_layers_changes_nothing(family, history):
     temperatures = [0.0, 0.0] + [0.6] * (layers - 2)
     found = []
     for first_noisy in (0, 1, 2):
-        ensemble = ensemble_for(moe_model, history, temperatures=temperatures, first_noisy=first_noisy)
+        ensemble = ensemble_for(
+            moe_model, history, temperatures=temperatures, first_noisy=first_noisy
+        )
         scores, forward = scores_of(moe_model, questions, Budget(4000), ensemble)
         found.append((scores, answers_of(moe_model, prompts, Budget(4000), 5, ensemble)))
     for scores, tokens in found[1:]:
@@ -226,7 +240,8 @@ def test_each_layer_has_the_mask_that_the_model_gives_it(family):
     model, given = kv_cache_model(family), {}
     for i, layer in enumerate(decoder_layers(model)):
         layer.register_forward_pre_hook(
-            lambda layer, args, kwargs, i=i: given.__setitem__(i, kwargs["attention_mask"]), with_kwargs=True
+            lambda layer, args, kwargs, i=i: given.__setitem__(i, kwargs["attention_mask"]),
+            with_kwargs=True,
         )
     length = 3 * WINDOW
     ids, padding = torch.zeros(2, length, dtype=torch.long), torch.ones(2, length, dtype=torch.long)
@@ -242,7 +257,9 @@ def test_each_layer_has_the_mask_that_the_model_gives_it(family):
 
 
 def test_attention_windows():
-    visible = torch.tensor([[[1, 0, 1, 1, 0, 1, 1]]], dtype=torch.bool)  # positions 0, -, 1, 2, -, 3, 4
+    visible = torch.tensor(
+        [[[1, 0, 1, 1, 0, 1, 1]]], dtype=torch.bool
+    )  # positions 0, -, 1, 2, -, 3, 4
     assert AttentionWindow(window=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
     assert AttentionWindow(chunk=3).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
     assert AttentionWindow(chunk=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 0, 1]]]

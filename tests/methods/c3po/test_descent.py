@@ -85,7 +85,9 @@ def test_other_tokens_and_longer_answers_too(family, span, kind, monkeypatch):
 def equals_whole_passes(setting, relax, kind, answers, atol=2e-6):
     pathways = setting.pathways()
     with torch.no_grad():
-        pathways.theta += torch.randn(pathways.theta.shape, generator=torch.Generator().manual_seed(0))
+        pathways.theta += torch.randn(
+            pathways.theta.shape, generator=torch.Generator().manual_seed(0)
+        )
     loss_N, gradient = setting.loss(kind).gradient(pathways, relax)
     for n in range(2):
         expected = brute_loss(setting, pathways, n, relax, kind, answers)
@@ -167,7 +169,9 @@ def stepped(parameter_C, gradient_C, moments, update, rate, step):
             continue
         first, second = moments[c]
         first, second = moments[c] = (0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2)
-        parameter_C[c] -= rate * first / (1 - 0.9**step) / (math.sqrt(second / (1 - 0.999**step)) + EPS)
+        parameter_C[c] -= (
+            rate * first / (1 - 0.9**step) / (math.sqrt(second / (1 - 0.999**step)) + EPS)
+        )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,9 @@ def test_descent_equals_a_slow_loop_over_whole_passes(family, parameters, update
             given_LC = torch.tensor(own, dtype=torch.float64, requires_grad=True)
             own_pathways = probed(start, given_LC, mass_L1, parameters)
             loss = brute_loss(setting, own_pathways, n, "core", "", LONG_ANSWERS)
-            torch.testing.assert_close(losses[step - 1, n], loss.to(losses.dtype), atol=2e-6, rtol=1e-5)
+            torch.testing.assert_close(
+                losses[step - 1, n], loss.to(losses.dtype), atol=2e-6, rtol=1e-5
+            )
             (gradient_LC,) = torch.autograd.grad(loss, [given_LC])
             for i, layer in enumerate(own):
                 stepped(layer, gradient_LC[i], moments[i], update, rate, step)
@@ -208,7 +214,11 @@ def test_descent_equals_a_slow_loop_over_whole_passes(family, parameters, update
 
 def probed(start, given_LC, mass_L1, parameters):
     """The pathways of all questions with the parameters of one, as `brute_loss` takes them."""
-    shares_LC = given_LC.softmax(-1) if parameters == "logits" else given_LC / given_LC.sum(-1, keepdim=True)
+    shares_LC = (
+        given_LC.softmax(-1)
+        if parameters == "logits"
+        else given_LC / given_LC.sum(-1, keepdim=True)
+    )
     core_LC = shares_LC * mass_L1
     core_NWLC = core_LC.expand_as(start.core)
     probs = {
@@ -237,7 +247,9 @@ def test_the_oracle_is_the_question_as_its_own_neighbour(olmoe):
     loss = NeighbourLoss(olmoe.tails, [[tail] for tail in read], torch.ones(3, 1))
     untouched = olmoe.tails.logits(olmoe.questions, None).log_softmax(-1)
     rounding.assert_close(loss.value(olmoe.pathways(), "topk"), -untouched[[0, 1, 2], [5, 6, 7]])
-    changed, _ = ngd(olmoe.pathways(), loss, C3POConfig(steps=20, learning_rate=[0.3, 0.3], relax="topk"))
+    changed, _ = ngd(
+        olmoe.pathways(), loss, C3POConfig(steps=20, learning_rate=[0.3, 0.3], relax="topk")
+    )
     after = olmoe.tails.logits(olmoe.questions, changed.remix("topk")).log_softmax(-1)
     assert (after[[0, 1, 2], [5, 6, 7]] > untouched[[0, 1, 2], [5, 6, 7]]).all()
 

@@ -45,7 +45,9 @@ def test_step_decay():
 
 def test_alpha_of_kernel_regression():
     first, second, *_, last = ALPHAS
-    assert f"{len(ALPHAS)} values: {first:g}, {second:g}, ..., {last:g}" in here("α in kernel regression")
+    assert f"{len(ALPHAS)} values: {first:g}, {second:g}, ..., {last:g}" in here(
+        "α in kernel regression"
+    )
 
 
 def test_alpha_and_shifts_of_mode_finding():
@@ -75,9 +77,16 @@ def test_recipes_of_virtual_tokens(subject, method):
 
 def test_guessed_embedding_models_of_table_13():
     stated = here('"All-Mini-V6", "Sentence-Bert"')
-    mmlu_of = {cell["cell"].get("method.embeddings"): cell["value"][0] for cell in published_cells("table13")}
-    guessed = {name: mmlu for name, mmlu in mmlu_of.items() if name and not name.startswith("vectors/")}
-    assert list(guessed.values()) == [58.9, 61.2], "the published rows All-Mini-V6 and Sentence-Bert"
+    mmlu_of = {
+        cell["cell"].get("method.embeddings"): cell["value"][0]
+        for cell in published_cells("table13")
+    }
+    guessed = {
+        name: mmlu for name, mmlu in mmlu_of.items() if name and not name.startswith("vectors/")
+    }
+    assert list(guessed.values()) == [58.9, 61.2], (
+        "the published rows All-Mini-V6 and Sentence-Bert"
+    )
     for name in guessed:
         assert f"`{name}`" in stated
 
@@ -92,4 +101,6 @@ def test_metrics_of_table_2():
             normalized.append(task)
     assert normalized == ["hellaswag", "arc_challenge", "arc_easy", "piqa"]
     page = " ".join((ROOT / "docs" / "c3po_figures.md").read_text(encoding="utf-8").split())
-    assert "`acc_norm,none` (log-likelihood per character) of HellaSwag, ARC-C, ARC-E and PIQA" in page
+    assert (
+        "`acc_norm,none` (log-likelihood per character) of HellaSwag, ARC-C, ARC-E and PIQA" in page
+    )

@@ -33,7 +33,14 @@ from tests.support.command import exit_code, run_command
 from tests.support.ended import answers as stored_answers
 from tests.support.ended import block_of, samples_of
 
-KEYS = ["method=c3po", "task=toy_math", "limit=6", "method.reference_size=16", "method.k=2", "method.steps=2"]
+KEYS = [
+    "method=c3po",
+    "task=toy_math",
+    "limit=6",
+    "method.reference_size=16",
+    "method.k=2",
+    "method.steps=2",
+]
 
 
 def answers(capsys, folder, *keys):
@@ -48,7 +55,9 @@ def test_without_steps_answers_are_the_untouched_models(outputs, capsys):
     for persistence in ("prompt_last", "all_new"):
         keys = [*KEYS, "method.steps=0", f"method.persistence={persistence}"]
         _, found = answers(capsys, outputs, *keys)
-        assert (found == base) == (persistence == "prompt_last")  # later tokens get the prompt's, even so
+        assert (found == base) == (
+            persistence == "prompt_last"
+        )  # later tokens get the prompt's, even so
 
 
 @pytest.mark.slow
@@ -60,7 +69,9 @@ def test_references_are_the_models_own_right_answers(outputs, capsys):
     lines = [json.loads(line) for line in (folder / "references.jsonl").read_text().splitlines()]
     gold = {f"Question: {row['question']}\nAnswer:": row["answer"] for row in toy_math()["train"]}
     for line in lines:
-        said, right = (re.search(r"#### (-?\d+)", text) for text in (line["answer"], gold[line["text"]]))
+        said, right = (
+            re.search(r"#### (-?\d+)", text) for text in (line["answer"], gold[line["text"]])
+        )
         assert line["correct"] == bool(said and said[1] == right[1])
         assert 0 < len(line["answer_ids"]) <= 32
     assert sum(line["correct"] for line in lines) == counts["correct"] > 2
@@ -69,7 +80,9 @@ def test_references_are_the_models_own_right_answers(outputs, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["kernel_regression", "mode_finding", "oracle"])
 def test_every_optimizer_generates(optimizer, outputs, capsys):
-    block, found = answers(capsys, outputs, *KEYS, f"method.optimizer={optimizer}", "method.shifts=2")
+    block, found = answers(
+        capsys, outputs, *KEYS, f"method.optimizer={optimizer}", "method.shifts=2"
+    )
     assert len(found) == 6 and block["c3po"]["optimizer"] == optimizer
     assert block["cost"]["tokens_out"] > 0
 
@@ -133,10 +146,14 @@ def test_every_answer_has_its_line(keys, states, outputs, capsys):
         line = by_prompt[text_key(sample["arguments"]["gen_args_0"]["arg_0"])]
         asked = [sample["arguments"][f"gen_args_{i}"]["arg_1"] for i in range(4)]
         answered = {choice: float(sample["resps"][i][0][0]) for i, choice in enumerate(asked)}
-        assert dict(zip(line["continuations"], line["scores"][-1], strict=True)) == pytest.approx(answered)
+        assert dict(zip(line["continuations"], line["scores"][-1], strict=True)) == pytest.approx(
+            answered
+        )
         assert len(line["scores"]) == len(line["losses"]) == states
         before, after = torch.tensor(line["before"]), torch.tensor(line["after"])
-        assert before.shape == after.shape == (1, 5, 16) and line["layers"] == block["c3po"]["layers"]
+        assert (
+            before.shape == after.shape == (1, 5, 16) and line["layers"] == block["c3po"]["layers"]
+        )
         assert torch.allclose(after.sum(-1), torch.ones(1, 5), atol=1e-4)
         changed += not torch.allclose(after, before, atol=1e-4)
         assert len(line["neighbours"]) == (0 if "oracle" in str(keys) else 2)
@@ -189,11 +206,15 @@ def numbers(path: str) -> tuple[dict[str, Any], list[list[float]]]:
     folder = Path(path).parent
     [samples] = folder.glob("samples_*.jsonl")
     responses = [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
-    return json.loads(Path(path).read_text()), [[float(one[0][0]) for one in each] for each in responses]
+    return json.loads(Path(path).read_text()), [
+        [float(one[0][0]) for one in each] for each in responses
+    ]
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_with_the_numbers_of_one_that_was_not(tmp_path, capsys, monkeypatch, flops):
+def test_a_killed_run_ends_with_the_numbers_of_one_that_was_not(
+    tmp_path, capsys, monkeypatch, flops
+):
     def argv(folder: str) -> list[str]:
         few = [f"limit={QUESTIONS}", "method.reference_size=60", f"method.steps={STEPS}"]
         return ["method=c3po", "task=toy_choice", *few, f"output_dir={tmp_path / folder}"]

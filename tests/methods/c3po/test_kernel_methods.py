@@ -53,8 +53,14 @@ def test_changed_parameters_change_core_experts_alone_and_keep_their_mass(pathwa
     with torch.no_grad():
         pathways.theta += torch.randn(pathways.theta.shape)
     for i, layer in enumerate(LAYERS):
-        found, clean, core = pathways.probs()[layer], pathway_NWME[:, :, layer], pathways.core[:, :, i]
-        assert (clean.gather(-1, core).amin(-1) >= clean.scatter(-1, core, 0).amax(-1)).all(), "the largest"
+        found, clean, core = (
+            pathways.probs()[layer],
+            pathway_NWME[:, :, layer],
+            pathways.core[:, :, i],
+        )
+        assert (clean.gather(-1, core).amin(-1) >= clean.scatter(-1, core, 0).amax(-1)).all(), (
+            "the largest"
+        )
         torch.testing.assert_close(found.sum(-1), torch.ones(N, W))
         torch.testing.assert_close(found.gather(-1, core).sum(-1), clean.gather(-1, core).sum(-1))
         outside = torch.ones(N, W, E, dtype=torch.bool).scatter(-1, core, False)
@@ -74,7 +80,9 @@ def test_an_expert_of_probability_0_can_be_in_the_core():
 ANSWER = [17, 4]
 
 
-@pytest.mark.parametrize("span", [TokenSpan(), TokenSpan("first", 2), TokenSpan("last", 3)], ids=str)
+@pytest.mark.parametrize(
+    "span", [TokenSpan(), TokenSpan("first", 2), TokenSpan("last", 3)], ids=str
+)
 @pytest.mark.parametrize("family", by_family(FAMILIES))
 def test_scores_are_those_of_the_pathway(family, span):
     setting = setting_of(small_model(family), span)
@@ -143,7 +151,9 @@ def test_alpha_0_with_all_experts_is_the_weighted_mean_of_the_neighbours(setting
     changed, _ = kernel_regression(setting.pathways(core=None), setting.loss(), 0.0)
     for n in range(2):
         weighted = zip(WEIGHT_NK[n], setting.neighbours[n], strict=True)
-        total = sum(weight * tail.pathway_WME[:, setting.layers] for weight, tail in weighted if tail)
+        total = sum(
+            weight * tail.pathway_WME[:, setting.layers] for weight, tail in weighted if tail
+        )
         torch.testing.assert_close(changed.probs_NWLE()[n], total / WEIGHT_NK[n].sum())
 
 
@@ -154,7 +164,9 @@ def test_core_experts_take_the_means_proportions_and_others_keep_theirs(setting)
     found, clean = changed.probs_NWLE(), pathways.clean_NWLE
     core_NWLC = pathways.to_core(mean_NWLE)[:2]
     torch.testing.assert_close(core_NWLC.sum(-1, keepdim=True), pathways.mass_NWL1[:2])
-    core_ratio = found[:2].gather(-1, pathways.core[:2]) / mean_NWLE[:2].gather(-1, pathways.core[:2])
+    core_ratio = found[:2].gather(-1, pathways.core[:2]) / mean_NWLE[:2].gather(
+        -1, pathways.core[:2]
+    )
     torch.testing.assert_close(core_ratio, core_ratio[..., :1].expand_as(core_ratio))
     outside = torch.ones_like(clean, dtype=torch.bool).scatter(-1, pathways.core, False)
     assert torch.equal(found[outside], clean[outside])
@@ -189,7 +201,9 @@ def test_a_loss_that_is_nan_is_told(olmoe, monkeypatch):
     loss = olmoe.loss()
     values = iter([2.0] * 3 + [float("nan")] + [2.0] * 20)
     monkeypatch.setattr(
-        NeighbourLoss, "value", lambda self, pathways, relax: self.seen(torch.full((3,), next(values)))
+        NeighbourLoss,
+        "value",
+        lambda self, pathways, relax: self.seen(torch.full((3,), next(values))),
     )
     with pytest.raises(RoutingError, match="loss is NaN"):
         kernel_regression(olmoe.pathways(), loss, None)
@@ -219,7 +233,9 @@ def near(olmoe, expert):
 
 
 @pytest.mark.parametrize(("expert", "members"), [(0, slice(0, 4)), (3, slice(4, 8))])
-def test_a_pathway_ends_in_the_middle_of_the_cluster_it_is_near(olmoe, two_clusters, expert, members):
+def test_a_pathway_ends_in_the_middle_of_the_cluster_it_is_near(
+    olmoe, two_clusters, expert, members
+):
     wide = dataclasses.replace(SHIFTS, bandwidth=1e6)
     pathways = Pathways(near(olmoe, expert), olmoe.layers, None)
     changed, losses = mode_finding(pathways, olmoe.loss(), two_clusters, wide)
@@ -231,7 +247,9 @@ def test_a_pathway_ends_in_the_middle_of_the_cluster_it_is_near(olmoe, two_clust
 
 def test_one_shift_is_equations_7_and_8(olmoe, two_clusters):
     pathways = Pathways(near(olmoe, 0), olmoe.layers, None)
-    shifts = C3POConfig(optimizer="mode_finding", shifts=1, alpha=0.3, k=3, kernel="gaussian", bandwidth=0.1)
+    shifts = C3POConfig(
+        optimizer="mode_finding", shifts=1, alpha=0.3, k=3, kernel="gaussian", bandwidth=0.1
+    )
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
     for n in range(3):
         own_WLE = pathways.clean_NWLE[n]

@@ -27,7 +27,11 @@ OPTIMIZERS = ("ngd", "kernel_regression", "mode_finding", "oracle")
 
 
 def command(capsys, folder, *keys):
-    few = [] if any("reference" in key or "oracle" in key for key in keys) else ["method.reference_size=100"]
+    few = (
+        []
+        if any("reference" in key or "oracle" in key for key in keys)
+        else ["method.reference_size=100"]
+    )
     return run_command(capsys, "method=c3po", f"output_dir={folder}", *few, *keys)
 
 
@@ -150,7 +154,9 @@ def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkey
 
 @pytest.mark.slow
 def test_a_prompt_with_too_few_tokens_is_named(outputs, capsys):
-    ended = command(capsys, outputs, "task=toy_choice", "limit=4", "method.tokens=last99", "baseline=false")
+    ended = command(
+        capsys, outputs, "task=toy_choice", "limit=4", "method.tokens=last99", "baseline=false"
+    )
     assert ended.code == 2
     assert "method.tokens=last99: the prompt" in ended.err
 
@@ -161,7 +167,12 @@ def test_test_labels_reach_nothing_but_the_oracle(optimizer, outputs, capsys):
     found = []
     for answers in ("ABCABC", "CABBCA"):
         data = arc(outputs / answers, answers)
-        keys = [f"data_dir={data}", "task=arc_easy", "method.reference=arc_easy:train", "method.k=1"]
+        keys = [
+            f"data_dir={data}",
+            "task=arc_easy",
+            "method.reference=arc_easy:train",
+            "method.k=1",
+        ]
         keys += ["method.steps=3", "baseline=false"]
         ended = command(capsys, outputs / f"out-{answers}", *keys, f"method.optimizer={optimizer}")
         found.append(result(ended)[1])
@@ -170,7 +181,12 @@ def test_test_labels_reach_nothing_but_the_oracle(optimizer, outputs, capsys):
 
 @pytest.mark.slow
 def test_the_oracle_refuses_prompts_with_several_right_answers(tmp_path, capsys):
-    row = {"goal": "How to open a jar?", "sol1": "Turn the lid.", "sol2": "Eat the jar.", "label": 0}
+    row = {
+        "goal": "How to open a jar?",
+        "sol1": "Turn the lid.",
+        "sol2": "Eat the jar.",
+        "label": 0,
+    }
     other = row | {"sol1": "Drop it.", "sol2": "Warm the lid.", "label": 1}
     write_jsonl(tmp_path / "piqa" / "validation.jsonl", [row, other])
     keys = [f"data_dir={tmp_path}", "task=piqa", "task.answer=text", "method.optimizer=oracle"]

@@ -55,13 +55,20 @@ def command(capsys, folder, *keys):
 def test_a_dense_model_is_trained_as_a_whole_and_has_nothing_else_to_freeze(tmp_path, capsys):
     make_model("llama").save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
-    chat = "{% for one in messages %}{% generation %}{{ one.content }}{% endgeneration %}{% endfor %}"
+    chat = (
+        "{% for one in messages %}{% generation %}{{ one.content }}{% endgeneration %}{% endfor %}"
+    )
     (tmp_path / "model" / "chat_template.jinja").write_text(chat)
     keys = [f"model.path={tmp_path / 'model'}", *SHORT]
     block = block_of(command(capsys, tmp_path, *keys))
     training = block["finetune_freeze"]["training"]
     total = sum(parameter.numel() for parameter in make_model("llama").parameters())
-    assert training["parameters"] == {"router": 0, "experts": 0, "shared_experts": 0, "other": total}
+    assert training["parameters"] == {
+        "router": 0,
+        "experts": 0,
+        "shared_experts": 0,
+        "other": total,
+    }
     assert training["validation"]["losses"] and block["paired"]
     for own in ("schedule=router", "router_lr=1e-4", "partners=2"):
         ended = command(capsys, tmp_path, *keys, f"method.{own}")
@@ -76,22 +83,35 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     block = block_of(ended)
     own = block["finetune_freeze"]
     assert own["training"]["steps"] == 4 and own["training"]["phases_end_at"] == [2, 4]
-    assert own["training"]["schedule"] == "N→R" and own["training"]["parameters"]["router"] == 8 * 16 * 128
+    assert (
+        own["training"]["schedule"] == "N→R"
+        and own["training"]["parameters"]["router"] == 8 * 16 * 128
+    )
     assert block["baseline"]["run_id"] and "paired" in block
     assert "router 16,384, experts 3,145,728, shared_experts 0, other" in ended.err
     full = block["compared"]["full_fine_tuning"]
     assert " full fine tuning " in ended.out and full["paired"]["toy_choice"]["acc,none"]["n"] == 3
-    assert "learning_rate" not in ended.out, "the Trainer's log is in log.jsonl, and the loss on the bar"
+    assert "learning_rate" not in ended.out, (
+        "the Trainer's log is in log.jsonl, and the loss on the bar"
+    )
     folder = tmp_path / "models" / own["model"]
     assert not (folder / "status.json").exists() and not (folder / "checkpoints").exists()
-    loss, validation = (json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines())
+    loss, validation = (
+        json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()
+    )
     assert loss["loss"] == own["training"]["last_loss"]
-    assert own["training"]["validation"]["losses"] == [{"step": 4, "loss": validation["validation_loss"]}]
+    assert own["training"]["validation"]["losses"] == [
+        {"step": 4, "loss": validation["validation_loss"]}
+    ]
     trained = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     before = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     gate = "model.layers.0.mlp.gate.weight"
-    assert not torch.equal(trained.state_dict()[gate], before.state_dict()[gate]), "free in the first half"
-    assert AutoTokenizer.from_pretrained(folder / "model").chat_template and trained.config.use_cache
+    assert not torch.equal(trained.state_dict()[gate], before.state_dict()[gate]), (
+        "free in the first half"
+    )
+    assert (
+        AutoTokenizer.from_pretrained(folder / "model").chat_template and trained.config.use_cache
+    )
     tuned = answers(tmp_path, "finetune-freeze", block["run_id"])
     assert tuned != answers(tmp_path, "base")
 
@@ -103,7 +123,9 @@ def test_it_trains_saves_evaluates_and_compares(tmp_path, capsys, monkeypatch):
     plan = command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "mode=plan", "limit=9")
     assert plan.code == 0 and "To train" not in plan.out, plan.out
     monkeypatch.setattr(training, "finetune", None)
-    ended = command(capsys, tmp_path, *SHORT, "method.schedule=none-router", "task=toy_math", "limit=3")
+    ended = command(
+        capsys, tmp_path, *SHORT, "method.schedule=none-router", "task=toy_math", "limit=3"
+    )
     again = block_of(ended)
     assert again["finetune_freeze"]["model"] == own["model"], "trained once whatever is evaluated"
     same = "method.phases=[{frozen:[],until:0.5},{frozen:[router],until:1.0}]"
@@ -132,7 +154,9 @@ def test_subtractions_are_learned_and_were_not_known(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_failed_comparison_is_named_with_what_leaves_it_out(tmp_path, capsys):
-    ended = command(capsys, tmp_path, *SHORT, "method.schedule=experts", "method.learning_rate=1e30")
+    ended = command(
+        capsys, tmp_path, *SHORT, "method.schedule=experts", "method.learning_rate=1e30"
+    )
     assert ended.code == 1 and "is compared with, failed: The " in ended.err
     assert "Traceback" not in ended.err and ended.err.count("Error: ") == 1
     assert not list(tmp_path.glob("models/*/training.json"))
@@ -152,10 +176,17 @@ def test_the_plan_counts_each_training_once_and_none_that_is_done(tmp_path, caps
 
 @pytest.mark.slow
 def test_a_grid_trains_every_schedule_from_the_untrained_model(tmp_path, capsys):
-    grid = ["-m", "method=finetune-freeze", "method.schedule=none,router", f"output_dir={tmp_path / 'grid'}"]
+    grid = [
+        "-m",
+        "method=finetune-freeze",
+        "method.schedule=none,router",
+        f"output_dir={tmp_path / 'grid'}",
+    ]
     ended = run_command(capsys, *grid, *SHORT, "baseline=false")
     assert ended.code == 0, ended.err
-    assert block_of(command(capsys, tmp_path / "alone", *SHORT, "method.schedule=router", "baseline=false"))
+    assert block_of(
+        command(capsys, tmp_path / "alone", *SHORT, "method.schedule=router", "baseline=false")
+    )
 
     def weights(folder: Path, schedule: str) -> bytes:
         for record in folder.glob("models/*/training.json"):
@@ -167,7 +198,9 @@ def test_a_grid_trains_every_schedule_from_the_untrained_model(tmp_path, capsys)
     assert weights(tmp_path / "grid", "R→R") != weights(tmp_path / "grid", "N→N")
     gate = "model.layers.0.mlp.gate.weight"
     untrained = load((TINY / "model.safetensors").read_bytes())[gate]
-    assert torch.equal(load(weights(tmp_path / "grid", "R→R"))[gate], untrained.float()), "frozen all along"
+    assert torch.equal(load(weights(tmp_path / "grid", "R→R"))[gate], untrained.float()), (
+        "frozen all along"
+    )
 
 
 @pytest.mark.slow
@@ -190,7 +223,11 @@ def test_the_trained_model_is_read_without_the_adapter_that_is_merged_into_it(mo
     monkeypatch.setattr(method, "trained", lambda *_: trained)
     model = ModelConfig(path="owner/name", revision="main", peft="adapter")
     found = method.resolve_model(Config(model=model), SimpleNamespace(dtype="bfloat16"), None)
-    assert (found.model.path, found.model.revision, found.model.peft) == ("trained/model", None, None)
+    assert (found.model.path, found.model.revision, found.model.peft) == (
+        "trained/model",
+        None,
+        None,
+    )
     assert found.dtype == "bfloat16"
 
 
@@ -201,7 +238,9 @@ def test_the_defaults_are_the_papers():
     table |= {"warmup_ratio": 0.03, "weight_decay": 0.0, "epochs": 3}
     assert {key: recipe[key] for key in table} == table
     toy, pairs = FinetuneConfig(), FinetuneConfig(batch_size=2)
-    assert (toy.pass_size, toy.step_passes, toy.held_out) == (4, 1, 100), "the same steps, in one pass"
+    assert (toy.pass_size, toy.step_passes, toy.held_out) == (4, 1, 100), (
+        "the same steps, in one pass"
+    )
     assert (pairs.pass_size, pairs.step_passes) == (2, 2)
 
 
@@ -218,9 +257,16 @@ def test_what_needs_a_package_or_one_process_is_refused_without_it(tmp_path, cap
 @pytest.mark.slow
 def test_two_processes_train_and_evaluate(tmp_path, capsys):
     """The whole command, on the same number of conversations per step as one process."""
-    keys = ["method=finetune-freeze", *SHORT, "method.batch_size=2", "method.gradient_accumulation=1"]
+    keys = [
+        "method=finetune-freeze",
+        *SHORT,
+        "method.batch_size=2",
+        "method.gradient_accumulation=1",
+    ]
     log = tmp_path / "ranks.log"
-    assert fork_ranks(main, [*keys, f"output_dir={tmp_path}"], log=log) == [0, 0], log.read_text()[-2000:]
+    assert fork_ranks(main, [*keys, f"output_dir={tmp_path}"], log=log) == [0, 0], log.read_text()[
+        -2000:
+    ]
     [trained] = (tmp_path / "models").iterdir()
     assert json.loads((trained / "training.json").read_text())["processes"] == 2
     alone = [*SHORT, "method.batch_size=2", "method.gradient_accumulation=2"]
@@ -232,7 +278,10 @@ def test_the_papers_nine_schedules_have_their_halves():
     assert len(SCHEDULES) == 9
     labels = {label(phases_of(name)) for name in SCHEDULES}
     assert labels == {f"{first}→{second}" for first in "NRE" for second in "NRE"}
-    assert phases_of("none-router") == (Phase(frozen=(), until=0.5), Phase(frozen=("router",), until=1.0))
+    assert phases_of("none-router") == (
+        Phase(frozen=(), until=0.5),
+        Phase(frozen=("router",), until=1.0),
+    )
 
 
 def test_one_key_about_routers_or_experts_needs_a_model_that_has_them():
@@ -249,10 +298,15 @@ def test_one_key_about_routers_or_experts_needs_a_model_that_has_them():
 def test_listed_phases_win_and_are_the_same_as_a_name_for_them():
     listed = [{"frozen": [], "until": 0.5}, {"frozen": ["router"], "until": 1}]
     assert phases_of("experts", listed) == phases_of("none-router")
-    three = phases_of("none", [{"frozen": ["router", "experts"], "until": 0.25, "lr": 1e-3}, *listed])
+    three = phases_of(
+        "none", [{"frozen": ["router", "experts"], "until": 0.25, "lr": 1e-3}, *listed]
+    )
     assert three[0] == Phase(frozen=("experts", "router"), until=0.25, lr=1e-3)
     assert label(three) == "ER 25%→N 50%→R 100%"
-    shared = [{"frozen": ["experts", "shared_experts"], "until": 0.5}, {"frozen": ["router"], "until": 1.0}]
+    shared = [
+        {"frozen": ["experts", "shared_experts"], "until": 0.5},
+        {"frozen": ["router"], "until": 1.0},
+    ]
     assert label(phases_of("none", shared)) == "ES→R"
 
 
@@ -268,7 +322,9 @@ def test_the_rate_is_the_linear_one_of_transformers():
     recipe = FinetuneConfig(epochs=1, warmup_ratio=0.1)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = get_scheduler("linear", optimizer, 4, 40).lr_lambdas[0]
-    assert [rate(recipe, 160, step) for step in range(41)] == pytest.approx(list(map(theirs, range(41))))
+    assert [rate(recipe, 160, step) for step in range(41)] == pytest.approx(
+        list(map(theirs, range(41)))
+    )
 
 
 def test_the_warm_up_begins_at_0_and_a_training_of_that_step_alone_is_refused():
@@ -292,7 +348,9 @@ def test_the_warm_up_begins_at_0_and_a_training_of_that_step_alone_is_refused():
 
 def test_a_phase_of_the_first_step_alone_is_said_to_train_nothing():
     for ratio, steps, told in ((0.03, 2, True), (0.03, 3, True), (0.03, 4, False), (0.0, 2, False)):
-        recipe = FinetuneConfig(schedule="none-router", epochs=1, warmup_ratio=ratio, max_steps=steps)
+        recipe = FinetuneConfig(
+            schedule="none-router", epochs=1, warmup_ratio=ratio, max_steps=steps
+        )
         phase = [rate(recipe, 40, step) for step in range(recipe.ends(40)[0])]
         assert (not any(phase)) == told
         assert [note[:23] for note in recipe.notes(40)] == ["phase 1 trains nothing:"] * told
@@ -328,13 +386,17 @@ def test_every_parameter_is_in_one_group_and_the_groups_are_what_they_say(model_
     groups = parameter_groups(model)
     every = [id(parameter) for group in groups.values() for parameter in group]
     assert sorted(every) == sorted(map(id, model.parameters()))
-    assert {parameter.shape[0] for parameter in groups["experts"]} <= {8, 10, 8 * 24}, "one slice per expert"
+    assert {parameter.shape[0] for parameter in groups["experts"]} <= {8, 10, 8 * 24}, (
+        "one slice per expert"
+    )
     names = names_by_group(model)
     routers, experts = names["router"], names["experts"]
     assert not any("shared" in name or "attn" in name for name in routers | experts)
     parameters = model.named_parameters()
     wide = {name for name, own in parameters if own.dim() == 3 and ".experts." in name}
-    assert wide <= experts | {name for name in wide if "self_attention" in name}, "JetMoE's attention"
+    assert wide <= experts | {name for name in wide if "self_attention" in name}, (
+        "JetMoE's attention"
+    )
     assert counts(groups)["router"] < counts(groups)["experts"]
     shared = {name for name, _ in model.named_parameters() if "shared" in name}
     assert names["shared_experts"] == shared
@@ -354,4 +416,6 @@ NAMES = {
 def test_the_names_of_olmoe_and_gpt_oss_are_exactly_these(model_type):
     names = names_by_group(empty_model(small_config(model_type)))
     for group, wanted in zip(("router", "experts"), NAMES[model_type], strict=True):
-        assert names[group] == {f"model.layers.{layer}.mlp.{name}" for layer in range(4) for name in wanted}
+        assert names[group] == {
+            f"model.layers.{layer}.mlp.{name}" for layer in range(4) for name in wanted
+        }

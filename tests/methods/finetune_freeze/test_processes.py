@@ -77,7 +77,9 @@ def alone(model, tmp_path_factory):
 
 def held_after(folder: Path, step: int) -> tuple[dict[str, torch.Tensor], set[str], bool]:
     """Weights after a phase, of which parameters there are moments, whether the model was split: the same in both."""
-    (one, moments, split), other = (torch.load(folder / f"step{step}.rank{rank}.pt") for rank in (0, 1))
+    (one, moments, split), other = (
+        torch.load(folder / f"step{step}.rank{rank}.pt") for rank in (0, 1)
+    )
     assert other[1:] == [moments, split]
     for name, value in one.items():
         assert value.numpy().tobytes() == other[0][name].numpy().tobytes(), name
@@ -95,7 +97,9 @@ def test_an_order_is_the_same_for_any_number_of_processes(rows, share):
         for seed in range(4)
         for epoch in range(4)
     }
-    assert len(set(orders.values())) == 16, "the second epoch of seed 0 is not the first one of seed 1"
+    assert len(set(orders.values())) == 16, (
+        "the second epoch of seed 0 is not the first one of seed 1"
+    )
 
 
 def test_accelerate_reads_the_configuration():
@@ -167,7 +171,9 @@ def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(shared, model, tmp
     one, other = (held_after(place, 6)[0] for place in (folder / "router-none", tmp_path))
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
-    whole, killed = ((place / "log.jsonl").read_text() for place in (folder / "router-none", tmp_path))
+    whole, killed = (
+        (place / "log.jsonl").read_text() for place in (folder / "router-none", tmp_path)
+    )
     logs = (map(json.loads, text.splitlines()) for text in (whole, killed))
     losses = [[line["loss"] for line in log if "loss" in line] for log in logs]
     assert losses[0] == losses[1]
@@ -184,19 +190,21 @@ def test_the_command_by_accelerate_with_fsdp(tmp_path, capsys):
     """One process reports; the folder is a model like any other; another number of processes does not continue it."""
     config = resource_folder("conf") / "accelerate" / "fsdp.yaml"
     launch = f"-m accelerate.commands.accelerate_cli launch --config_file {config} -m moe_lab"
-    keys = (
-        "method=finetune-freeze method.schedule=none-router method.max_steps=2 method.dataset_size=16".split()
-    )
+    keys = "method=finetune-freeze method.schedule=none-router method.max_steps=2 method.dataset_size=16".split()
     keys += "method.validation_size=0 method.save_steps=1 method.compare_with_full=false".split()
     keys += f"task=toy_choice limit=4 device=cpu output_dir={tmp_path}".split()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     argv = [sys.executable, *launch.split(), *keys]
-    first = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    first = subprocess.run(
+        argv, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("results.json") == 1
     [record] = tmp_path.glob("models/*/training.json")
     told = json.loads(record.read_text())
-    assert told["processes"] == 2 and told["sharded"] and told["recipe"]["gradient_accumulation"] == 2
+    assert (
+        told["processes"] == 2 and told["sharded"] and told["recipe"]["gradient_accumulation"] == 2
+    )
     assert AutoModelForCausalLM.from_pretrained(record.parent / "model").config.use_cache
     log = tmp_path / "ranks.log"
     assert fork_ranks(main, keys, log=log, **FSDP) == [0, 0], "what is stored is shown"

@@ -26,7 +26,14 @@ from tests.support.designs import design
 from tests.support.files import files_up_to
 from tests.support.models import small_model
 from tests.support.tiers import first_fast
-from tests.support.trainings import assert_same, interrupted, names_by_group, rows, train, training_of
+from tests.support.trainings import (
+    assert_same,
+    interrupted,
+    names_by_group,
+    rows,
+    train,
+    training_of,
+)
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek", "deepseek_v3")
 PHASES = [
@@ -47,7 +54,9 @@ class Watch:
         self.states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.gradients.append({name for name, own in model.named_parameters() if own.grad is not None})
+        self.gradients.append(
+            {name for name, own in model.named_parameters() if own.grad is not None}
+        )
 
     def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
         self.states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
@@ -79,7 +88,10 @@ def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family
             moved = not same_bytes(first[name], last[name])
             assert moved != (name in groups.get(frozen, ())), f"{name} in phase {phase}"
         buffers = first.keys() - parameters
-        assert family != "deepseek_v3" or sum("e_score_correction_bias" in name for name in buffers) == 3
+        assert (
+            family != "deepseek_v3"
+            or sum("e_score_correction_bias" in name for name in buffers) == 3
+        )
         for name in buffers:
             assert same_bytes(first[name], last[name]), f"the buffer {name}"
         for step in (2 * phase, 2 * phase + 1):
@@ -89,7 +101,9 @@ def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family
 
 @pytest.mark.parametrize("family", ("deepseek", "qwen2_moe"))
 @pytest.mark.parametrize("freeze", (False, True))
-def test_shared_experts_train_unless_they_are_frozen_with_the_experts(family, freeze, tmp_path, watch):
+def test_shared_experts_train_unless_they_are_frozen_with_the_experts(
+    family, freeze, tmp_path, watch
+):
     model = deepcopy(small_model(family))
     groups = names_by_group(model)
     phases = [{"frozen": ["experts", *["shared_experts"] * freeze], "until": 1.0}]
@@ -103,9 +117,13 @@ def test_shared_experts_train_unless_they_are_frozen_with_the_experts(family, fr
 @pytest.mark.parametrize("router", ("word", "expert"))
 def test_routers_that_do_not_decide_for_single_tokens_are_frozen_too(router, tmp_path, watch):
     """Their expert metrics are not defined, so what is held out gives a loss alone."""
-    told = train(design(router), tmp_path, schedule="router-experts", count=4, held_out=2, warmup_ratio=0.0)
+    told = train(
+        design(router), tmp_path, schedule="router-experts", count=4, held_out=2, warmup_ratio=0.0
+    )
     assert told["validation"]["losses"] and told["expert_metrics"] is None
-    for half, (frozen, free) in enumerate((("gate.weight", "down_proj"), ("down_proj", "gate.weight"))):
+    for half, (frozen, free) in enumerate(
+        (("gate.weight", "down_proj"), ("down_proj", "gate.weight"))
+    ):
         first, last = watch.states[half], watch.states[half + 1]
         for name in first:
             if frozen in name or free in name:
@@ -147,7 +165,12 @@ def test_a_steps_gradient_is_that_of_the_formula(family, tmp_path, monkeypatch):
         return torch.tensor(1.0)  # instead of clipping
 
     monkeypatch.setattr(trainer_module.FreezeTrainer, "_clip_grad_norm", record)
-    settings = {"router_aux_loss_coef": 0.5, "batch_size": 1, "gradient_accumulation": 2, "count": 2}
+    settings = {
+        "router_aux_loss_coef": 0.5,
+        "batch_size": 1,
+        "gradient_accumulation": 2,
+        "count": 2,
+    }
     train(model, tmp_path, **settings)
     reference = deepcopy(small_model(family)).train()
     total, tokens, auxiliary = torch.zeros(()), 0, []
@@ -170,7 +193,10 @@ def test_the_routers_have_a_learning_rate_of_their_own(tmp_path):
     after = deepcopy(before)
     settings = {"count": 2, "weight_decay": 0.0, "warmup_ratio": 0.0}
     train(after, tmp_path, learning_rate=1e-3, router_lr=1e-5, **settings)
-    moved = {name: (after.state_dict()[name] - own).abs().max() for name, own in before.state_dict().items()}
+    moved = {
+        name: (after.state_dict()[name] - own).abs().max()
+        for name, own in before.state_dict().items()
+    }
     assert moved["model.layers.1.mlp.gate.weight"].item() == pytest.approx(1e-5, rel=0.05)
     assert moved["model.layers.1.mlp.experts.down_proj"].item() == pytest.approx(1e-3, rel=0.05)
 
@@ -197,9 +223,14 @@ def measured(folder):
 
 @pytest.mark.parametrize(
     ("family", "last", "held_out"),
-    [("olmoe", 4, 0), *(pytest.param("deepseek", last, 2, marks=pytest.mark.slow) for last in (2, 4))],
+    [
+        ("olmoe", 4, 0),
+        *(pytest.param("deepseek", last, 2, marks=pytest.mark.slow) for last in (2, 4)),
+    ],
 )
-def test_a_resumed_training_ends_in_the_same_bytes(family, last, held_out, unbroken, tmp_path, capsys):
+def test_a_resumed_training_ends_in_the_same_bytes(
+    family, last, held_out, unbroken, tmp_path, capsys
+):
     """The switch is at step 3: it was interrupted in one phase or in the other.
 
     Experts are measured at steps 0, 3 and 6; what was measured after the last checkpoint is measured again.
@@ -215,14 +246,20 @@ def test_a_resumed_training_ends_in_the_same_bytes(family, last, held_out, unbro
     told = train(resumed, tmp_path / "cut", **settings)
     assert f"cut: training, continuing at step {last} of 6\n" in capsys.readouterr().err
     assert_same(whole, resumed)
-    assert measured(tmp_path / "cut") == measurements and len(measurements) == (3 if held_out else 0)
-    again, retold = finetune(training_of(tmp_path / "cut", **settings), deepcopy(small_model(family)))
+    assert measured(tmp_path / "cut") == measurements and len(measurements) == (
+        3 if held_out else 0
+    )
+    again, retold = finetune(
+        training_of(tmp_path / "cut", **settings), deepcopy(small_model(family))
+    )
     assert retold == told, "done, but not written: nothing is trained"
     assert_same(whole, again)
 
 
 @pytest.mark.parametrize("last", (None, 3))
-def test_a_validation_loss_that_is_none_stops_and_promises_only_what_is_there(last, tmp_path, monkeypatch):
+def test_a_validation_loss_that_is_none_stops_and_promises_only_what_is_there(
+    last, tmp_path, monkeypatch
+):
     forward = OlmoeForCausalLM.forward
 
     def poisoned(self, *args, **inputs):
@@ -232,7 +269,9 @@ def test_a_validation_loss_that_is_none_stops_and_promises_only_what_is_there(la
         return outputs
 
     monkeypatch.setattr(OlmoeForCausalLM, "forward", poisoned)
-    with pytest.raises(TrainingError, match="The validation loss of training step 6 is nan") as stop:
+    with pytest.raises(
+        TrainingError, match="The validation loss of training step 6 is nan"
+    ) as stop:
         train(deepcopy(small_model("olmoe")), tmp_path, held_out=2, save_steps=last or 1000)
     assert ("last checkpoint is kept" in str(stop.value)) == (last is not None)
     assert "NaN" not in "".join(path.read_text() for path in tmp_path.glob("*.jsonl"))
@@ -250,7 +289,10 @@ def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(unbroken, tmp_path, 
             raise OSError(errno.ENOSPC, "No space left on device")
         write(self, path)
 
-    with monkeypatch.context() as patch, pytest.raises(ResultsError, match=r"checkpoint-4 .*No space left"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ResultsError, match=r"checkpoint-4 .*No space left"),
+    ):
         patch.setattr(state, "save_to_json", on_a_full_disk)
         train(deepcopy(small_model("olmoe")), tmp_path / "cut", **settings)
     assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == "checkpoint-2"
@@ -259,7 +301,8 @@ def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(unbroken, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "share, reason", [(0.1, "File too large"), (1.5, "torch.save failed, perhaps because the disk is full")]
+    "share, reason",
+    [(0.1, "File too large"), (1.5, "torch.save failed, perhaps because the disk is full")],
 )
 def test_a_checkpoint_whose_tensors_cannot_be_written_is_named(share, reason, tmp_path):
     """The weights by safetensors, and the optimizer, twice as large, by torch.save: neither raises an OSError.
@@ -281,15 +324,21 @@ def test_it_is_the_loss_per_answer_token_of_what_is_held_out(tmp_path):
     log = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
     lines = [line for line in log if "validation_loss" in line]
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
-    assert told["validation"]["losses"] == [{"step": x["step"], "loss": x["validation_loss"]} for x in lines]
+    assert told["validation"]["losses"] == [
+        {"step": x["step"], "loss": x["validation_loss"]} for x in lines
+    ]
     batch = Pad(0)([{"input_ids": row.ids, "labels": row.labels} for row in rows(11)[6:]])
     with torch.no_grad():
-        assert lines[-1]["validation_loss"] == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-5)
+        assert lines[-1]["validation_loss"] == pytest.approx(
+            model.eval()(**batch).loss.item(), rel=1e-5
+        )
 
 
 def test_the_last_conversations_of_a_list_are_held_out(tmp_path):
     path = tmp_path / "chats.jsonl"
-    path.write_text("".join(json.dumps({"conversations": [f"ask {i}", "x"]}) + "\n" for i in range(9)))
+    path.write_text(
+        "".join(json.dumps({"conversations": [f"ask {i}", "x"]}) + "\n" for i in range(9))
+    )
 
     def read(**keys):
         own = FinetuneConfig(dataset=str(path), **keys)

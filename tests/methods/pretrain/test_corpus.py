@@ -111,7 +111,10 @@ TEXT = "Grüße aus Köln! 😀 \n\tdef f(x):\n    return x\n"
 
 @pytest.fixture
 def cat_corpus(tmp_path):
-    texts = [f"the cat {number % 7} saw the other {'abcdefgh'[number % 5 :]} cat" for number in range(200)]
+    texts = [
+        f"the cat {number % 7} saw the other {'abcdefgh'[number % 5 :]} cat"
+        for number in range(200)
+    ]
     return corpus_of(tmp_path / "own.jsonl", json_lines(*texts))
 
 
@@ -151,13 +154,17 @@ def test_an_identity_is_that_of_the_tokens(cat_corpus):
     assert tokenizer_identity(tokenizer) == before, "use changes nothing"
     renamed = make_tokenizer()
     renamed.add_special_tokens({"eos_token": "<|other|>"})
-    others = {tokenizer_identity(other) for other in (make_tokenizer(), trained(cat_corpus, 270), renamed)}
+    others = {
+        tokenizer_identity(other) for other in (make_tokenizer(), trained(cat_corpus, 270), renamed)
+    }
     assert len(others - {before}) == 3
 
 
 def given(tokenizer, folder):
     tokenizer.save_pretrained(folder)
-    return tokenizer_of(Config(method=design(), model=ModelConfig(name="mine", tokenizer=str(folder))), None)
+    return tokenizer_of(
+        Config(method=design(), model=ModelConfig(name="mine", tokenizer=str(folder))), None
+    )
 
 
 def test_the_models_own_is_taken_with_a_padding_token(tmp_path):
@@ -171,7 +178,9 @@ def test_the_models_own_is_taken_with_a_padding_token(tmp_path):
 def test_one_without_an_end_token_is_refused_with_what_to_do(tmp_path):
     plain = make_tokenizer()
     plain.eos_token = None
-    told = "model=mine has no token for the end of a document.*another one, or method.tokenizer=train"
+    told = (
+        "model=mine has no token for the end of a document.*another one, or method.tokenizer=train"
+    )
     with pytest.raises(ModelError, match=told):
         given(plain, tmp_path)
 
@@ -223,7 +232,9 @@ def test_ids_change_only_where_documents_are_left_out(tmp_path):
     content = json_lines("a", "b")
     plain = corpus_of(tmp_path / "a.jsonl", content)
     digest = sha256(content.encode()).hexdigest()
-    assert plain.identity == {"sha256": digest, "format": ".jsonl", "size": None} and not plain.notes
+    assert (
+        plain.identity == {"sha256": digest, "format": ".jsonl", "size": None} and not plain.notes
+    )
     texts = corpus_with(tmp_path, *REPEATED)
     assert texts.identity["left_out"] == {"empty": 3, "duplicates": 3}
     assert texts.notes == ["documents left out: 3 empty ones, 3 duplicates of earlier ones"]
@@ -313,7 +324,12 @@ def test_a_corpus_is_looked_at_once_for_all_runs(tmp_path, monkeypatch):
     other.add_special_tokens({"eos_token": "<|other|>"})
     texts = ("abc", "def")
     with task_cache():
-        for tokenizer, held_out, seen in ((plain, 1, 1), (plain, 1, 1), (other, 1, 2), (plain, 2, 3)):
+        for tokenizer, held_out, seen in (
+            (plain, 1, 1),
+            (plain, 1, 1),
+            (other, 1, 2),
+            (plain, 2, 3),
+        ):
             require_rows(corpus_with(tmp_path, *texts), tokenizer, held_out=held_out, length=4)
             assert len(looked) == seen
         require_rows(corpus_with(tmp_path, "abc", "xyz"), plain, held_out=1, length=4)
@@ -328,7 +344,9 @@ def test_designs_in_turn_share_their_rows(tmp_path):
     assert pack_once(corpus_with(tmp_path, *texts), make_tokenizer(), **sizes) is first
     longer = pack_once(corpus_with(tmp_path, *texts), tokenizer, **sizes | {"rows": 3})
     assert len(longer[0]) == 3 and longer[0][:2].tolist() == first[0].tolist()
-    assert pack_once(corpus_with(tmp_path, *texts[1:]), tokenizer, **sizes)[1].tolist() == [ids("ghij")]
+    assert pack_once(corpus_with(tmp_path, *texts[1:]), tokenizer, **sizes)[1].tolist() == [
+        ids("ghij")
+    ]
     assert pack_once(corpus_with(tmp_path, *texts), tokenizer, **sizes) is not first
 
 
@@ -338,7 +356,10 @@ def test_every_epoch_has_each_row_once_in_an_order_of_its_own():
     assert len(packed_rows) == 16
     read = [packed_rows[index] for index in range(16)]
     for index, each in enumerate(read):
-        assert torch.equal(each["input_ids"], each["labels"]) and each["input_ids"].dtype == torch.int64
+        assert (
+            torch.equal(each["input_ids"], each["labels"])
+            and each["input_ids"].dtype == torch.int64
+        )
         assert each["row"].item() == index, "the key of its noise"
     order = [each["input_ids"].tolist() for each in read]
     epochs = [order[:7], order[7:14]]

@@ -87,8 +87,17 @@ def test_a_recipe_has_what_determines_the_weights_and_no_more():
     one = design().recipe()
     assert design(aux_loss=0.1).recipe() == one, "a default and its value are one recipe"
     same = {"dataset": "minipile", "dataset_size": 4, "validation_rows": 5, "vocab_size": 999}
-    assert design(**same, save_steps=3, tokenizer="train").recipe() == one, "data count by their content"
-    others = {"experts": 16, "z_loss": 0.0, "routing_noise": 1.0, "steps": 5, "batch_size": 3, "layers": 3}
+    assert design(**same, save_steps=3, tokenizer="train").recipe() == one, (
+        "data count by their content"
+    )
+    others = {
+        "experts": 16,
+        "z_loss": 0.0,
+        "routing_noise": 1.0,
+        "steps": 5,
+        "batch_size": 3,
+        "layers": 3,
+    }
     others |= {"backbone": "deepseek", "router": "word", "sequence_length": 16, "weight_decay": 0.0}
     for key, value in others.items():
         assert design(**{key: value}).recipe() != one, key
@@ -100,7 +109,10 @@ def test_a_recipe_has_what_determines_the_weights_and_no_more():
 @pytest.mark.parametrize(
     ("keys", "unread"),
     [
-        ({"backbone": "dense"}, {"experts": 16, "router": "expert", "z_loss": 0.5, "routing_noise": 0.5}),
+        (
+            {"backbone": "dense"},
+            {"experts": 16, "router": "expert", "z_loss": 0.5, "routing_noise": 0.5},
+        ),
         ({}, {"capacity_factor": 2.0}),
         ({}, {"devices": 2}),
     ],
@@ -129,7 +141,9 @@ def counted(**keys) -> dict[str, int]:
     """Parameters without those of routers."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config_of(**keys))
-    routers = sum(own.numel() for name, own in model.named_parameters() if name.endswith("gate.weight"))
+    routers = sum(
+        own.numel() for name, own in model.named_parameters() if name.endswith("gate.weight")
+    )
     return {name: count - routers for name, count in parameters_of(model).items()}
 
 
@@ -145,7 +159,9 @@ def test_all_granularities_have_equal_parameters(backbone):
     dense = 3 * (own + 3 * 32 * 64) + 32
     assert found[0]["active"] == dense + 3 * norms
     layers = 3 - (backbone == "deepseek")
-    assert found[0]["total"] == dense + 3 * norms + layers * 3 * (3 * 32 * 64), "four times the experts"
+    assert found[0]["total"] == dense + 3 * norms + layers * 3 * (3 * 32 * 64), (
+        "four times the experts"
+    )
     assert counted(backbone="dense") == {"total": dense, "active": dense}
 
 
@@ -154,7 +170,10 @@ def test_all_granularities_have_equal_parameters(backbone):
     [
         ({}, "olmoe"),
         ({"backbone": "deepseek"}, "deepseek"),
-        ({"backbone": "deepseek", "experts": 3, "experts_per_token": 1, "shared_experts": 1}, "deepseek"),
+        (
+            {"backbone": "deepseek", "experts": 3, "experts_per_token": 1, "shared_experts": 1},
+            "deepseek",
+        ),
         ({"backbone": "dense"}, "llama"),
         ({"experts": 3, "experts_per_token": 1, "shared_experts": 1}, "moe_design"),
         ({"bias_rate": 0.01}, "moe_design"),
@@ -173,14 +192,20 @@ def test_the_plainest_class_that_has_the_design_is_taken(keys, model_type):
     if model_type != "llama":
         told = replace(facts(), **routing_facts(config))
         one = design(**SIZES | keys)
-        assert (told.family, told.experts, told.top_k) == (model_type, one.experts, one.experts_per_token)
+        assert (told.family, told.experts, told.top_k) == (
+            model_type,
+            one.experts,
+            one.experts_per_token,
+        )
         assert told.moe_layers == 3 - (one.backbone == "deepseek") and told.max_length == 2048
     if model_type == "moe_design":
         assert config.router == keys.get("router", "token")
         assert config.backbone == keys.get("backbone", "olmoe")
         assert config.selection_bias == ("bias_rate" in keys)
     if model_type in ("deepseek", "moe_design"):
-        assert config.is_moe_layer(0) == (keys.get("backbone") != "deepseek") and config.is_moe_layer(1)
+        assert config.is_moe_layer(0) == (
+            keys.get("backbone") != "deepseek"
+        ) and config.is_moe_layer(1)
 
 
 KINDS = ({}, {"backbone": "deepseek"}, {"backbone": "dense"}, {"router": "word"})
@@ -242,7 +267,9 @@ def command(capsys, folder, *keys):
 @pytest.mark.slow
 def test_it_trains_saves_and_evaluates_once_for_all_tasks(tmp_path, capsys, monkeypatch):
     planned = command(capsys, tmp_path, *TASK, "task=toy_choice,toy_math", "-m", "mode=plan")
-    assert planned.code == 0 and "To train: 1, 4 optimizer steps over about 96 tokens" in planned.out
+    assert (
+        planned.code == 0 and "To train: 1, 4 optimizer steps over about 96 tokens" in planned.out
+    )
     assert not list(tmp_path.iterdir())
     ended = command(capsys, tmp_path, *TASK)
     block = block_of(ended)
@@ -256,7 +283,11 @@ def test_it_trains_saves_and_evaluates_once_for_all_tasks(tmp_path, capsys, monk
     assert own["training"]["parameters"]["active"] < own["training"]["parameters"]["total"]
     assert len(own["training"]["validation"]["row_losses"]) == 3
     assert "baseline" not in block and "paired" not in block, "there is nothing to compare it with"
-    assert (block["model"]["moe_layers"], block["model"]["experts"], block["model"]["top_k"]) == (2, 8, 2)
+    assert (block["model"]["moe_layers"], block["model"]["experts"], block["model"]["top_k"]) == (
+        2,
+        8,
+        2,
+    )
     folder = tmp_path / "models" / own["model"]
     assert not (folder / "status.json").exists() and not (folder / "checkpoints").exists()
     record = json.loads((folder / "training.json").read_text())
@@ -302,7 +333,9 @@ def test_a_trained_model_serves_all_methods(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("router", ("word", "expert"))
-def test_a_router_of_several_tokens_is_evaluated_and_fine_tuned_and_no_more(router, tmp_path, capsys, loads):
+def test_a_router_of_several_tokens_is_evaluated_and_fine_tuned_and_no_more(
+    router, tmp_path, capsys, loads
+):
     """Its expert metrics are refused before it is trained, other routing before its weights load."""
     own = f"method.router={router}"
     refused = command(capsys, tmp_path, *TASK, own, "metrics=expert")
@@ -310,7 +343,9 @@ def test_a_router_of_several_tokens_is_evaluated_and_fine_tuned_and_no_more(rout
     assert not (tmp_path / "models").exists()
     ended = command(capsys, tmp_path, *TASK, own)
     told = block_of(ended)["pretrain"]
-    assert ("expert choice reads later tokens" in " ".join(ended.out.split())) == (router == "expert")
+    assert ("expert choice reads later tokens" in " ".join(ended.out.split())) == (
+        router == "expert"
+    )
     assert (told["training"]["leak"] is None) == (router == "word")
     model = tmp_path / "models" / told["model"] / "model"
     config = json.loads((model / "config.json").read_text())
@@ -330,7 +365,9 @@ def test_a_router_of_several_tokens_is_evaluated_and_fine_tuned_and_no_more(rout
 
 def left(tmp_path, seed=0, model=None, **keys):
     """What the plan says of a training."""
-    config = Config(method=design(**keys), output_dir=str(tmp_path), seed=seed, model=model or ModelConfig())
+    config = Config(
+        method=design(**keys), output_dir=str(tmp_path), seed=seed, model=model or ModelConfig()
+    )
     return Pretrain(config.method).training_left(config, facts())
 
 
@@ -366,7 +403,9 @@ def footnote(leak=None, **keys):
     return line
 
 
-def test_the_plan_the_run_and_the_results_say_which_documents_are_left_out(tmp_path, monkeypatch, capsys):
+def test_the_plan_the_run_and_the_results_say_which_documents_are_left_out(
+    tmp_path, monkeypatch, capsys
+):
     """Broken by documents that are left out in silence."""
     texts = [f"text {number}" for number in range(50)]
     lines = [json.dumps({"text": text}) for text in [*texts[:2], "", *texts]]
@@ -399,7 +438,9 @@ def test_the_weights_of_model_are_not_needed(tmp_path):
     small_config("mixtral").save_pretrained(tmp_path / "bare")
     make_tokenizer().save_pretrained(tmp_path / "bare")
     model = ModelConfig(name="bare", path=str(tmp_path / "bare"))
-    run = prepare(Config(model=model, method=design(), output_dir=str(tmp_path), limit=2, device="cpu"))
+    run = prepare(
+        Config(model=model, method=design(), output_dir=str(tmp_path), limit=2, device="cpu")
+    )
     assert run.facts.family == "olmoe" and run.method.training_left(run.config, run.facts)
 
 

@@ -44,12 +44,16 @@ def test_losses_are_their_formulas(name, shape):
     """Logits of half precision are summed in float32. The experts are not those of the highest logits."""
     (tokens, experts, k), generator = shape, torch.Generator().manual_seed(shape[0])
     logits_TE = torch.randn(tokens, experts, generator=generator, dtype=torch.float64)
-    index_TK = torch.stack([torch.randperm(experts, generator=generator)[:k] for _ in range(tokens)])
+    index_TK = torch.stack(
+        [torch.randperm(experts, generator=generator)[:k] for _ in range(tokens)]
+    )
     for dtype in (torch.float32, torch.bfloat16):
         given_TE = logits_TE.to(dtype)
         found = z_loss(given_TE) if name == "z_loss" else balance_loss(given_TE, index_TK)
         assert found.dtype == torch.float32 and found.dim() == 0
-        assert found.item() == pytest.approx(by_loops(name, given_TE.double(), index_TK).item(), rel=1e-6)
+        assert found.item() == pytest.approx(
+            by_loops(name, given_TE.double(), index_TK).item(), rel=1e-6
+        )
 
 
 ALONE = SimpleNamespace(world_size=1)
@@ -62,7 +66,9 @@ class Router(torch.nn.Module):
 
 
 def decided(*experts: int) -> Routing:
-    return Routing(torch.zeros(len(experts), 4), torch.ones(len(experts), 1), torch.tensor(experts)[:, None])
+    return Routing(
+        torch.zeros(len(experts), 4), torch.ones(len(experts), 1), torch.tensor(experts)[:, None]
+    )
 
 
 def test_a_step_moves_each_bias_by_the_load_of_all_its_passes():
@@ -129,12 +135,18 @@ def model(request):
 
 
 @torch.no_grad()
-def passed(model, rows: Tensor, temperature: list[float] | None) -> tuple[Tensor, TrainingRouting, Seen]:
+def passed(
+    model, rows: Tensor, temperature: list[float] | None
+) -> tuple[Tensor, TrainingRouting, Seen]:
     """Logits of the rows (`rows` are their numbers), the policy, and what came out of the routers."""
     seen, noise = Seen(), None
     if temperature is not None:
         noise = RoutingNoise(SEED, torch.zeros(8).index_copy(0, rows, torch.tensor(temperature)))
-    with training_routing(model, noise) as routing, routed(model, seen), routing.one_pass(rows, LENGTH):
+    with (
+        training_routing(model, noise) as routing,
+        routed(model, seen),
+        routing.one_pass(rows, LENGTH),
+    ):
         logits = model(ids(8)[rows], use_cache=False).logits
     return logits, routing, seen
 
@@ -165,7 +177,9 @@ def test_the_choice_is_that_of_the_formula_and_the_weights_are_clean(model):
                 index = router.choose(scores + temperature[batch] * noise[position], k)
                 assert index[0].tolist() == own.index_TK[token].tolist()
         expected = router.weights(own.logits_TE, own.index_TK)
-        torch.testing.assert_close(own.weights_TK, expected.to(own.weights_TK.dtype), rtol=0, atol=0)
+        torch.testing.assert_close(
+            own.weights_TK, expected.to(own.weights_TK.dtype), rtol=0, atol=0
+        )
 
 
 def test_gradients_reach_the_router_through_the_clean_weights():
@@ -182,7 +196,9 @@ def test_without_temperature_the_model_runs_as_it_is(model):
     assert torch.equal(logits, plain)
     assert len(routing.layers) == len(seen.routings) > 1
     for layer, own in zip(routing.layers, seen.routings, strict=True):
-        assert torch.equal(layer.logits_TE, own.logits_TE) and torch.equal(layer.index_TK, own.index_TK)
+        assert torch.equal(layer.logits_TE, own.logits_TE) and torch.equal(
+            layer.index_TK, own.index_TK
+        )
 
 
 def test_a_pass_keeps_its_own_decisions_only(olmoe):

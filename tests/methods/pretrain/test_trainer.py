@@ -91,7 +91,9 @@ def parts_of(model, ids: Tensor, design) -> dict[str, Tensor]:
         for position, token in enumerate(ids[row, 1:].tolist())
     ]
     found = {"loss": sum(losses) / len(losses)}
-    routed = [(logits, logits.topk(design.experts_per_token).indices) for logits in outputs.router_logits]
+    routed = [
+        (logits, logits.topk(design.experts_per_token).indices) for logits in outputs.router_logits
+    ]
     for name in ("balance_loss", "z_loss", "device_loss"):
         found[name] = torch.stack([by_loops(name, *each, design.devices) for each in routed])
     return found
@@ -163,11 +165,15 @@ def test_the_log_has_cross_entropy_alone_and_each_regularizer_by_layer(name, tmp
         read = [ids for step in numbers for ids in passes(training, step)]
         with torch.no_grad():
             parts = [parts_of(model, ids, training.design) for ids in read]
-        assert line["loss"] == pytest.approx(sum(part["loss"].item() for part in parts) / 4, abs=1e-5)
+        assert line["loss"] == pytest.approx(
+            sum(part["loss"].item() for part in parts) / 4, abs=1e-5
+        )
         for key in ("balance_loss", "z_loss", "device_loss"):
             expected = torch.stack([part[key] for part in parts]).mean(0)
             assert line[key] == pytest.approx(expected.tolist(), rel=1e-5)
-            assert len(line[key]) == (training.design.layers - (training.design.backbone == "deepseek"))
+            assert len(line[key]) == (
+                training.design.layers - (training.design.backbone == "deepseek")
+            )
     assert [line["step"] for line in lines(training, "validation_loss")] == [2, 4]
 
 
@@ -180,7 +186,9 @@ def test_transformers_computes_no_auxiliary_loss(router, tmp_path, monkeypatch):
 
     monkeypatch.setattr("transformers.models.olmoe.modeling_olmoe.load_balancing_loss_func", fail)
     training = training_of(tmp_path, router=router, steps=1)
-    assert set(train(training).weights) == ({"balance_loss", "z_loss"} if router == "token" else {"z_loss"})
+    assert set(train(training).weights) == (
+        {"balance_loss", "z_loss"} if router == "token" else {"z_loss"}
+    )
     assert len(lines(training, "loss")[0]["z_loss"]) == 2
 
 
@@ -196,7 +204,9 @@ def test_without_regularizers_nothing_of_them_is_logged(tmp_path):
         assert not {"balance_loss", "z_loss", "device_loss"} & line.keys()
         with torch.no_grad():
             every = torch.cat([ids for step in range(4) for ids in passes(training, step)])
-            assert line["loss"] == pytest.approx(losses_of(trained.model, every).mean().item(), abs=1e-5)
+            assert line["loss"] == pytest.approx(
+                losses_of(trained.model, every).mean().item(), abs=1e-5
+            )
 
 
 def test_a_regularizer_counts_even_with_noise_by_the_noisy_choice(tmp_path, monkeypatch):
@@ -244,19 +254,26 @@ def test_held_out_losses_are_those_of_single_rows_without_noise(tmp_path):
     with torch.no_grad():
         for row in torch.from_numpy(training.held_out).long():
             log_probs = model.eval()(row[None]).logits[0].log_softmax(-1)
-            expected.append(-sum(log_probs[i, token].item() for i, token in enumerate(row[1:])) / 11)
+            expected.append(
+                -sum(log_probs[i, token].item() for i, token in enumerate(row[1:])) / 11
+            )
     validation = told["validation"]
     assert validation["row_losses"] == pytest.approx(expected, abs=1e-5) and validation["rows"] == 3
     assert validation["loss"] == pytest.approx(sum(expected) / 3, abs=1e-5)
     assert validation["ci95"][0] <= validation["loss"] <= validation["ci95"][1]
-    assert lines(training, "validation_loss")[-1]["validation_loss"] == pytest.approx(validation["loss"])
+    assert lines(training, "validation_loss")[-1]["validation_loss"] == pytest.approx(
+        validation["loss"]
+    )
 
 
 @pytest.mark.slow
 def test_evaluating_more_often_changes_no_weight(tmp_path):
     settings = {"routing_noise": 1.0, "steps": 3}
     assert_same(
-        *(train(training_of(tmp_path / str(every), save_steps=every, **settings)).model for every in (1, 9))
+        *(
+            train(training_of(tmp_path / str(every), save_steps=every, **settings)).model
+            for every in (1, 9)
+        )
     )
 
 

@@ -22,7 +22,13 @@ from moe_lab.config.schema import Config, ExpertsImplementation, ModelConfig
 from moe_lab.methods.pretrain import training as module
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture
 from moe_lab.methods.pretrain.corpus import PackedRows, pack, read_corpus, tokenizer_of
-from moe_lab.methods.pretrain.training import leak, learning_rate, parameters_of, train, train_together
+from moe_lab.methods.pretrain.training import (
+    leak,
+    learning_rate,
+    parameters_of,
+    train,
+    train_together,
+)
 from moe_lab.methods.trained import last_checkpoint
 from tests.support.once import made_once
 from tests.support.pretrainings import design, pretrain_in_turn, rows, training_of
@@ -118,7 +124,9 @@ def test_two_processes_train_as_one_does(kind, two, tmp_path):
 
 def test_every_machine_begins_with_the_same_rows_and_weights():
     """Those of model=toy-rules and seed 0. If they change, the numbers of docs/effects.md have to be measured again."""
-    recipe = yaml.safe_load((resource_folder("conf") / "model" / "toy-rules.yaml").read_text())["recipe"]
+    recipe = yaml.safe_load((resource_folder("conf") / "model" / "toy-rules.yaml").read_text())[
+        "recipe"
+    ]
     short = PretrainConfig(**recipe | {"steps": 4})
     config = Config(method=short)
     corpus = read_corpus(config, short.dataset, None)
@@ -142,10 +150,14 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth():
     rates = [learning_rate(recipe, step) for step in range(101)]
     assert recipe.warmup_steps == 10
     assert rates[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
-    assert rates[10] == 1.0 and rates[55] == pytest.approx(0.55) and rates[100] == pytest.approx(0.1)
+    assert (
+        rates[10] == 1.0 and rates[55] == pytest.approx(0.55) and rates[100] == pytest.approx(0.1)
+    )
     assert all(one > other for one, other in pairwise(rates[10:]))
     assert learning_rate(design(steps=1, warmup_ratio=0.0), 0) == 1.0
-    assert learning_rate(design(steps=1, warmup_ratio=0.1), 0) == 0.5, "one step of warm-up trains, too"
+    assert learning_rate(design(steps=1, warmup_ratio=0.1), 0) == 0.5, (
+        "one step of warm-up trains, too"
+    )
 
 
 def test_the_steps_are_adamws_with_clipping_schedule_and_decay(tmp_path):
@@ -212,7 +224,10 @@ def slowly(model, held_out, position):
     row, other = (torch.from_numpy(ids).long() for ids in held_out)
     mixed = torch.cat([row[:position], other[position:]])
     with torch.no_grad():
-        logits = [model(input_ids=ids[None]).logits[0, position - 1] for ids in (row, mixed, row[:position])]
+        logits = [
+            model(input_ids=ids[None]).logits[0, position - 1]
+            for ids in (row, mixed, row[:position])
+        ]
     return [torch.nn.functional.cross_entropy(each, row[position]).item() for each in logits]
 
 
@@ -223,11 +238,15 @@ def test_its_parts_are_those_of_passes_over_each_row_alone(most, positions, monk
     monkeypatch.setattr(module, "ROWS", 3)
     held_out, computed = rows(4, 9, seed=5), []
     model = made("expert").train()
-    with model.lm_head.register_forward_hook(lambda head, args, logits: computed.append(logits.shape[1])):
+    with model.lm_head.register_forward_hook(
+        lambda head, args, logits: computed.append(logits.shape[1])
+    ):
         told = leak(model, held_out)
     assert sum(computed) == 3 * len(positions) and not model.training
     pairs = [(held_out[r], held_out[(r + 1) % 3]) for r in range(3)]
-    losses = torch.tensor([slowly(model, pair, position) for pair in pairs for position in positions])
+    losses = torch.tensor(
+        [slowly(model, pair, position) for pair in pairs for position in positions]
+    )
     whole, replaced, short = losses.mean(0).tolist()
     assert (told["rows"], told["positions"]) == (3, len(positions))
     assert told["loss_with_later_tokens"] == pytest.approx(whole, abs=1e-5)

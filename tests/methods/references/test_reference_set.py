@@ -20,7 +20,12 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.errors import ConfigError
 from moe_lab.methods.references import reference_set as references
 from moe_lab.methods.references import store as reference_files
-from moe_lab.methods.references.documents import TABLE_7, Source, reference_documents, reference_sources
+from moe_lab.methods.references.documents import (
+    TABLE_7,
+    Source,
+    reference_documents,
+    reference_sources,
+)
 from moe_lab.methods.references.reference_set import load_or_build, references_left
 from moe_lab.methods.references.store import check_own
 from moe_lab.models.load import load_model
@@ -47,7 +52,9 @@ def numbered(row: dict, column: str, count: int) -> list[dict]:
 def data(tmp_path):
     """Some of Table 7's tasks, each with the splits that data_dir usually has."""
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(9))
-    write_jsonl(tmp_path / "arc_easy" / "train.jsonl", choices(6, start=7))  # two of them are test documents
+    write_jsonl(
+        tmp_path / "arc_easy" / "train.jsonl", choices(6, start=7)
+    )  # two of them are test documents
     write_jsonl(tmp_path / "winogrande" / "validation.jsonl", [WINOGRANDE])
     write_jsonl(tmp_path / "openbookqa" / "train.jsonl", numbered(OPENBOOKQA, "question_stem", 8))
     write_jsonl(tmp_path / "openbookqa" / "test.jsonl", numbered(OPENBOOKQA, "question_stem", 3))
@@ -68,14 +75,18 @@ def test_table_7_takes_train_splits_where_there_are_some(data):
     book, sciq = found.sources
     assert (book["wanted"], book["documents"], book["asked"]) == (2000, 8, 8)
     assert (sciq["wanted"], sciq["documents"], sciq["asked"]) == (2000, 5, 5)
-    assert sizes(reference_documents(evaluating(data, "winogrande"), settings())) == {"knowref:test": 4}
+    assert sizes(reference_documents(evaluating(data, "winogrande"), settings())) == {
+        "knowref:test": 4
+    }
 
 
 def test_table_7_is_the_papers():
     paper = {task: {"CommonsenseQA": 6000, "Social-IQA": 6000} for task in ("hellaswag", "piqa")}
     paper |= {task: {"OpenBookQA": 2000, "SciQ": 2000} for task in ("arc_challenge", "arc_easy")}
     paper |= {"mmlu": {"BIG-bench": 8000, "SuperGLUE": 8000}, "winogrande": {"KnowRef": 2000}}
-    assert {task: {source.title: source.size for source in row} for task, row in TABLE_7.items()} == paper
+    assert {
+        task: {source.title: source.size for source in row} for task, row in TABLE_7.items()
+    } == paper
 
 
 def test_a_size_takes_the_first_of_one_permutation(data):
@@ -94,7 +105,9 @@ def test_a_test_document_is_no_reference(data):
     assert found.label == "method.reference"
     (source,) = found.sources
     assert (source["documents"], source["dropped"], source["asked"]) == (6, 2, 4)
-    ids = [found.tasks["arc_easy:train"].task_docs[i]["id"] for i in found.samples["arc_easy:train"]]
+    ids = [
+        found.tasks["arc_easy:train"].task_docs[i]["id"] for i in found.samples["arc_easy:train"]
+    ]
     assert ids == ["q9", "q10", "q11", "q12"]
     limited = reference_documents(evaluating(data, "arc_easy", limit=1), settings("arc_easy"))
     assert sizes(limited) == sizes(found)
@@ -103,7 +116,9 @@ def test_a_test_document_is_no_reference(data):
 def test_what_has_no_references_is_refused_with_the_way_out(data):
     with pytest.raises(ConfigError, match="All documents of arc_easy:test are evaluated"):
         reference_documents(evaluating(data, "arc_easy"), settings("arc_easy:test"))
-    with pytest.raises(ConfigError, match="toy_text.* neither choices nor texts that are right or wrong"):
+    with pytest.raises(
+        ConfigError, match="toy_text.* neither choices nor texts that are right or wrong"
+    ):
         reference_documents(Config(task=TaskConfig(name="toy_choice")), settings("toy_text"))
     told = r"come from openbookqa:dev. Task openbookqa has no dev split in .*/openbookqa"
     with pytest.raises(ConfigError, match=told):
@@ -148,9 +163,13 @@ def test_a_source_has_local_files_and_otherwise_the_hub(data, monkeypatch):
     source = Source("some", ("copa", "boolq"), 1)
     monkeypatch.setitem(TABLE_7, "arc_easy", (source,))
     write_jsonl(data / "super_glue" / "copa" / "train.jsonl", [COPA])
-    with pytest.raises(ConfigError, match=r"aps/super_glue(.|\n)*super_glue/boolq(.|\n)*method.reference="):
+    with pytest.raises(
+        ConfigError, match=r"aps/super_glue(.|\n)*super_glue/boolq(.|\n)*method.reference="
+    ):
         reference_documents(evaluating(data, "arc_easy"), settings())
-    monkeypatch.setitem(TABLE_7, "arc_easy", (replace(source, tasks=("copa",), hub_tasks=("boolq",)),))
+    monkeypatch.setitem(
+        TABLE_7, "arc_easy", (replace(source, tasks=("copa",), hub_tasks=("boolq",)),)
+    )
     found = reference_documents(evaluating(data, "arc_easy"), settings())
     assert list(found.tasks) == ["copa:train"]
     assert found.sources[0]["data"] == [f"files in {data / 'super_glue' / 'copa'}"]
@@ -158,7 +177,9 @@ def test_a_source_has_local_files_and_otherwise_the_hub(data, monkeypatch):
 
 def test_generated_answers_are_right_by_the_tasks_headline_metric(data):
     found = reference_documents(Config(task=TaskConfig(name="toy_math")), settings(size=7))
-    assert found.label == "own train split" and found.metrics == {"toy_math:train": "exact_match,none"}
+    assert found.label == "own train split" and found.metrics == {
+        "toy_math:train": "exact_match,none"
+    }
     assert sizes(found) == {"toy_math:train": 7}
     write_jsonl(data / "gsm8k" / "train.jsonl", [{"question": "1 + 1?", "answer": "#### 2"}])
     gsm8k = reference_documents(evaluating(data, "arc_easy"), settings("gsm8k"))
@@ -202,8 +223,13 @@ def config(tmp_path, models, monkeypatch) -> Config:
     write_jsonl(tmp_path / "data" / "arc_easy" / "test.jsonl", choices(3))
     write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", rows(QUESTIONS))
     monkeypatch.setattr(reference_files, "PORTION", 8)
-    model, place = ModelConfig(name="small", path=str(models[0])), {"offline": True, "device": "cpu"}
-    return evaluating(tmp_path / "data", "arc_easy", model=model, output_dir=str(tmp_path / "out"), **place)
+    model, place = (
+        ModelConfig(name="small", path=str(models[0])),
+        {"offline": True, "device": "cpu"},
+    )
+    return evaluating(
+        tmp_path / "data", "arc_easy", model=model, output_dir=str(tmp_path / "out"), **place
+    )
 
 
 @pytest.fixture
@@ -229,11 +255,15 @@ def test_references_are_what_the_untouched_model_answers_correctly(config):
     letters = [tokenizer(f" {letter}").input_ids for letter in "ABCD"]
     kept = 0
     for i, row in enumerate(rows(QUESTIONS)):
-        options = "".join(f"{a}. {text}\n" for a, text in zip("ABCD", row["choices"]["text"], strict=True))
+        options = "".join(
+            f"{a}. {text}\n" for a, text in zip("ABCD", row["choices"]["text"], strict=True)
+        )
         text = f"{row['question_stem']}\n{options}Answer:"
         ids = tokenizer(text).input_ids
         with torch.no_grad(), record(model) as routes:
-            logits = [model(torch.tensor([ids + letter])).logits[0, len(ids) - 1 :] for letter in letters]
+            logits = [
+                model(torch.tensor([ids + letter])).logits[0, len(ids) - 1 :] for letter in letters
+            ]
         scores = [each.log_softmax(-1) for each in logits]
         answered = zip(scores, letters, strict=True)
         totals = [sum(s[j, token] for j, token in enumerate(letter)) for s, letter in answered]
@@ -275,7 +305,9 @@ def test_what_determines_a_set_makes_another_one(config, models, tmp_path):
     folders = set()
     for change, keys in changes.items():
         if change == "data":
-            changed = [row | {"question_stem": row["question_stem"] + "?"} for row in rows(QUESTIONS)]
+            changed = [
+                row | {"question_stem": row["question_stem"] + "?"} for row in rows(QUESTIONS)
+            ]
             write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", changed)
         found, _ = build(replace(config, **keys), reference_size=10)
         folders.add(found.folder)
@@ -288,7 +320,9 @@ def test_a_stored_set_leaves_nothing_to_read(stored):
     assert references_left(stored, SETTINGS, loaded.facts) == {}
     smaller = SimpleNamespace(**vars(SETTINGS) | {"reference_size": 11})
     [(name, tokens)] = references_left(stored, smaller, loaded.facts).items()
-    assert name != found.folder.name and tokens > 11 * min(map(len, found.prompts)), "and the answers"
+    assert name != found.folder.name and tokens > 11 * min(map(len, found.prompts)), (
+        "and the answers"
+    )
 
 
 def test_a_set_with_tokens_that_a_model_lacks_is_refused(stored):
@@ -297,7 +331,9 @@ def test_a_set_with_tokens_that_a_model_lacks_is_refused(stored):
     check_own(found.folder, "last1", loaded, Budget(64))
     loaded.model.resize_token_embeddings(max(found.prompts[0]))
     assert min(found.prompts[0]) < max(found.prompts[0])
-    with pytest.raises(ConfigError, match="does not fit: index out of range.* Use a set of this model"):
+    with pytest.raises(
+        ConfigError, match="does not fit: index out of range.* Use a set of this model"
+    ):
         check_own(found.folder, "last1", loaded, Budget(64))
 
 
@@ -327,7 +363,9 @@ def test_too_few_references(stored, tmp_path):
     with pytest.raises(ConfigError, match=told):
         build(stored, k=31)
     assert len(build(stored, k=31, epsilon=0.5)[0]) == len(found), "a ball needs no k"
-    wrong = [row for row in rows(QUESTIONS) if f"{row['question_stem']}\n" not in "".join(found.texts)]
+    wrong = [
+        row for row in rows(QUESTIONS) if f"{row['question_stem']}\n" not in "".join(found.texts)
+    ]
     write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", wrong)
     told = r"answered 0 of \d+ reference questions of openbookqa:train correctly"
     with pytest.raises(ConfigError, match=told):
@@ -358,16 +396,23 @@ def test_generated_references_keep_the_tokens_that_the_model_wrote(tmp_path):
     lm = EngineLM(loaded.model, loaded.tokenizer, progress=False)
     tmp_path.joinpath("set").mkdir()
     reference_files.build(tmp_path / "set", config, "last1", documents, loaded, lm)
-    lines = [json.loads(line) for line in (tmp_path / "set" / "references.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "set" / "references.jsonl").read_text().splitlines()
+    ]
     assert lines  # some answers are empty
     for line in lines:
         prompt = torch.tensor([line["prompt_ids"]])
         count = len(line["answer_ids"])
-        expected = loaded.model.generate(prompt, max_new_tokens=count, do_sample=False, eos_token_id=None)
+        expected = loaded.model.generate(
+            prompt, max_new_tokens=count, do_sample=False, eos_token_id=None
+        )
         assert expected[0, prompt.shape[1] :].tolist() == line["answer_ids"]
 
 
 @pytest.mark.parametrize(("task", "numerics"), [("toy_math", 4), ("toy_choice", 3)])
 def test_sets_of_generated_answers_from_before_are_other_sets(task, numerics):
-    documents = reference_documents(Config(task=TaskConfig(name=task, answer="letters")), settings(size=3))
+    documents = reference_documents(
+        Config(task=TaskConfig(name=task, answer="letters")), settings(size=3)
+    )
     assert references._numerics(documents) == numerics

@@ -38,7 +38,11 @@ def folder(tmp_path_factory):
 
 
 def weights_in(folder) -> dict[str, torch.Tensor]:
-    return {name: weight for file in folder.glob("*.safetensors") for name, weight in load_file(file).items()}
+    return {
+        name: weight
+        for file in folder.glob("*.safetensors")
+        for name, weight in load_file(file).items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,9 @@ def test_every_layer_is_the_papers(changes, tmp_path):
     for found, wanted in zip(states, expected, strict=True):
         # transformers computes norms, RoPE and the router's softmax in float32 whatever the model's dtype
         torch.testing.assert_close(found[0], torch.from_numpy(wanted), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(logits, torch.from_numpy(reference.logits(TOKENS)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        logits, torch.from_numpy(reference.logits(TOKENS)), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_left_padding_changes_nothing(folder):
@@ -76,7 +82,9 @@ def test_left_padding_changes_nothing(folder):
     mask = torch.tensor([[0, 0] + [1] * len(TOKENS)])
     with torch.no_grad():
         plain = model(torch.tensor([TOKENS])).logits
-        found = model(padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
+        found = model(
+            padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)
+        ).logits
     torch.testing.assert_close(found[0, -1], plain[0, -1], rtol=1e-5, atol=1e-5)
 
 
@@ -110,7 +118,9 @@ def test_the_auxiliary_loss_counts_where_it_is_asked_for(folder):
         plain = model(ids, labels=ids)
         asked = model(ids, labels=ids, output_router_logits=True)
     assert plain.aux_loss is None and len(asked.router_logits) == 3
-    torch.testing.assert_close(asked.loss - plain.loss, 0.001 * asked.aux_loss, rtol=1e-2, atol=1e-6)
+    torch.testing.assert_close(
+        asked.loss - plain.loss, 0.001 * asked.aux_loss, rtol=1e-2, atol=1e-6
+    )
 
 
 def test_it_is_loaded_like_any_other_model(folder):
@@ -144,7 +154,9 @@ def test_the_published_configuration_is_the_default(tmp_path):
     config = AutoConfig.from_pretrained(tmp_path)
     default = type(config)()
     assert config.rope_parameters["rope_theta"] == 10000 and config.dtype == torch.bfloat16
-    elsewhere = "architectures auto_map model_type rope_theta rope_scaling seq_aux torch_dtype".split()
+    elsewhere = (
+        "architectures auto_map model_type rope_theta rope_scaling seq_aux torch_dtype".split()
+    )
     for key in PUBLISHED.keys() - elsewhere:
         assert getattr(default, key) == getattr(config, key) == PUBLISHED[key], key
     with torch.device("meta"):

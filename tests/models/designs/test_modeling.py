@@ -102,7 +102,9 @@ def test_reading_in_parts_over_a_cache_is_reading_at_once(router, backbone):
             found.append(logits_of(model, part, cache=cache))
         read.append(torch.cat(found, dim=1))
     torch.testing.assert_close(read[0], whole, rtol=1e-4, atol=1e-5)
-    assert torch.equal(read[0][:, :11], read[1][:, :11]) and not torch.equal(read[0][:, 11], read[1][:, 11])
+    assert torch.equal(read[0][:, :11], read[1][:, :11]) and not torch.equal(
+        read[0][:, 11], read[1][:, 11]
+    )
 
 
 @pytest.mark.parametrize("beams", first_fast([1, 3]))
@@ -123,7 +125,9 @@ def test_generation_from_padded_prompts_is_that_of_whole_passes(router, backbone
         assert greedy.tolist() == found[1, 14:].tolist()
 
 
-@pytest.mark.parametrize(("router", "dtype"), [*zip(ROUTERS, cycle((torch.float32, torch.bfloat16)))])
+@pytest.mark.parametrize(
+    ("router", "dtype"), [*zip(ROUTERS, cycle((torch.float32, torch.bfloat16)))]
+)
 def test_every_parameter_learns(router, dtype):
     biased = router not in ("expert", "word-hash")
     model = design(router, n_shared_experts=1, selection_bias=biased).to(dtype).train()
@@ -192,7 +196,9 @@ def test_a_model_comes_back_without_its_tokenizer(router, backbone, tmp_path):
 def test_it_is_loaded_like_any_other_model(tmp_path):
     model = design("word", **BACKBONES["deepseek"])
     loaded = load_folder(save_model(model, tmp_path))
-    torch.testing.assert_close(logits_of(loaded.model, IDS), logits_of(model, IDS), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        logits_of(loaded.model, IDS), logits_of(model, IDS), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_units_that_were_not_set_are_said():
@@ -227,11 +233,21 @@ def test_a_configuration_comes_back(tmp_path):
     config.save_pretrained(tmp_path)
     again = load_config(ModelConfig(path=str(tmp_path)), offline=True)
     assert type(again) is MoeDesignConfig
-    kept = ("backbone", "router", "selection_bias", "clip_qkv", "first_k_dense_replace", "capacity_factor")
+    kept = (
+        "backbone",
+        "router",
+        "selection_bias",
+        "clip_qkv",
+        "first_k_dense_replace",
+        "capacity_factor",
+    )
     assert [getattr(again, key) for key in kept] == ["deepseek", "word", False, 8, 2, 1.0]
     assert again.layer_types == ["hybrid"] * 3
     assert MoeDesignConfig(**COMMON).layer_types is None
 
 
 def test_expert_choice_has_no_cache():
-    assert MoeDesignConfig(**COMMON).use_cache and not MoeDesignConfig(**COMMON, router="expert").use_cache
+    assert (
+        MoeDesignConfig(**COMMON).use_cache
+        and not MoeDesignConfig(**COMMON, router="expert").use_cache
+    )

@@ -18,7 +18,15 @@ from moe_lab.routing import GumbelTopK, find_routers, gumbel, record, routed
 from moe_lab.routing.families import fixed_routing
 from moe_lab.routing.rules import LOGITS, PROBABILITY
 from tests.support import rounding, slow_routing
-from tests.support.designs import BACKBONES, COMMON, VOCAB, arbitrary_units, design, slow_moe, unit_starts
+from tests.support.designs import (
+    BACKBONES,
+    COMMON,
+    VOCAB,
+    arbitrary_units,
+    design,
+    slow_moe,
+    unit_starts,
+)
 
 IDS = torch.randint(0, VOCAB, (3, 13), generator=torch.Generator().manual_seed(1))
 LENGTHS = (13, 9, 2)
@@ -44,14 +52,18 @@ def seen_by(model, part, *args, **inputs):
     for layer in model.model.layers:
         if hasattr(layer.mlp, "gate"):
             module = layer.get_submodule(part)
-            module.register_forward_hook(lambda module, given, out: seen.append((module, given[0], out)))
+            module.register_forward_hook(
+                lambda module, given, out: seen.append((module, given[0], out))
+            )
     with torch.no_grad():
         model(*args, **inputs)
     return seen
 
 
 @pytest.mark.parametrize(("side", "backbone"), [("left", "deepseek"), ("right", "olmoe")])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(f"{k}={v}" for k, v in case.items()))
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: " ".join(f"{k}={v}" for k, v in case.items())
+)
 def test_every_block_is_the_slow_one(case, backbone, side):
     model = design(**case, **BACKBONES[backbone])
     mask = torch.zeros_like(IDS)
@@ -77,7 +89,9 @@ def test_the_bias_is_a_buffer_of_float32_beside_its_unbiased_class():
     assert plain.model.layers[0].mlp.gate.selection_bias is None
     gate = biased.model.layers[0].mlp.gate
     assert type(gate) is BiasedTopKRouter and gate.selection_bias.dtype == torch.float32
-    assert "selection_bias" in gate.state_dict() and "selection_bias" not in dict(gate.named_parameters())
+    assert "selection_bias" in gate.state_dict() and "selection_bias" not in dict(
+        gate.named_parameters()
+    )
     fresh = type(biased)(biased.config)
     assert not fresh.model.layers[0].mlp.gate.selection_bias.any()
 
@@ -113,7 +127,9 @@ def test_a_hashed_word_takes_the_experts_of_its_first_token_whatever_the_text_sa
         assert len({tuple(sorted(experts)) for experts in index.tolist()}) > 3
     words = set(firsts)
     assert any(by_word[0, word] != by_word[1, word] for word in words), "another hash in each layer"
-    assert not [name for name, _ in model.named_parameters() if "gate.weight" in name], "nothing to learn"
+    assert not [name for name, _ in model.named_parameters() if "gate.weight" in name], (
+        "nothing to learn"
+    )
     again = design("word-hash", num_experts_per_tok=2, hidden_size=64)
     units = again.model.units(IDS, IDS >= 0, None)
     _, _, index = again.model.layers[0].mlp.gate(torch.zeros(IDS.numel(), 64), units, None)
@@ -190,7 +206,11 @@ def facts_of(folder, **settings):
 def test_facts_say_what_routers_choose_by(tmp_path):
     plain = facts_of(tmp_path / "plain", first_k_dense_replace=1, backbone="deepseek")
     assert (plain.family, plain.moe_layers, plain.experts, plain.top_k) == ("moe_design", 2, 5, 2)
-    assert plain.routers.rule.noise == LOGITS and plain.routers.chooses_by_logits and not plain.fixed_routing
+    assert (
+        plain.routers.rule.noise == LOGITS
+        and plain.routers.chooses_by_logits
+        and not plain.fixed_routing
+    )
     biased = facts_of(tmp_path / "biased", selection_bias=True)
     assert biased.routers.rule.noise == PROBABILITY and not biased.routers.chooses_by_logits
     assert biased.routers.chosen_by == "probability plus a bias"
@@ -225,9 +245,20 @@ def test_noise_on_biased_routers_is_what_the_slow_reference_makes_of_it():
         noise = gumbel(3, 77, 0, 1, router.layer, range(24), 5)
         for token in range(24):
             logits = routing.logits_TE[token].tolist()
-            given = (spec, model.config, router.module, router.block, logits, noise[token].tolist(), 0.1, 2)
+            given = (
+                spec,
+                model.config,
+                router.module,
+                router.block,
+                logits,
+                noise[token].tolist(),
+                0.1,
+                2,
+            )
             expected = dict(zip(*slow_routing.route(*given), strict=True))
-            found = dict(zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True))
+            found = dict(
+                zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True)
+            )
             assert found == rounding.approx(expected)
 
     with routed(model, check), torch.inference_mode():

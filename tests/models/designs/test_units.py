@@ -11,7 +11,14 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from moe_lab.errors import ModelError
-from moe_lab.models.designs.units import KINDS, SPECIAL, TRANSPARENT, UnitPlaces, UnitTables, unit_tables
+from moe_lab.models.designs.units import (
+    KINDS,
+    SPECIAL,
+    TRANSPARENT,
+    UnitPlaces,
+    UnitTables,
+    unit_tables,
+)
 from moe_lab.models.source import TINY
 from moe_lab.tasks.toy.corpus import documents
 from tests.support.designs import VOCAB, arbitrary_units, parts, unit_starts
@@ -74,7 +81,9 @@ def test_words_of_a_byte_level_tokenizer_are_its_pre_tokenizers(pattern, merges)
 def test_words_of_the_embedded_tokenizer_differ_in_second_newlines_alone():
     """GPT-2's pattern gives the second of two newlines to what follows; the first alone does not say which it is."""
     tokenizer = AutoTokenizer.from_pretrained(TINY)
-    text = "\n\n".join(document for index in range(5) for document in documents(seed=1, index=index, count=5))
+    text = "\n\n".join(
+        document for index in range(5) for document in documents(seed=1, index=index, count=5)
+    )
     found = set(parts(units_of(tokenizer, "word", text)))
     expected = set(parts(pieces(tokenizer, text)))
     assert found < expected and len(found) > 1000
@@ -83,7 +92,13 @@ def test_words_of_the_embedded_tokenizer_differ_in_second_newlines_alone():
 
 def test_a_digit_is_a_word_where_the_pre_tokenizer_says_so():
     text = "Veven has 1987 marbles"
-    assert units_of(AutoTokenizer.from_pretrained(TINY), "word", text)[2:7] == [" ", "1", "9", "8", "7"]
+    assert units_of(AutoTokenizer.from_pretrained(TINY), "word", text)[2:7] == [
+        " ",
+        "1",
+        "9",
+        "8",
+        "7",
+    ]
     assert " 1987" in units_of(make_tokenizer(), "word", text)
 
 
@@ -146,7 +161,9 @@ def test_a_tokenizer_without_words_is_refused():
     tokenizer = make_tokenizer()
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.backend_tokenizer.pre_tokenizer = plain
-    with pytest.raises(ModelError, match=r"does not split at white space. Words need .*router=token"):
+    with pytest.raises(
+        ModelError, match=r"does not split at white space. Words need .*router=token"
+    ):
         unit_tables(tokenizer, "word")
     tokenizer.backend_tokenizer.pre_tokenizer = None
     with pytest.raises(ModelError, match="no pre-tokenizer, so it knows no words"):

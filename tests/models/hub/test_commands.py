@@ -49,7 +49,9 @@ SHARD = "model-00001-of-00005.safetensors"
 
 
 def config(**keys):
-    return Config(method=get_method("base").Config(name="base"), **{"model": MODEL, "device": "cpu", **keys})
+    return Config(
+        method=get_method("base").Config(name="base"), **{"model": MODEL, "device": "cpu", **keys}
+    )
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -73,7 +75,10 @@ def test_what_fails_is_told_and_the_rest_is_fetched(client, hub, capsys):
     wrong = config(model=ModelConfig(name="x", path="allenai/nothing"))
     assert prefetch([wrong, config()]) == 2
     captured = capsys.readouterr()
-    assert "The model allenai/nothing is not on the hub" in captured.err and "model olmoe: " in captured.out
+    assert (
+        "The model allenai/nothing is not on the hub" in captured.err
+        and "model olmoe: " in captured.out
+    )
 
 
 def test_a_pretraining_takes_the_tokenizer_alone(client, hub, capsys):
@@ -107,7 +112,9 @@ def test_it_is_refused_offline(client, monkeypatch):
 @pytest.mark.slow
 def test_what_a_method_reads_beside_its_task_is_a_step(client, hub, capsys, tmp_path):
     c3po = get_method("c3po").Config
-    asks = Config(task=TaskConfig(name="toy_choice"), method=c3po(name="c3po"), output_dir=str(tmp_path))
+    asks = Config(
+        task=TaskConfig(name="toy_choice"), method=c3po(name="c3po"), output_dir=str(tmp_path)
+    )
     assert prefetch([asks]) == 0
     assert "method c3po: its data other than" in capsys.readouterr().out
     assert prefetch([replace(asks, method=c3po(name="c3po", reference="toy_choice:nowhere"))]) == 2
@@ -138,16 +145,25 @@ def test_a_judge_is_fetched_and_then_judges_offline(client, hub, tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_an_adapter_of_the_hub_is_fetched_once_and_known_by_its_commit(client, hub, tmp_path, capsys):
+def test_an_adapter_of_the_hub_is_fetched_once_and_known_by_its_commit(
+    client, hub, tmp_path, capsys
+):
     make_adapter(make_model("olmoe"), peft.LoraConfig(target_modules=["q_proj"]), tmp_path / "a")
     commit = hub.add(Repository("someone/adapter")).commit(files_of(tmp_path / "a"))
-    command = [f"model.path={OLMOE}", "model.peft=someone/adapter", "task=toy_choice", "method=base"]
+    command = [
+        f"model.path={OLMOE}",
+        "model.peft=someone/adapter",
+        "task=toy_choice",
+        "method=base",
+    ]
     ended = run_command(capsys, *command, "mode=prefetch")
     assert ended.code == 0, ended.err
     model = ModelConfig(path=OLMOE, peft="someone/adapter")
     assert model_identity(OLMOE, model)["peft"] == {"hub": "someone/adapter", "revision": commit}
     hub.log.clear()
-    ended = run_command(capsys, *command, "offline=true", "limit=2", f"output_dir={tmp_path / 'outputs'}")
+    ended = run_command(
+        capsys, *command, "offline=true", "limit=2", f"output_dir={tmp_path / 'outputs'}"
+    )
     assert ended.code == 0, ended.err
     assert not hub.log
 
@@ -157,7 +173,9 @@ def test_an_adapter_of_another_base_model_is_refused_by_its_configuration(client
     files = {"adapter_config.json": settings, "adapter_model.safetensors": b"not read"}
     hub.add(Repository("someone/adapter")).commit(files)
     model = ModelConfig(path=OLMOE, peft="someone/adapter")
-    with pytest.raises(ModelError, match="was trained on someone/else. Use model.path=someone/else"):
+    with pytest.raises(
+        ModelError, match="was trained on someone/else. Use model.path=someone/else"
+    ):
         model_facts(model, dtype="auto", device="cpu", offline=False)
 
 
@@ -201,22 +219,30 @@ def content(hub, since=0):
 
 
 @pytest.mark.slow
-def test_roe_and_base_through_the_hub_fetch_everything_once(commands, hub, olmoe_repository, tmp_path):
+def test_roe_and_base_through_the_hub_fetch_everything_once(
+    commands, hub, olmoe_repository, tmp_path
+):
     results = results_of(commands.run(*ROE))
     commit = olmoe_repository.branches["main"]
     assert results["moe_lab"]["model"]["commit"] == commit
     assert results["moe_lab"]["model"]["path"] == OLMOE
-    assert len(results["moe_lab"]["baseline"]["run_id"]) == 64 and results["moe_lab"]["roe"]["n"] == 4
+    assert (
+        len(results["moe_lab"]["baseline"]["run_id"]) == 64 and results["moe_lab"]["roe"]["n"] == 4
+    )
     sent = content(hub)
     assert len(sent) == len(set(sent))
     assert any(path.startswith(f"cdn/datasets/{GSM8K}/") and "/main/test-" in path for path in sent)
     assert not any("socratic" in path for path in sent)
-    assert list((commands.folder / "hf" / "datasets").glob("openai___gsm8k/main/*/*/gsm8k-test.arrow"))
+    assert list(
+        (commands.folder / "hf" / "datasets").glob("openai___gsm8k/main/*/*/gsm8k-test.arrow")
+    )
     before = len(hub.log)
     moved = olmoe_repository.commit(small_olmoe(tmp_path / "other", seed=1))
     second = results_of(commands.run("method=base", *SMALL))["moe_lab"]
     baseline = results["moe_lab"]["baseline"]
-    assert baseline["run_id"] == second["run_id"], "a moved branch is another result of the same run"
+    assert baseline["run_id"] == second["run_id"], (
+        "a moved branch is another result of the same run"
+    )
     assert second["model"]["commit"] == moved != commit
     assert not any("datasets" in path for path in content(hub, before)), "the data did not change"
 
@@ -239,7 +265,9 @@ def test_prefetch_then_offline_with_the_network_closed(commands, hub, tmp_path):
 def test_no_network_and_no_cache_ends_within_seconds(commands):
     """Most of them are spent on imports; one file alone took the clients 23 s of waiting."""
     start = time.monotonic()
-    ended = commands.run("method=base", "model=olmoe", "task=toy_math", HF_ENDPOINT="http://127.0.0.1:9")
+    ended = commands.run(
+        "method=base", "model=olmoe", "task=toy_math", HF_ENDPOINT="http://127.0.0.1:9"
+    )
     assert ended.returncode == 2 and "cannot be reached" in ended.stderr, ended.stderr
     assert "Traceback" not in ended.stderr and time.monotonic() - start < 30
 
@@ -270,13 +298,22 @@ def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
     make_tokenizer().save_pretrained(tmp_path / "tokenizer")
     tokenizer = {file.name: file.read_bytes() for file in (tmp_path / "tokenizer").iterdir()}
     for option, (name, _, _) in MODELS.items():
-        published = PUBLISHED[option] | {"num_hidden_layers": 4}  # of all kinds: dense, with a window, full
+        published = PUBLISHED[option] | {
+            "num_hidden_layers": 4
+        }  # of all kinds: dense, with a window, full
         if "layer_types" in published:
             published["layer_types"] = published["layer_types"][:4]
         files = tokenizer | {"config.json": json.dumps(published).encode()}
         hub.add(Repository(name)).commit(files | {"model.safetensors": b"never fetched"})
-    options = ["task=gsm8k", f"data_dir={data_dir}", "limit=2", f"output_dir={tmp_path / 'outputs'}"]
-    ended = run_command(capsys, "-m", "mode=plan", "method=roe", f"model={','.join(MODELS)}", *options)
+    options = [
+        "task=gsm8k",
+        f"data_dir={data_dir}",
+        "limit=2",
+        f"output_dir={tmp_path / 'outputs'}",
+    ]
+    ended = run_command(
+        capsys, "-m", "mode=plan", "method=roe", f"model={','.join(MODELS)}", *options
+    )
     assert ended.code == 0, ended.err
     for option, (name, _, _) in MODELS.items():
         assert option in ended.out and name in json.dumps(hub.log, default=str)
@@ -288,12 +325,24 @@ def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
 def test_each_runs_on_a_small_folder(option, data_dir, tmp_path, capsys):
     _, family, _ = MODELS[option]
     save_model(small_model(family), tmp_path / "model")
-    options = ["task=gsm8k", f"data_dir={data_dir}", "limit=2", "num_fewshot=1", "gen_kwargs=max_gen_toks=4"]
-    options += [f"model.path={tmp_path / 'model'}", f"output_dir={tmp_path / 'outputs'}", "device=cpu"]
+    options = [
+        "task=gsm8k",
+        f"data_dir={data_dir}",
+        "limit=2",
+        "num_fewshot=1",
+        "gen_kwargs=max_gen_toks=4",
+    ]
+    options += [
+        f"model.path={tmp_path / 'model'}",
+        f"output_dir={tmp_path / 'outputs'}",
+        "device=cpu",
+    ]
     method = ["method=roe", "method.n=3", "method.skip_layers=0", "method.temperature=0.5"]
     ended = run_command(capsys, *method, f"model={option}", *options)
     assert ended.code == 0, ended.err
-    block = json.loads(Path(ended.out.strip().splitlines()[-1]).read_text(encoding="utf-8"))["moe_lab"]
+    block = json.loads(Path(ended.out.strip().splitlines()[-1]).read_text(encoding="utf-8"))[
+        "moe_lab"
+    ]
     assert block["model"]["family"] == family
     assert block["roe"]["changed_fraction"] > 0 and len(block["baseline"]["run_id"]) == 64
 
@@ -306,7 +355,9 @@ def test_the_published_shape_is_read(option, tmp_path):
     model = ModelConfig(path=str(tmp_path))
     facts = model_facts(model, dtype="bfloat16", device="cpu", offline=True)
     experts = (
-        published.get("num_local_experts") or published.get("num_experts") or published["n_routed_experts"]
+        published.get("num_local_experts")
+        or published.get("num_experts")
+        or published["n_routed_experts"]
     )
     assert (facts.family, facts.moe_layers, facts.experts) == (family, layers, experts)
     sizes = published["num_experts_per_tok"], published["max_position_embeddings"]
@@ -318,7 +369,9 @@ def test_the_published_shape_is_read(option, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["plan", "run", "prefetch"])
-def test_the_weights_of_a_model_that_cannot_run_are_not_fetched(mode, client, hub, tmp_path, capsys):
+def test_the_weights_of_a_model_that_cannot_run_are_not_fetched(
+    mode, client, hub, tmp_path, capsys
+):
     make_tokenizer().save_pretrained(tmp_path / "model")
     AriaConfig().save_pretrained(tmp_path / "model")
     files = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}

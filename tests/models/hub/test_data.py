@@ -41,7 +41,9 @@ def load(name, **keys):
 
 
 def test_a_data_set_that_is_not_there_is_told_after_one_request(client, hub):
-    with pytest.raises(TaskError, match=r"Task hellaswag: The data set Rowan/hellaswag is not on the hub"):
+    with pytest.raises(
+        TaskError, match=r"Task hellaswag: The data set Rowan/hellaswag is not on the hub"
+    ):
         load("hellaswag")
     assert [a.path for a in hub.log if "hellaswag" in a.path] == ["api/datasets/Rowan/hellaswag"]
 
@@ -153,7 +155,9 @@ def test_a_file_of_data_dir_is_taken_and_the_hub_is_not_asked(client, hub, tmp_p
 def test_minipile_is_read_at_a_commit_in_the_order_of_its_parts(client, hub):
     files = {
         "data/train-00001-of-00002-2bb9d088068a84c9.parquet": parquet({"text": "c"}),
-        "data/train-00000-of-00002-6fbcb5acda05b3c0.parquet": parquet({"text": "a\n\na"}, {"text": "b"}),
+        "data/train-00000-of-00002-6fbcb5acda05b3c0.parquet": parquet(
+            {"text": "a\n\na"}, {"text": "b"}
+        ),
         "data/validation-00000-of-00001.parquet": parquet({"text": "held out"}),
         "data/test-00000-of-00001.parquet": parquet({"text": "not for training"}),
     }
@@ -169,7 +173,11 @@ def test_minipile_is_read_at_a_commit_in_the_order_of_its_parts(client, hub):
 
 
 @pytest.mark.parametrize(
-    "names", [("a-v1/train.jsonl", "b/train-00000-of-00001.parquet"), ("data/train-00000-of-00002.parquet",)]
+    "names",
+    [
+        ("a-v1/train.jsonl", "b/train-00000-of-00001.parquet"),
+        ("data/train-00000-of-00002.parquet",),
+    ],
 )
 def test_what_is_no_single_whole_split_is_refused(names, client, hub):
     """Broken by two data sets that are read as one, or by parts that an interrupted download lacks."""

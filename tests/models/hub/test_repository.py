@@ -47,7 +47,9 @@ def second(olmoe_repository, olmoe_files):
     return first, olmoe_repository.commit(olmoe_files | {"README.md": b"Newer.\n"})
 
 
-@pytest.mark.parametrize(("revision", "which"), [(None, 1), ("main", 1), ("paper", 0), ("commit", 0)])
+@pytest.mark.parametrize(
+    ("revision", "which"), [(None, 1), ("main", 1), ("paper", 0), ("commit", 0)]
+)
 def test_a_branch_a_tag_and_a_commit_are_pinned(client, second, revision, which):
     revision = second[0] if revision == "commit" else revision
     model = ModelConfig(name="olmoe", path=OLMOE, revision=revision)
@@ -63,7 +65,9 @@ def test_only_the_next_command_sees_a_new_commit(client, olmoe_repository, olmoe
     config = Config(
         model=MODEL,
         method=get_method("roe").Config(name="roe", n=2),
-        tuning=TuningConfig(name="tpe", n_trials=2, num_samples=4, metric="perplexity", max_temperature=1.0),
+        tuning=TuningConfig(
+            name="tpe", n_trials=2, num_samples=4, metric="perplexity", max_temperature=1.0
+        ),
         output_dir=str(tmp_path),
         device="cpu",
     )
@@ -85,7 +89,9 @@ def test_the_hub_is_asked_once_and_nothing_is_fetched_again(client, hub):
     assert [answer.path for answer in hub.log[before:]] == [f"api/models/{OLMOE}"]
 
 
-@pytest.mark.parametrize("fault", [Fault("api/", stall=3, times=9), Fault("api/", status=503, times=9)])
+@pytest.mark.parametrize(
+    "fault", [Fault("api/", stall=3, times=9), Fault("api/", status=503, times=9)]
+)
 def test_a_hub_that_does_not_answer_is_left_for_the_cache(client, hub, fault, capsys):
     commit = model_commit(MODEL, offline=False)
     weights()
@@ -139,7 +145,9 @@ def saved(tensors: object) -> bytes:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_repository_with_bin_files_alone_is_the_same_model(client, olmoe_files, olmoe_repository, shards):
+def test_a_repository_with_bin_files_alone_is_the_same_model(
+    client, olmoe_files, olmoe_repository, shards
+):
     """`.bin` is what the reward model of Bianchi et al. and DeepSeek-7B are published in."""
     options = {"dtype": "float32", "device": "cpu", "offline": False}
     expected = load_model(MODEL, **options).model.state_dict()
@@ -156,7 +164,9 @@ class Payload:
         return (os.system, ("echo executed",))
 
 
-def test_a_bin_file_that_holds_more_than_tensors_is_refused(client, olmoe_files, olmoe_repository, capfd):
+def test_a_bin_file_that_holds_more_than_tensors_is_refused(
+    client, olmoe_files, olmoe_repository, capfd
+):
     files = as_bin(olmoe_files, 1)
     olmoe_repository.commit(files | {"pytorch_model.bin": saved({"weight": Payload()})})
     new_command()
@@ -165,7 +175,9 @@ def test_a_bin_file_that_holds_more_than_tensors_is_refused(client, olmoe_files,
     assert "executed" not in capfd.readouterr().out
 
 
-def test_a_repository_without_weights_is_refused_before_anything_is_fetched(client, hub, olmoe_repository):
+def test_a_repository_without_weights_is_refused_before_anything_is_fetched(
+    client, hub, olmoe_repository
+):
     olmoe_repository.commit({"config.json": b'{"model_type": "olmoe"}', "model.onnx": b"weights"})
     new_command()
     with pytest.raises(ModelError, match="has no weights that can be read"):
@@ -233,7 +245,11 @@ def test_a_gated_model_needs_a_token(client, hub, olmoe_repository, monkeypatch)
 def test_what_a_repository_lacks_or_has_broken_is_told(client, hub, olmoe_files):
     lacking = {name: data for name, data in olmoe_files.items() if name != SHARD}
     for name, files, says in (
-        ("someone/empty", {"config.json": olmoe_files["config.json"]}, "has no weights that can be read"),
+        (
+            "someone/empty",
+            {"config.json": olmoe_files["config.json"]},
+            "has no weights that can be read",
+        ),
         ("someone/lacking", lacking, f"has no file {SHARD}"),
     ):
         hub.add(Repository(name)).commit(files)
@@ -282,8 +298,15 @@ def encoder_files(folder, tokenizer, seed: int) -> dict[str, bytes]:
 
     package = pytest.importorskip("sentence_transformers")
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
-    transformers.BertModel(transformers.BertConfig(vocab_size=300, **sizes)).save_pretrained(folder / "plain")
+    sizes = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+    }
+    transformers.BertModel(transformers.BertConfig(vocab_size=300, **sizes)).save_pretrained(
+        folder / "plain"
+    )
     tokenizer.save_pretrained(folder / "plain")
     package.SentenceTransformer(str(folder / "plain")).save(str(folder / "saved"))
     files = [file for file in (folder / "saved").rglob("*") if file.is_file()]

@@ -21,7 +21,13 @@ from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine, plotted
 from moe_lab.results.scores import NO_SCORE
 from moe_lab.results.statistics import over_seeds
-from tests.support.stored_results import cell_of, cell_table, expert_results, overhead_cell, results_of
+from tests.support.stored_results import (
+    cell_of,
+    cell_table,
+    expert_results,
+    overhead_cell,
+    results_of,
+)
 from tests.support.stored_studies import PROFILE, rows_of, write_study
 from tests.support.trained_cells import bars, design_cells, experiment
 from tests.support.views import family_of
@@ -52,23 +58,40 @@ def test_expert_work_is_rows_times_experts():
     assert [tuple(row[name] for name in columns) for row in rows] == expected
 
 
-KEYS = {"name": "own/e", "title": "T", "source": "S", "scales": {}, "metric": "headline", "paper": []}
+KEYS = {
+    "name": "own/e",
+    "title": "T",
+    "source": "S",
+    "scales": {},
+    "metric": "headline",
+    "paper": [],
+}
 
 
 def test_every_comparison_is_a_row(tmp_path):
     table = Experiment(**KEYS, rows=["method", "model.recipe.routing_noise"], columns=["task"])
     coordinates = {"method": "roe", "model.recipe.routing_noise": "1", "task": "t"}
     cells = [TableCell(coordinates=coordinates, run_id="r", results=[results_of(paired=PAIRED)])]
-    picture, numbers = draw_effects(CellTable(table, cells, family_of(table, cells))).save(tmp_path, "e", "T")
+    picture, numbers = draw_effects(CellTable(table, cells, family_of(table, cells))).save(
+        tmp_path, "e", "T"
+    )
     [row] = rows_of(numbers)
     assert row["label"] == "roe: minus base"
-    assert [row[name] for name in ("difference", "low", "high", "p_holm")] == ["0.1", "0.05", "0.15", "0.001"]
+    assert [row[name] for name in ("difference", "low", "high", "p_holm")] == [
+        "0.1",
+        "0.05",
+        "0.15",
+        "0.001",
+    ]
     assert picture.stat().st_size > 1000
 
 
 def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
     """Broken by a panel per metric, and by another training's measurements."""
-    line = {"load_balance": {"value": 3.0, "ci95": [2.9, 3.1]}, "collaboration": {"value": 2.0, "ci95": None}}
+    line = {
+        "load_balance": {"value": 3.0, "ci95": [2.9, 3.1]},
+        "collaboration": {"value": 2.0, "ci95": None},
+    }
     line |= {
         "capacity": {"least": {"value": 0.1, "ci95": None}, "most": {"value": 0.3, "ci95": None}},
         "specialization": {"value": 0.4, "ci95": None},
@@ -85,7 +108,9 @@ def test_trainings_are_drawn_once_whatever_is_shown_of_their_runs(tmp_path):
     png, table = draw_epochs(CellTable(bars(), shown)).save(tmp_path, "f", "T")
     assert table == tmp_path / "f.csv"
     rows = list(csv.DictReader(table.open()))
-    assert {(row["capacity"], row["capacity_most"]) for row in rows} == {("0.1", "0.3")}, "both readings"
+    assert {(row["capacity"], row["capacity_most"]) for row in rows} == {("0.1", "0.3")}, (
+        "both readings"
+    )
     expected = [("one", "0.0", "2.9"), ("one", "1.0", "2.9")]
     assert [(row["training"], row["epoch"], row["load_balance_low"]) for row in rows] == expected
     assert png.stat().st_size > 1000
@@ -103,7 +128,12 @@ def test_overhead_is_relative_to_one_row():
     )
     rows = draw_overhead(table).rows
     lines = [(row["cache"], row["temperature"], row["n"]) for row in rows]
-    assert lines == [("clean", "0", 1), ("clean", "0", 64), ("none", "0", 8), ("clean", "tuned", 64)]
+    assert lines == [
+        ("clean", "0", 1),
+        ("clean", "0", 64),
+        ("none", "0", 8),
+        ("clean", "tuned", 64),
+    ]
     assert [row["relative_seconds_per_token"] for row in rows] == [1.0, 1.5, 1.25, 2.0]
     assert rows[1]["relative_memory_bytes"] == 5 / 4, "weights and working memory, not the process"
     assert rows[1]["relative_tokens_per_second"] == pytest.approx(2 / 3)
@@ -113,7 +143,9 @@ def test_overhead_is_relative_to_one_row():
 def test_on_a_gpu_memory_is_the_devices_peak_and_power_is_energy_over_time():
     gpu = {"device": "cuda:0", "energy_joules": 300.0}
     more = gpu | {"energy_joules": 720.0}
-    rows = draw_overhead(cell_table(overhead_cell(1, 1.0, **gpu), overhead_cell(8, 1.2, **more))).rows
+    rows = draw_overhead(
+        cell_table(overhead_cell(1, 1.0, **gpu), overhead_cell(8, 1.2, **more))
+    ).rows
     assert [row["watts"] for row in rows] == [300.0, pytest.approx(600.0)]
     assert rows[1]["relative_watts"] == pytest.approx(2.0)
     assert rows[0]["memory_bytes"] == 10**9
@@ -151,10 +183,15 @@ def test_work_is_tokens_times_experts_relative_to_the_same_tasks_base():
         cell("base", [100]),
         cell("roe", [150, 250], n="2", roe=roe),
         cell("top-p", [100], n="1", top_p=dynamic),
-        TableCell(coordinates={"model": "tiny", "method": "c3po", "method.n": "-", "task": "t"}, run_id=None),
+        TableCell(
+            coordinates={"model": "tiny", "method": "c3po", "method.n": "-", "task": "t"},
+            run_id=None,
+        ),
         cell("roe", [7], task="without base", n="8", roe=roe),
     )
-    rows = {row["label"]: row["work"] for row in draw_quality_cost(table).rows if row["label"] != "base"}
+    rows = {
+        row["label"]: row["work"] for row in draw_quality_cost(table).rows if row["label"] != "base"
+    }
     assert rows == {"roe n=2": 2.0, "top-p": 0.5}, "the model's own number of experts is 4"
 
 
@@ -162,13 +199,19 @@ def test_a_difference_is_the_paired_one_or_has_no_interval(tmp_path):
     table = table_of(
         cell("base", [100], value=0.4),
         cell("scmoe", [200], paired=PAIRED, scmoe={}),
-        cell("roe", [800], value=0.45, n="1", roe={"n": 1, "temperatures": [0.0], "cache": "clean"}),
+        cell(
+            "roe", [800], value=0.45, n="1", roe={"n": 1, "temperatures": [0.0], "cache": "clean"}
+        ),
     )
     base, paired, alone = draw_quality_cost(table).rows
     assert (base["difference"], base["work"]) == (0.0, 1.0)
     expected = (0.1, 0.05, 0.15, True)
     assert (paired["difference"], paired["low"], paired["high"], paired["significant"]) == expected
-    assert alone["difference"] == pytest.approx(0.05) and alone["low"] is None and not alone["significant"]
+    assert (
+        alone["difference"] == pytest.approx(0.05)
+        and alone["low"] is None
+        and not alone["significant"]
+    )
     picture, _ = draw_quality_cost(table).save(tmp_path, "e", "T")
     assert picture.stat().st_size > 1000
 
@@ -195,7 +238,11 @@ def row(label: str, difference: float, p: float | None, task: str = "t") -> Scor
 def test_rows_are_sorted_and_significant_ones_filled():
     figure = differences_figure([row("a", -0.2, 0.5), row("b", 0.3, 0.01), row("c", 0.1, None)])
     [axis] = figure.axes
-    assert [text.get_text() for text in axis.get_yticklabels()] == ["b, p = 0.01", "a, p = 0.5", "c"]
+    assert [text.get_text() for text in axis.get_yticklabels()] == [
+        "b, p = 0.01",
+        "a, p = 0.5",
+        "c",
+    ]
     points = [line for line in axis.lines if line.get_marker() == "o"]
     assert [point.get_xdata()[0] for point in points] == [0.3, -0.2, 0.1]
     assert [point.get_markerfacecolor() == "white" for point in points] == [False, True, True]
@@ -210,13 +257,20 @@ def tuned(method: str, study: str, settings: str) -> ScoreLine:
 
 
 def test_a_study_is_named_only_where_lines_would_look_alike_without_it():
-    study, other = "tiny-noisy-toy_text-perplexity-a321d96a", "tiny-noisy-toy_text-perplexity-0f7b52c1"
+    study, other = (
+        "tiny-noisy-toy_text-perplexity-a321d96a",
+        "tiny-noisy-toy_text-perplexity-0f7b52c1",
+    )
     scale = "method.logit_scale="
     lines = [tuned("roe", study, "method.n=16"), tuned("calibration", study, f"{scale}{study}")]
     assert [line.label for line in plotted(lines)] == ["roe, n=16", "calibration"]
     lines.append(tuned("calibration", other, f"{scale}{other}"))
     labels = [line.label for line in plotted(lines)]
-    assert labels == ["roe, n=16", f"calibration, logit_scale={study}", f"calibration, logit_scale={other}"]
+    assert labels == [
+        "roe, n=16",
+        f"calibration, logit_scale={study}",
+        f"calibration, logit_scale={other}",
+    ]
 
 
 AXES = {"rows": ["method.label"], "columns": ["method.backbone", "task", "measure"]}
@@ -232,7 +286,12 @@ def cells():
 
 
 def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
-    place = {"method.label": "2/8", "method.backbone": "olmoe", "task": "average", "measure": "accuracy"}
+    place = {
+        "method.label": "2/8",
+        "method.backbone": "olmoe",
+        "task": "average",
+        "measure": "accuracy",
+    }
     paper = [Published(cell=place, value=35.0, unit="percent", place="T")]
     table = CellTable(experiment(**AXES, paper=paper), cells())
     rows = draw_designs(table).rows

@@ -28,7 +28,15 @@ from moe_lab.reports.figures.primitives import (
     points,
     stacked_panels,
 )
-from moe_lab.reports.figures.style import LEAST_SPAN, SVG_METADATA, Drawing, fit, picture, styled, widen_x
+from moe_lab.reports.figures.style import (
+    LEAST_SPAN,
+    SVG_METADATA,
+    Drawing,
+    fit,
+    picture,
+    styled,
+    widen_x,
+)
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import FIGURES, Experiment, load_experiment
 from moe_lab.results.atomic import write_file
@@ -68,9 +76,20 @@ def test_each_point_is_in_the_line_of_its_name():
     frame = rows(name=["b", "a", "c"], published=[None, None, 0.7], **limits)
     points(axis, frame, "name", lambda row: {"color": "red"}, ["a", "b", "c"])
     drawn = [line.get_xydata().tolist() for line in axis.lines]
-    expected = [[[0.1, 1], [0.3, 1]], [[0.2, 1]], [[0.5, 0]], [[0.3, 2], [0.6, 2]], [[0.4, 2]], [[0.7, 2]]]
+    expected = [
+        [[0.1, 1], [0.3, 1]],
+        [[0.2, 1]],
+        [[0.5, 0]],
+        [[0.3, 2], [0.6, 2]],
+        [[0.4, 2]],
+        [[0.7, 2]],
+    ]
     assert drawn == expected
-    assert [text.get_text() for text in axis.get_yticklabels()] == ["a", "b", "c"] and axis.yaxis_inverted()
+    assert [text.get_text() for text in axis.get_yticklabels()] == [
+        "a",
+        "b",
+        "c",
+    ] and axis.yaxis_inverted()
 
 
 def test_bars_of_two_series_stand_beside_each_other_and_a_loss_is_points():
@@ -79,14 +98,21 @@ def test_bars_of_two_series_stand_beside_each_other_and_a_loss_is_points():
     frame = DataFrame(columns, dtype=object)
     for axis, filled in ((shares, True), (losses, False)):
         bars(axis, frame, "task", "by", order=["u", "t"], series=["a", "b"], filled=filled)
-    found = [(patch.get_x() + patch.get_width() / 2, patch.get_height()) for patch in shares.patches]
+    found = [
+        (patch.get_x() + patch.get_width() / 2, patch.get_height()) for patch in shares.patches
+    ]
     assert found == [pytest.approx(pair) for pair in ((0.8, 0.1), (-0.2, 0.2), (0.2, 0.3))]
     assert not losses.patches and [len(line.get_xydata()) for line in losses.lines] == [2, 1]
 
 
 EQUIVALENT = {"model": "m", "device": "cpu", "task": "t", "documents": 5, "new_tokens": 128}
 EQUIVALENT |= {"n": 2, "layers": 8, "calibrated_size_ratio": 1.05}
-EQUIVALENT |= {"equivalent_layers": 9, "size_ratio": 1.1, "size_ratio_low": 1.0, "size_ratio_high": 1.2}
+EQUIVALENT |= {
+    "equivalent_layers": 9,
+    "size_ratio": 1.1,
+    "size_ratio_low": 1.0,
+    "size_ratio_high": 1.2,
+}
 EQUIVALENT |= {
     f"{name}_{each}": 1.0
     for name in ("base", "roe", "equivalent")
@@ -111,7 +137,10 @@ def test_each_kind_leaves_a_picture_and_its_numbers(draw, tmp_path):
         assert len(list(csv.DictReader(file))) == 2
 
 
-LONG = "A long title of a table, with its models, its tasks and its settings (scale tiny, limit=20) " * 2
+LONG = (
+    "A long title of a table, with its models, its tasks and its settings (scale tiny, limit=20) "
+    * 2
+)
 
 
 def drawn(count, values=(0.5, 0.501)):
@@ -119,7 +148,9 @@ def drawn(count, values=(0.5, 0.501)):
     figure.suptitle(LONG)
     for number, axis in enumerate(axes):
         for place, value in enumerate(values):
-            axis.plot(place, value, "o", label=f"a line with a rather long name, number {number}.{place}")
+            axis.plot(
+                place, value, "o", label=f"a line with a rather long name, number {number}.{place}"
+            )
         axis.set(title=LONG[:70], ylabel="accuracy")
     legend_below(figure, axes)
     return figure, axes
@@ -131,7 +162,9 @@ def test_nothing_is_cut_at_the_sides(count):
         figure, axes = drawn(count)
         fit(figure)
         figure.draw_without_rendering()
-        boxes = [text.get_window_extent() for text in [*figure.texts, *(axis.title for axis in axes)]]
+        boxes = [
+            text.get_window_extent() for text in [*figure.texts, *(axis.title for axis in axes)]
+        ]
         boxes += [legend.get_window_extent() for legend in figure.legends]
     assert len(figure.legends) == 1
     for box in boxes:
@@ -159,7 +192,12 @@ def test_a_short_title_limits_that_are_given_logarithms_and_an_inverted_axis_sta
 
 @pytest.mark.parametrize(
     ("values", "span"),
-    [((0.5, 0.501), LEAST_SPAN), ((3.4, 3.4005), LEAST_SPAN), ((0.2, 0.6), 0.44), ((10.0, 30.0), 22.0)],
+    [
+        ((0.5, 0.501), LEAST_SPAN),
+        ((3.4, 3.4005), LEAST_SPAN),
+        ((0.2, 0.6), 0.44),
+        ((10.0, 30.0), 22.0),
+    ],
 )
 def test_small_differences_look_small(values, span):
     figure, [axis] = drawn(1, values)
@@ -251,7 +289,9 @@ def test_every_series_is_drawn_and_looks_like_no_other(count):
 
 
 def test_several_settings_of_a_method_have_bars_of_their_own():
-    cells = [replace(cell_of(n=n), coordinates={"method": "roe", "method.n": str(n)}) for n in (2, 8)]
+    cells = [
+        replace(cell_of(n=n), coordinates={"method": "roe", "method.n": str(n)}) for n in (2, 8)
+    ]
     drawing = draw_accuracy(cell_table(*cells))
     figure = drawing.draw("")
     assert len({bar.get_x() for bar in figure.axes[0].patches}) == 2
@@ -270,7 +310,9 @@ def test_names_of_any_characters_are_drawn_without_a_warning(name, recwarn):
 
 
 def test_missing_values_leave_a_place_empty():
-    rows = DataFrame([{"x": "a", "line": "s", "value": None, "low": None, "high": None}], dtype=object)
+    rows = DataFrame(
+        [{"x": "a", "line": "s", "value": None, "low": None, "high": None}], dtype=object
+    )
     _, axes = panels(3)
     curves(axes[0], rows.assign(x=1), "x")
     bars(axes[1], rows, "x", "line", order=["a"], series=["s"])
@@ -279,7 +321,9 @@ def test_missing_values_leave_a_place_empty():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "inline", "widget"])
+@pytest.mark.parametrize(
+    "backend", ["module://matplotlib_inline.backend_inline", "inline", "widget"]
+)
 def test_the_backend_of_a_notebooks_kernel_is_not_needed(backend):
     """Processes of a kernel get its MPLBACKEND; matplotlib cannot be imported where that package is missing."""
     code = "import moe_lab.reports.figures, matplotlib; print(matplotlib.__version__)"
@@ -288,5 +332,11 @@ def test_the_backend_of_a_notebooks_kernel_is_not_needed(backend):
 
 
 def test_the_time_of_many_panels_does_not_grow_with_their_square():
-    assert type(stacked_panels(9, [1] * 9, "")[0].get_layout_engine()).__name__ == "ConstrainedLayoutEngine"
-    assert type(stacked_panels(99, [1] * 99, "")[0].get_layout_engine()).__name__ == "TightLayoutEngine"
+    assert (
+        type(stacked_panels(9, [1] * 9, "")[0].get_layout_engine()).__name__
+        == "ConstrainedLayoutEngine"
+    )
+    assert (
+        type(stacked_panels(99, [1] * 99, "")[0].get_layout_engine()).__name__
+        == "TightLayoutEngine"
+    )

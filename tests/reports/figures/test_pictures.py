@@ -31,7 +31,11 @@ ARTISTS = {
     # a line for each model, an interval for each of its 3 rates
     "lines": [{"lines": 2, "intervals": 6}] * 2,
     # 4 intervals and the mean of the schedules; the average has a published value
-    "schedules": [{"lines": 5, "markers": 4}, {"lines": 5, "markers": 4}, {"lines": 5, "markers": 5}],
+    "schedules": [
+        {"lines": 5, "markers": 4},
+        {"lines": 5, "markers": 4},
+        {"lines": 5, "markers": 5},
+    ],
     # before and after of 2 runs, and a colour bar
     "activation": [{"images": 1}, {"images": 1}, {"images": 1}, {"images": 1}, {}],
     # before, after and 2 neighbours, with the experts that each takes
@@ -68,7 +72,9 @@ def test_a_figure_draws_its_numbers_and_nothing_else(kind, tmp_path):
     assert covered_texts(figure) == []
 
 
-TOO_CLOSE = pytest.mark.xfail(strict=True, reason="the numbers of points that lie close to each other touch")
+TOO_CLOSE = pytest.mark.xfail(
+    strict=True, reason="the numbers of points that lie close to each other touch"
+)
 
 
 @pytest.mark.parametrize(

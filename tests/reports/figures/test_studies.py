@@ -21,7 +21,15 @@ from moe_lab.reports.papers.experiment import Experiment
 from tests.support.runs import write_jsonl
 from tests.support.stored_results import cell_table
 from tests.support.stored_studies import PROFILE, pixels, rows_of, write_study
-from tests.support.trained_cells import KEYS, bars, cell, cells, design_cells, experiment, trained_results
+from tests.support.trained_cells import (
+    KEYS,
+    bars,
+    cell,
+    cells,
+    design_cells,
+    experiment,
+    trained_results,
+)
 
 
 def test_each_column_is_a_panel_with_the_average_last(tmp_path):
@@ -59,21 +67,31 @@ def test_schedules_bear_the_papers_names(schedule, rate, label):
 
 
 def test_nothing_measured_draws_nothing(tmp_path):
-    missing = TableCell(coordinates={"task": "a", "method.schedule": "none", "method": "x"}, run_id=None)
-    lines = Experiment(**KEYS, rows=["method.schedule"], columns=["task"], metric="headline", paper=[])
+    missing = TableCell(
+        coordinates={"task": "a", "method.schedule": "none", "method": "x"}, run_id=None
+    )
+    lines = Experiment(
+        **KEYS, rows=["method.schedule"], columns=["task"], metric="headline", paper=[]
+    )
     without_log = CellTable(experiment(**AXES), cells_of("2/8", "z-loss", tmp_path))
     for draw, table in (
         (draw_schedules, CellTable(bars(average=None), [missing])),
         (draw_lines, CellTable(lines, [missing])),
         (draw_training_curves, without_log),
         (draw_designs, CellTable(experiment(), [])),
-        *((draw, cell_table(missing)) for draw in (draw_accuracy, draw_control, draw_overhead, draw_flops)),
+        *(
+            (draw, cell_table(missing))
+            for draw in (draw_accuracy, draw_control, draw_overhead, draw_flops)
+        ),
     ):
         assert draw(table).save(tmp_path / "out", "f", "T") == []
     assert list(tmp_path.iterdir()) == []
 
 
-AXES = {"rows": ["method.label"], "columns": ["method.regularizers", "method.shared_experts", "measure"]}
+AXES = {
+    "rows": ["method.label"],
+    "columns": ["method.regularizers", "method.shared_experts", "measure"],
+}
 
 
 @pytest.mark.slow
@@ -89,9 +107,16 @@ def test_a_panel_has_a_line_for_each_granularity(tmp_path):
     cells += cells_of("1/7+1", "z-loss", tmp_path, shared="1")
     png, found = draw_training_curves(CellTable(experiment(**AXES), cells)).save(tmp_path, "f", "T")
     rows = list(csv.DictReader(found.open()))
-    assert [(row["panel"], row["line"], row["seed"], row["step"], row["loss"]) for row in rows[:4]] == [
+    assert [
+        (row["panel"], row["line"], row["seed"], row["step"], row["loss"]) for row in rows[:4]
+    ] == [
         ("z-loss, shared experts: 0", "2/8", *numbers)
-        for numbers in (("0", "20", "4.0"), ("0", "40", "3.0"), ("1", "20", "5.0"), ("1", "40", "4.0"))
+        for numbers in (
+            ("0", "20", "4.0"),
+            ("0", "40", "3.0"),
+            ("1", "20", "5.0"),
+            ("1", "40", "4.0"),
+        )
     ]
     assert {row["difference"] for row in rows} == {"0.0"}
     assert len(rows) == 3 * 2 * 2 and rows[-1]["panel"] == "z-loss, shared experts: 1"
@@ -133,19 +158,25 @@ def test_tpe_leaves_history_and_heatmap(tmp_path):
     assert found == {*names}, "nothing temporary stays"
 
 
-def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profile_no_heatmap(tmp_path):
+def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profile_no_heatmap(
+    tmp_path,
+):
     begun = write_study(tmp_path / "s", [])
     assert write_study_figures(begun) == []
     done = write_study(tmp_path / "t", [2.0])
     assert [path.name for path in write_study_figures(done)] == ["history.png", "history.csv"]
-    cells = [TableCell(coordinates={}, run_id="r", studies=own) for own in ([done], [done], [begun], [])]
+    cells = [
+        TableCell(coordinates={}, run_id="r", studies=own) for own in ([done], [done], [begun], [])
+    ]
     [found] = studies_of(cells)  # each is drawn once
     assert found.info == read_study(done).info and len(found.complete) == 1
 
 
 def test_the_heatmap_tells_skipped_layers_from_those_tuned_to_zero(tmp_path):
     tuned = [0.0, 0.0, *PROFILE[2:]]
-    rows = rows_of(write_study_figures(write_study(tmp_path / "s", [2.0, 1.0], temperature=tuned))[3])
+    rows = rows_of(
+        write_study_figures(write_study(tmp_path / "s", [2.0, 1.0], temperature=tuned))[3]
+    )
     assert [float(row["temperature"]) for row in rows] == tuned
     assert [row["layer"] for row in rows if row["skipped"] == "True"] == ["0", "7"]
 
@@ -155,12 +186,23 @@ def test_the_history_has_every_ended_trial_and_the_best_so_far(tmp_path):
     rows = rows_of(write_study_figures(study)[1])
     assert [row["trial"] for row in rows] == [*"01234"]
     assert [row["state"] for row in rows] == ["COMPLETE"] * 2 + ["PRUNED"] + ["COMPLETE"] * 2
-    assert [row["value"] or f"~{row['estimate']}" for row in rows] == ["2.0", "2.5", "~9.9", "1.5", "1.75"]
+    assert [row["value"] or f"~{row['estimate']}" for row in rows] == [
+        "2.0",
+        "2.5",
+        "~9.9",
+        "1.5",
+        "1.75",
+    ]
     assert [row["best"] for row in rows] == ["2.0", "2.0", "2.0", "1.5", "1.5"]
     assert {row["untuned"] for row in rows} == {"2.0"}
     maximized = {"metric": "accuracy", "direction": "maximize"}
     study = write_study(tmp_path / "a", [0.5, 0.7, 0.7, 0.6], temperature=PROFILE, **maximized)
-    assert [row["best"] for row in rows_of(write_study_figures(study)[1])] == ["0.5", "0.7", "0.7", "0.7"]
+    assert [row["best"] for row in rows_of(write_study_figures(study)[1])] == [
+        "0.5",
+        "0.7",
+        "0.7",
+        "0.7",
+    ]
     assert read_study(study).best["trial"] == 1, "of equal ones the first"
 
 

@@ -11,7 +11,13 @@ from moe_lab.methods import get_method
 from moe_lab.reports.figures import write_run_figures
 from moe_lab.reports.figures.curves import draw_flops
 from moe_lab.reports.figures.pathways import draw_activation, draw_sample, frequency_LE
-from moe_lab.reports.figures.traces import draw_retained, draw_steps, read_traces, retained_rows, step_rows
+from moe_lab.reports.figures.traces import (
+    draw_retained,
+    draw_steps,
+    read_traces,
+    retained_rows,
+    step_rows,
+)
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.model import RunResult
 from tests.support.stored_results import cell_table, results_of
@@ -71,14 +77,18 @@ def test_activation_counts_the_experts_that_are_taken(tmp_path):
     assert frequency_LE(run, "after").tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
     rows = draw_activation([run]).rows
     expected = [(4, 0, 1.0, 0.0), (4, 1, 1.0, 1.0)]
-    assert [(row["layer"], row["expert"], row["before"], row["after"]) for row in rows][4:6] == expected
+    assert [(row["layer"], row["expert"], row["before"], row["after"]) for row in rows][
+        4:6
+    ] == expected
 
 
 def test_cost_is_by_core_experts(tmp_path):
     def cell(core: int | None, flops: float) -> TableCell:
         c3po = {"core_experts": core, "flops_per_sample": flops, "flops_plain_per_sample": 1e9}
         base = {"run_id": "b", "results": {"t": {"acc,none": 0.25}}}
-        return TableCell(coordinates={}, run_id="r", results=[c3po_results(core, c3po=c3po, baseline=base)])
+        return TableCell(
+            coordinates={}, run_id="r", results=[c3po_results(core, c3po=c3po, baseline=base)]
+        )
 
     missing = TableCell(coordinates={}, run_id=None, problem="no data")
     model = {"name": "tiny", "top_k": 2, "experts": 4}
@@ -87,7 +97,10 @@ def test_cost_is_by_core_experts(tmp_path):
     cells = [cell(None, 3e9), base, cell(2, 2e9), missing]
     drawing = draw_flops(cell_table(*cells))
     value = cells[0].results[0].scores("t")["acc,none"]
-    found = [[row[name] for name in ("core_experts", "flops", "plain_flops", "gain")] for row in drawing.rows]
+    found = [
+        [row[name] for name in ("core_experts", "flops", "plain_flops", "gain")]
+        for row in drawing.rows
+    ]
     assert found[0][:3] == [0, 1e9, 1e9] and found[0][3] != found[0][3], "base has no gain"
     assert found[1:] == [[2, 2e9, 1e9, value - 0.25], [4, 3e9, 1e9, 0]]
     png, _ = drawing.save(tmp_path, "f", "T")
@@ -120,7 +133,10 @@ def test_retained_experts_are_counted_by_the_routers_rank(tmp_path):
 
 @pytest.mark.slow
 def test_the_question_shown_is_the_first_that_became_right(tmp_path):
-    for answers, shown in ((["AB", "BAB", "BA", "BA"], "Question: 2?"), (["AA", "AB", "BB"], "Question: 0?")):
+    for answers, shown in (
+        (["AB", "BAB", "BA", "BA"], "Question: 2?"),
+        (["AA", "AB", "BB"], "Question: 0?"),
+    ):
         assert shown in draw_sample([run_of(tmp_path / answers[0], answers)]).rows[0]["text"]
 
 
@@ -137,7 +153,9 @@ def test_a_question_is_shown_with_its_neighbours_in_the_last_layer(tmp_path):
 
 def test_changed_answers_are_shares_of_those_that_could_change(tmp_path):
     rows = step_rows(run_of(tmp_path / "run", ["AAB", "AAA", "AAA", "ABA", "BAA"]))
-    told = [(row["accuracy"], row["became_wrong"], row["became_right"], row["loss"]) for row in rows]
+    told = [
+        (row["accuracy"], row["became_wrong"], row["became_right"], row["loss"]) for row in rows
+    ]
     assert told == [(0.8, 0.0, 0.0, 2.0), (0.8, 0.25, 1.0, 1.5), (0.8, 0.25, 1.0, 1.0)]
     rows = step_rows(run_of(tmp_path / "right", ["AA", "AB"], losses=[None, None]))
     assert [row["became_right"] for row in rows] == [None, None] and rows[1]["loss"] is None

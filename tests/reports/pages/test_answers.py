@@ -38,7 +38,10 @@ def test_the_baseline_is_found_by_its_whole_id(tmp_path):
 def test_the_first_of_several_generated_answers_and_their_vote():
     answers = {"resps": [["one 4", "two 5", "three 5"]], "filtered_resps": ["5"]}
     line = generated_line(3, ("one 4", 1.0)) | answers
-    assert answer_of(Sample.of(line), "exact_match").text == "one 4\n\n[first of 3 answers; evaluated: 5]"
+    assert (
+        answer_of(Sample.of(line), "exact_match").text
+        == "one 4\n\n[first of 3 answers; evaluated: 5]"
+    )
 
 
 @pytest.mark.parametrize("metric, picked", [("acc", 1), ("acc_norm", 2), ("f1", None)])
@@ -93,7 +96,8 @@ def test_the_first_word_that_differs(one, other, position):
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "units"), [("a b c", "a b d", 4), ("👩‍🚀 is 7", "👩‍🚀 is 8", 9), ("𝑥 = 1", "𝑥 = 2", 5)]
+    ("one", "other", "units"),
+    [("a b c", "a b d", 4), ("👩‍🚀 is 7", "👩‍🚀 is 8", 9), ("𝑥 = 1", "𝑥 = 2", 5)],
 )
 def test_the_position_of_a_difference_is_that_of_the_pages_script(one, other, units):
     """JavaScript counts units of UTF-16: an emoji outside of the basic plane has two."""
@@ -150,7 +154,12 @@ def test_both_answers_stand_side_by_side(tmp_path):
     found, _ = kinds(tmp_path, [("5 + 2 = 7", 0.0)], [("5 * 2 = 10", 1.0)])
     [one] = found
     assert (one["base"], one["own"], one["differs"]) == ("5 + 2 = 7", "5 * 2 = 10", 2)
-    assert (one["prompt"], one["target"], one["run"], one["task"]) == ("Question 0", "target 0", "roe", "t")
+    assert (one["prompt"], one["target"], one["run"], one["task"]) == (
+        "Question 0",
+        "target 0",
+        "roe",
+        "t",
+    )
 
 
 def test_choices_have_both_scores(tmp_path):
@@ -159,7 +168,11 @@ def test_choices_have_both_scores(tmp_path):
     found, shown = kinds(tmp_path, [same, same], after, of_choices=True)
     assert shown == {0: "right to wrong"}, "another log-probability alone is no other answer"
     one = found[0]
-    assert one["options"][0] == [" red", -1.0, -2.5] and one["picked"] == [0, 1] and one["target"] == "red"
+    assert (
+        one["options"][0] == [" red", -1.0, -2.5]
+        and one["picked"] == [0, 1]
+        and one["target"] == "red"
+    )
 
 
 def test_scores_that_are_no_right_or_wrong(tmp_path):
@@ -182,7 +195,10 @@ def test_only_lines_of_the_same_document_and_filter_are_paired(tmp_path):
     own = stored_run(tmp_path, "a" * 64, answers, baseline="b" * 64)
     found, problems = shown_answers([own], ["roe"])
     assert not problems
-    assert {(one["document"], one["base"], one["own"]) for one in found} == {(2, "z", "d"), (0, "x", "b")}
+    assert {(one["document"], one["base"], one["own"]) for one in found} == {
+        (2, "z", "d"),
+        (0, "x", "b"),
+    }
 
 
 def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
@@ -191,7 +207,10 @@ def test_what_is_cut_and_left_out_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(runs_page, "MOST", 1)
     runs = pair_of_runs(tmp_path, [("a", 1.0), ("b", 0.0)], [("c", 0.0), ("d", 1.0)])
     page = tree(write_runs_page(runs, tmp_path / "page.html"))
-    assert "2 of 2 answers differ" in page.text_content() and "1 more are in the runs" in page.text_content()
+    assert (
+        "2 of 2 answers differ" in page.text_content()
+        and "1 more are in the runs" in page.text_content()
+    )
     data = json.loads(page.xpath("//script[@id='answer-data']/text()")[0])
     assert data["prompts"] == [["tion 1", 4]]
     assert [one["kind"] for one in data["answers"]] == ["wrong to right"]
@@ -213,10 +232,17 @@ def test_all_answers_are_there_and_each_prompt_once(tmp_path):
     found, _ = shown_answers([base, roe, roe], ["base", "roe", "again"])
     expected = ["wrong, unchanged", "right, unchanged", "unchanged"]
     assert [each["kind"] for each in found if each["run"] == "roe"] == expected
-    assert {each["run"] for each in found} == {"roe", "again"} and not any(each["changed"] for each in found)
+    assert {each["run"] for each in found} == {"roe", "again"} and not any(
+        each["changed"] for each in found
+    )
     data = answer_data(found)
     assert [prompt for prompt, _ in data["prompts"]] == ["Question 1", "Question 0", "Question 2"]
-    assert [each["right"] for each in data["answers"] if "right" in each] == [False, False, True, True]
+    assert [each["right"] for each in data["answers"] if "right" in each] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_run_that_is_compared_with_none_has_its_answers(tmp_path):

@@ -21,7 +21,14 @@ from tests.support.views import write_record, write_runs_page
 
 pytestmark = pytest.mark.slow
 DOCUMENTS = 10_000
-PAIRED = {"n": 1, "difference": 1.0, "ci95": [-0.2, 1.0], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
+PAIRED = {
+    "n": 1,
+    "difference": 1.0,
+    "ci95": [-0.2, 1.0],
+    "p_mcnemar": 1.0,
+    "to_right": 1,
+    "to_wrong": 0,
+}
 COLUMNS = ["answer", "example", "question", "target", "this run"]
 SECONDS = 2.0
 """In which a page of DOCUMENTS opens, and in which it is searched."""
@@ -49,7 +56,10 @@ def opened(browser, request):
     tab.on("console", lambda message: seen.append(message.text))
     tab.on("pageerror", lambda error: seen.append(str(error)))
     tab.on("dialog", lambda dialog: (seen.append("a dialog"), dialog.dismiss()))
-    tab.on("request", lambda one: None if one.url.startswith(("file:", "data:")) else seen.append(one.url))
+    tab.on(
+        "request",
+        lambda one: None if one.url.startswith(("file:", "data:")) else seen.append(one.url),
+    )
 
     def open_page(path):
         tab.goto(path.as_uri())
@@ -89,7 +99,9 @@ def visible(tab, cell=0):
 def test_tables_are_sorted_and_filtered(opened, tmp_path):
     values = {"u": 0.25, "t": 0.75, "v": 0.5}
     cells = [
-        TableCell(coordinates={"task": task}, run_id=task, results=[results_of(value=value, run_id=task)])
+        TableCell(
+            coordinates={"task": task}, run_id=task, results=[results_of(value=value, run_id=task)]
+        )
         for task, value in values.items()
     ]
     cells.append(TableCell(coordinates={"task": "w"}, run_id="w", problem=HOSTILE))
@@ -149,7 +161,10 @@ def test_answers_are_text_and_can_be_searched(opened_pair):
 
 def test_answers_of_one_run_and_a_long_prompt(opened_run):
     """A run that is compared with none; the prompt is whole, few-shot examples included, behind a click."""
-    lines = [generated_line(i, (f"answer {i}", float(i % 2)), "Example. " * 200 + HOSTILE) for i in range(4)]
+    lines = [
+        generated_line(i, (f"answer {i}", float(i % 2)), "Example. " * 200 + HOSTILE)
+        for i in range(4)
+    ]
     tab = opened_run(*lines)
     tab.select_option("#answer-filters select[name=kind]", "right")
     assert tab.locator(".columns span").all_text_contents() == COLUMNS
@@ -177,7 +192,9 @@ def test_choices_with_a_prompt_each_are_told_apart(opened_run):
     """As of WinoGrande: both choices begin with the few-shot examples and the sentence, and share the ending."""
     line = choice_line(0, ((-1.0, -2.0, -3.0), 1.0)) | {"target": "was big."}
     shots = "An example of another question, long enough.\n\nThe trophy did not fit into the old suitcase because the "
-    for request, word in zip(line["arguments"].values(), ("trophy", "suitcase", "box"), strict=True):
+    for request, word in zip(
+        line["arguments"].values(), ("trophy", "suitcase", "box"), strict=True
+    ):
         request |= {"arg_0": shots + word, "arg_1": "was big."}
     tab = opened_run(line)
     cells = tab.locator(".answer > summary > span").all_text_contents()
@@ -189,10 +206,16 @@ def test_choices_with_a_prompt_each_are_told_apart(opened_run):
 def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(opened_run):
     """400,000 characters of a prompt are no taller than a screen, and the keyboard scrolls them."""
     long, prompt = "x" * 500, "y" * 400_000
-    choices = choice_line(0, ((-3.0, -1.0, -2.0), 1.0)) | {"metrics": ["exact_match"], "exact_match": 1.0}
+    choices = choice_line(0, ((-3.0, -1.0, -2.0), 1.0)) | {
+        "metrics": ["exact_match"],
+        "exact_match": 1.0,
+    }
     for request in choices["arguments"].values():
         request |= {"arg_0": prompt, "arg_1": f" {long}"}
-    lines = [choices, generated_line(1, (long, 0.0), prompt) | {"target": long, "filtered_resps": [long[1:]]}]
+    lines = [
+        choices,
+        generated_line(1, (long, 0.0), prompt) | {"target": long, "filtered_resps": [long[1:]]},
+    ]
     tab = opened_run(*lines)
     assert tab.locator(".answer").count() == 2
     tab.locator(".answer > summary").last.click()
@@ -211,7 +234,9 @@ def test_what_the_metric_reads_is_shown(opened_run):
 
 def test_values_are_in_sight_and_the_focus_is_seen(opened, tmp_path):
     """Broken by a table whose score is beyond the right edge of a phone, and by a control without an outline."""
-    runs = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)], paired={"t": {"exact_match,none": PAIRED}})
+    runs = pair_of_runs(
+        tmp_path, [("1", 0.0)], [("2", 1.0)], paired={"t": {"exact_match,none": PAIRED}}
+    )
     tab = opened(write_runs_page(runs, tmp_path / "report.html"))
     box = tab.get_by_role("columnheader", name="value", exact=True).bounding_box()
     assert box["x"] + box["width"] <= tab.viewport_size["width"]
@@ -252,7 +277,9 @@ def test_what_is_opened_is_scrolled_with_the_keyboard(opened_pair):
     tab.locator("#provenance ~ details summary").first.focus()
     tab.keyboard.press("Enter")
     wide = tab.locator("#provenance ~ details .wide")
-    scrolled_if_focusable = "wide => (wide.scrollWidth > wide.clientWidth) === (wide.tabIndex === 0)"
+    scrolled_if_focusable = (
+        "wide => (wide.scrollWidth > wide.clientWidth) === (wide.tabIndex === 0)"
+    )
     tab.wait_for_function(scrolled_if_focusable, arg=wide.element_handle())
 
 
@@ -280,6 +307,9 @@ def test_everything_is_printed(browser, tmp_path):
     runs = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
     tab.goto(write_runs_page(runs, tmp_path / "r.html").as_uri())
     tab.emulate_media(media="print")
-    assert not tab.locator(".filters").is_visible() and tab.locator(".answer .content").first.is_visible()
+    assert (
+        not tab.locator(".filters").is_visible()
+        and tab.locator(".answer .content").first.is_visible()
+    )
     assert tab.evaluate("getComputedStyle(document.querySelector('.wide')).overflowX") == "visible"
     tab.close()

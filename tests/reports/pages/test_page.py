@@ -23,7 +23,14 @@ from tests.support.stored_results import cell_of, cell_table
 from tests.support.stored_runs import pair_of_runs
 from tests.support.views import write_runs_page
 
-PAIRED = {"n": 2, "difference": 0.5, "ci95": [-0.2, 0.9], "p_mcnemar": 1.0, "to_right": 1, "to_wrong": 0}
+PAIRED = {
+    "n": 2,
+    "difference": 0.5,
+    "ci95": [-0.2, 0.9],
+    "p_mcnemar": 1.0,
+    "to_right": 1,
+    "to_wrong": 0,
+}
 CHANGES = {
     "paired": {"t": {"exact_match,none": PAIRED}},
     "untuned": True,
@@ -61,7 +68,10 @@ def test_hostile_answers_are_data(page):
     assert not root.xpath("//img[not(starts-with(@src, 'data:image/svg+xml;'))]")
     data = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
     assert [each["own"] for each in data] == [HOSTILE, "x"] and data[0]["kind"] == "wrong to right"
-    assert foreign_urls(page) == [] and "python -m moe_lab --config-dir own method=" in root.text_content()
+    assert (
+        foreign_urls(page) == []
+        and "python -m moe_lab --config-dir own method=" in root.text_content()
+    )
 
 
 def test_runs_without_a_comparison_have_a_page_without_empty_sections(runs, tmp_path):
@@ -73,7 +83,9 @@ def test_runs_without_a_comparison_have_a_page_without_empty_sections(runs, tmp_
     assert texts(root.xpath("//h2")) == sections == texts(root.xpath("//nav//a"))
 
 
-@pytest.mark.parametrize(("temperatures", "heights"), [((0.0, 0.1, 0.2), [0, 35, 70]), ((0.0, 0.1, 0.1), [])])
+@pytest.mark.parametrize(
+    ("temperatures", "heights"), [((0.0, 0.1, 0.2), [0, 35, 70]), ((0.0, 0.1, 0.1), [])]
+)
 def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, heights, tmp_path):
     roe = {"n": 8, "temperatures": list(temperatures), "cache": "clean", "changed_fraction": 0.25}
     changes = {"roe": roe, "tuning": {"study": "s", "model": "tiny"}}
@@ -82,7 +94,9 @@ def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, 
     assert found.temperatures == temperatures and profiles_of([found]) == {temperatures: ["roe"]}
     root = tree(write_runs_page([base, own], tmp_path / "page.html"))
     assert [float(bar.get("height")) for bar in root.xpath("//*[@class='bar']")] == heights
-    assert ("Temperature 0.1 in 2 of 3 MoE layers." in root.text_content()) == (not heights), "one number"
+    assert ("Temperature 0.1 in 2 of 3 MoE layers." in root.text_content()) == (not heights), (
+        "one number"
+    )
     assert found.facts == {"study": "s", "n": 8, "cache": "clean", "changed_fraction": 0.25}
     assert found.pictures == [] and routing_of(base, "base") is None
     (base.folder / "figures").mkdir()
@@ -116,7 +130,11 @@ def test_a_page_is_whole_in_itself(tmp_path):
     root = tree(page)
     assert foreign_urls(page) == []
     policy = root.xpath("//meta[@http-equiv='Content-Security-Policy']/@content")[0]
-    assert "default-src 'none'" in policy and "script-src 'sha256-" in policy and "unsafe-eval" not in policy
+    assert (
+        "default-src 'none'" in policy
+        and "script-src 'sha256-" in policy
+        and "unsafe-eval" not in policy
+    )
     assert "base-uri 'none'" in policy and "form-action 'none'" in policy
     assert len(root.xpath("//script")) == 1 and not root.xpath("//link[@rel='stylesheet']")
 
@@ -138,7 +156,10 @@ def test_latex_has_booktabs_and_escapes():
     assert "a\\_b & 61.0\\%" in text and "1 \\& 2" in text and "\\caption{50\\% of a\\_b}" in text
     arrow = latex_of([text_column("schedule", ["N\u2192R"]), text_column("value", ["-0.1"])], "x")
     assert "N$\\rightarrow$R & -0.1" in arrow
-    shared = [Column(heading="task", cells=["t_1", "t_1"], name=True), text_column("value", ["1", "2"])]
+    shared = [
+        Column(heading="task", cells=["t_1", "t_1"], name=True),
+        text_column("value", ["1", "2"]),
+    ]
     assert "\\caption{x: task=t\\_1}" in latex_of(shared, "x"), "what all rows share"
 
 
@@ -158,13 +179,26 @@ def test_a_caption_escapes_all_of_latexs_special_characters(character, escaped):
 
 
 def test_the_page_draws_every_difference(tmp_path):
-    paired = {"n": 2, "difference": 0.5, "ci95": [0.2, 0.9], "p_mcnemar": 0.01, "to_right": 1, "to_wrong": 0}
+    paired = {
+        "n": 2,
+        "difference": 0.5,
+        "ci95": [0.2, 0.9],
+        "p_mcnemar": 0.01,
+        "to_right": 1,
+        "to_wrong": 0,
+    }
     answers = [("1", 0.0), ("x", 1.0)], [("2", 1.0), ("x", 1.0)]
-    runs = pair_of_runs(tmp_path, *answers, paired={"t": {"exact_match,none": paired}}, untuned=True)
+    runs = pair_of_runs(
+        tmp_path, *answers, paired={"t": {"exact_match,none": paired}}, untuned=True
+    )
     page = tree(write_runs_page(runs, tmp_path / "page.html"))
     [drawn] = page.xpath("//section[@aria-labelledby='verdict']//img/@src")
     svg = b64decode(drawn.removeprefix("data:image/svg+xml;base64,")).decode()
-    words = {element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")}
+    words = {
+        element.text
+        for element in ElementTree.fromstring(svg).iter()
+        if element.tag.endswith("text")
+    }
     assert {"roe, p = 0.01", "t, 2 examples"} <= words
     alone = pair_of_runs(tmp_path / "alone", *answers)
     assert not tree(write_runs_page(alone, tmp_path / "alone.html")).xpath("//img")
@@ -178,7 +212,11 @@ def test_a_figure_is_the_same_file_each_time_and_text_is_text(tmp_path):
         found.append((png.read_bytes(), png.with_suffix(".svg").read_text()))
     assert found[0] == found[1]
     text = found[0][1]
-    words = {element.text for element in ElementTree.fromstring(text).iter() if element.tag.endswith("text")}
+    words = {
+        element.text
+        for element in ElementTree.fromstring(text).iter()
+        if element.tag.endswith("text")
+    }
     assert "a <b> & c" in words
     text = re.sub(r'(xmlns(:\w+)?|rdf:\w+)="[^"]*"|<!DOCTYPE[^>]*>', "", text)
     assert "http" not in text, "asks for nothing"

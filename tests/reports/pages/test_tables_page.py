@@ -34,7 +34,9 @@ COMPARED = {
 def page(tmp_path_factory):
     """One table with a measured, a failed and an absent cell, at two scales."""
     cells = [
-        TableCell(coordinates={"task": "t"}, run_id="r", results=[results_of(value=0.625, **COMPARED)]),
+        TableCell(
+            coordinates={"task": "t"}, run_id="r", results=[results_of(value=0.625, **COMPARED)]
+        ),
         TableCell(coordinates={"task": "u"}, run_id="q", problem=HOSTILE),
         TableCell(coordinates={"task": "v"}, run_id="p"),
     ]
@@ -83,13 +85,19 @@ def test_every_cell_has_a_state_and_every_empty_one_a_reason(page):
         ("tiny", "v"): "not run",
         ("tiny", "gsm8k"): "not at this scale",
     }
-    assert "scale tiny uses the embedded model and the toy tasks" in rows(page)["tiny", "t"]["state"]
+    assert (
+        "scale tiny uses the embedded model and the toy tasks" in rows(page)["tiny", "t"]["state"]
+    )
     assert tree(page).xpath("//tr/@data-state") == list(states.values())
     assert all(row["state"] == "agrees: (?)" or ": " in row["state"] for row in rows(page).values())
 
 
 def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
-    cells = [TableCell(coordinates={"task": "t"}, run_id="r", results=[results_of(value=0.625, **COMPARED)])]
+    cells = [
+        TableCell(
+            coordinates={"task": "t"}, run_id="r", results=[results_of(value=0.625, **COMPARED)]
+        )
+    ]
     write_record(cell_table(rows=["task"], name="mine/first").experiment, "small", cells, tmp_path)
     root = tree(write_tables_page(tmp_path))
     shown = " ".join(texts(root.xpath("//main"))).lower()
@@ -103,23 +111,39 @@ def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
 def test_hostile_text_stays_text_headings_are_in_order_and_tables_have_captions(page):
     root = tree(page)
     assert len(root.xpath("//script")) == 1 and not root.xpath("//*[@onerror]")
-    assert texts(root.xpath("//h3"))[-1].startswith("Table 9 </script><script>alert(1)</script><!--")
+    assert texts(root.xpath("//h3"))[-1].startswith(
+        "Table 9 </script><script>alert(1)</script><!--"
+    )
     assert foreign_urls(page) == []
-    assert root.xpath("//a[@download='roe-table9-paper.tex']/@href")[0].startswith("data:text/x-tex")
+    assert root.xpath("//a[@download='roe-table9-paper.tex']/@href")[0].startswith(
+        "data:text/x-tex"
+    )
     assert "python -m moe_lab experiment=roe/table9 scale=paper" in root.text_content()
     levels = [int(heading.tag[1]) for heading in root.xpath("//h1|//h2|//h3|//h4")]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
-    assert all(table.xpath("caption") and table.xpath(".//th[@scope]") for table in root.xpath("//table"))
+    assert all(
+        table.xpath("caption") and table.xpath(".//th[@scope]") for table in root.xpath("//table")
+    )
 
 
 @pytest.mark.parametrize(
     "forged",
-    [{"rows": [1]}, {"rows": None}, {"stem": "../../secret"}, {"axes": 0}, {"scale": None, "runs": 1}],
+    [
+        {"rows": [1]},
+        {"rows": None},
+        {"stem": "../../secret"},
+        {"axes": 0},
+        {"scale": None, "runs": 1},
+    ],
 )
 def test_an_odd_record_is_named_and_the_others_are_shown(tmp_path, capsys, forged):
     """Broken by a traceback, and by a record that puts files of other folders into the page."""
-    cells = [TableCell(coordinates={"task": "t"}, run_id="r", results=[results_of(value=0.625, **COMPARED)])]
+    cells = [
+        TableCell(
+            coordinates={"task": "t"}, run_id="r", results=[results_of(value=0.625, **COMPARED)]
+        )
+    ]
     names = ("roe/table8", "roe/table9")
     experiments = [cell_table(rows=["task"], paper=PAPER, name=name).experiment for name in names]
     paths = [write_record(one, "tiny", cells, tmp_path) for one in experiments]

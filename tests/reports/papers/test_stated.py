@@ -77,7 +77,9 @@ def steps(folder: Path) -> Rows:
 
 def retained(folder: Path) -> Rows:
     rows = retained_rows(run_of(folder / "run", ["BA"]))
-    return [row | {"n": {2: 8, 4: 20}.get(row["n"], 0)} for row in rows]  # of 4 experts, as if there were 64
+    return [
+        row | {"n": {2: 8, 4: 20}.get(row["n"], 0)} for row in rows
+    ]  # of 4 experts, as if there were 64
 
 
 CASES: dict[str, tuple[Callable[[Path], Rows], list[float]]] = {
@@ -109,7 +111,9 @@ def test_every_stated_number_of_an_experiment_with_data_has_its_quantity():
     for experiment in find_experiments("all"):
         names = {each.cell["quantity"] for each in experiment.paper if "quantity" in each.cell}
         if experiment.figure != "setup":  # a table of settings
-            assert names == {each.cell["quantity"] for each in experiment.paper if each.data}, experiment.name
+            assert names == {each.cell["quantity"] for each in experiment.paper if each.data}, (
+                experiment.name
+            )
 
 
 def test_units_are_the_papers_and_what_is_missing_has_its_reason(tmp_path):
@@ -122,7 +126,9 @@ def test_units_are_the_papers_and_what_is_missing_has_its_reason(tmp_path):
         f"| power, n=64 over n=1 | tiny, t | not measured: the figure's data lack it | 20 percent | {place} |"
         in text
     )
-    quantities = [row.coordinates["quantity"] for row in table(experiment, "tiny", [], tmp_path).every]
+    quantities = [
+        row.coordinates["quantity"] for row in table(experiment, "tiny", [], tmp_path).every
+    ]
     assert len(quantities) == len(set(quantities)), "none is also a published number without a cell"
     [experiment] = find_experiments("roe/figure5")
     not_run = markdown(experiment, "tiny", [], tmp_path)
@@ -157,6 +163,9 @@ def test_sets_stand_beside_the_papers_sizes(tmp_path):
     assert (second["reference"], second["kept"], second["published_asked"]) == ("SciQ", None, 2000)
     written, numbers = figure(cells)
     text = written.read_text()
-    assert "| tiny | arc_challenge | 4 | 1,172 | OpenBookQA | 4,957 | 3 | 2,000 | 2,000 | 803 | - |" in text
+    assert (
+        "| tiny | arc_challenge | 4 | 1,172 | OpenBookQA | 4,957 | 3 | 2,000 | 2,000 | 803 | - |"
+        in text
+    )
     assert "- piqa: no data" in text
     assert len(numbers.read_text().splitlines()) == 3

@@ -24,7 +24,13 @@ import pytest
 from moe_lab.errors import ConfigError
 from moe_lab.reports.pages.tables_page import shown_table
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import Experiment, Published, Scale, find_experiments, load_experiment
+from moe_lab.reports.papers.experiment import (
+    Experiment,
+    Published,
+    Scale,
+    find_experiments,
+    load_experiment,
+)
 from moe_lab.reports.papers.markdown import correction_note
 from moe_lab.reports.papers.table import Row, State, Table, with_state
 from moe_lab.results.model import RunResult, command_line
@@ -47,7 +53,14 @@ CELLS = [
 TABLE9 = cell_table(rows=["task"], paper=PAPER, name="roe/table9").experiment
 PUBLISHED = Published(cell={}, value=0.5, place="Table 9")
 SCORE = Score(
-    model="m", method="roe", task="t", metric="acc,none", run_id="r", n=100, value=0.52, interval=(0.48, 0.56)
+    model="m",
+    method="roe",
+    task="t",
+    metric="acc,none",
+    run_id="r",
+    n=100,
+    value=0.52,
+    interval=(0.48, 0.56),
 )
 ROW = Row(coordinates={"task": "t", "method.n": "8"}, score=SCORE, state=State.NOT_PUBLISHED)
 
@@ -88,7 +101,10 @@ def test_states(scale, score, published, problem, state):
 
 def test_a_missing_number_says_why():
     average = with_state(Row(coordinates={}, published=PUBLISHED, average=True), "paper")
-    assert (average.state, average.reason) == (State.NOT_RUN, "not all cells of the average are measured")
+    assert (average.state, average.reason) == (
+        State.NOT_RUN,
+        "not all cells of the average are measured",
+    )
     stated = with_state(Row(coordinates={}, published=PUBLISHED, reason="no power meter"), "paper")
     assert (stated.state, stated.reason) == (State.NOT_RUN, "no power meter")
 
@@ -118,7 +134,9 @@ def test_all_places_and_numbers_have_a_column(tmp_path):
 def test_a_number_that_a_design_does_not_have_is_no_empty_cell(tmp_path):
     """Expert choice has a leak, token choice has none."""
     cells = [
-        TableCell(coordinates={"task": router}, run_id="r", metric="training.leak", results=[results])
+        TableCell(
+            coordinates={"task": router}, run_id="r", metric="training.leak", results=[results]
+        )
         for router, results in (
             ("expert", trained_results([1.0, 2.0], leak=0.5)),
             ("token", trained_results([1.0, 2.0])),
@@ -133,7 +151,9 @@ MEASURES = cell_table(rows=["task"], columns=["method"], scales={"paper": Scale(
 
 
 def cell_of_metric(task: str, metric: str) -> TableCell:
-    told = results_of(task={"name": task, "tasks": [task], "metric": metric}, samples={task: [0, 1]})
+    told = results_of(
+        task={"name": task, "tasks": [task], "metric": metric}, samples={task: [0, 1]}
+    )
     told = RunResult(told.content | {"results": {task: {metric: 0.5}}})
     return TableCell(coordinates={"task": task, "method": "base"}, run_id=task, results=[told])
 
@@ -144,7 +164,9 @@ def test_metrics_of_a_column_are_listed_with_their_tasks():
         cell_of_metric("b", "exact_match,strict-match"),
         cell_of_metric("c", "acc,none"),
     ]
-    assert "- base: acc,none (a, c); exact_match,strict-match (b)" in markdown(MEASURES, "paper", cells)
+    assert "- base: acc,none (a, c); exact_match,strict-match (b)" in markdown(
+        MEASURES, "paper", cells
+    )
     assert "- base: acc,none\n" in markdown(MEASURES, "paper", [cells[0], cells[2]])
 
 
@@ -163,7 +185,11 @@ def cell_with_p(row: str, p: float | None, full: float | None = None) -> TableCe
     return TableCell(coordinates={"row": row}, run_id=row, results=results)
 
 
-CORRECTED_CELLS = [cell_with_p("one", 0.01, full=0.02), cell_with_p("two", 0.04), cell_with_p("three", None)]
+CORRECTED_CELLS = [
+    cell_with_p("one", 0.01, full=0.02),
+    cell_with_p("two", 0.04),
+    cell_with_p("three", None),
+]
 CORRECTED = {"scores": holm([0.01, 0.04]), "controls": [0.02]}
 
 
@@ -215,7 +241,9 @@ def test_the_interval_of_a_mean_follows_from_its_parts():
     low, high = interval_of_mean_of_tasks([0.5] * 4, [(0.4, 0.6)] * 4)
     assert (low, high) == pytest.approx((0.45, 0.55))
     low, high = interval_of_mean_of_tasks([2.0] * 4, [(2.2, 2.4)] * 4)
-    assert (low, high) == pytest.approx((2.25, 2.35)), "of intervals that correct a bias, as of any others"
+    assert (low, high) == pytest.approx((2.25, 2.35)), (
+        "of intervals that correct a bias, as of any others"
+    )
     low, high = interval_of_mean_of_tasks([0.9, 0.5], [(0.6, 1.0), (0.5, 0.5)])
     assert (low, high) == pytest.approx((0.55, 0.75))
 
@@ -241,7 +269,9 @@ def group_of(score: float) -> RunResult:
     """Two subjects: 2 of 4 right, one more than base, and 9 of 12, five more and two others less."""
     flips = {"x": (1, 0), "y": (5, 2)}
     paired = {
-        name: {"acc,none": {"difference": 0.25, "ci95": [0.0, 0.5], "to_right": won, "to_wrong": lost}}
+        name: {
+            "acc,none": {"difference": 0.25, "ci95": [0.0, 0.5], "to_right": won, "to_wrong": lost}
+        }
         for name, (won, lost) in flips.items()
     }
     results = results_of(
@@ -297,7 +327,12 @@ def test_published_averages_are_those_of_the_published_tasks():
 
 @pytest.mark.parametrize(
     "averaged, of, lines",
-    [("table3", "table9", 7), ("table4", "table10", 7), ("table5", "table11", 6), ("table6", "table14", 4)],
+    [
+        ("table3", "table9", 7),
+        ("table4", "table10", 7),
+        ("table5", "table11", 6),
+        ("table6", "table14", 4),
+    ],
 )
 def test_tables_of_averages_are_those_of_the_long_tables(averaged, of, lines):
     """The appendix has the benchmarks' numbers, the text their means; Table 14 has no base row."""

@@ -30,12 +30,16 @@ def test_one_seed_has_an_interval_over_rows():
     results = trained_results([2.0, 2.2, 2.4])
     score = training_score([results], LOSS)
     assert score is not None and score.value == pytest.approx(2.2) and score.std is None
-    assert score.interval == pytest.approx(results["moe_lab"]["pretrain"]["training"]["validation"]["ci95"])
+    assert score.interval == pytest.approx(
+        results["moe_lab"]["pretrain"]["training"]["validation"]["ci95"]
+    )
     assert (score.n, score.marks, score.stderr) == (None, (), None)
 
 
 def test_several_seeds_have_students_interval_over_seeds():
-    score = training_score([trained_results([mean - 1, mean + 1]) for mean in (2.0, 2.1, 2.3)], LOSS)
+    score = training_score(
+        [trained_results([mean - 1, mean + 1]) for mean in (2.0, 2.1, 2.3)], LOSS
+    )
     assert score is not None and score.seeds == 3
     assert (score.value, score.std) == (pytest.approx(6.4 / 3), pytest.approx(0.152753, abs=1e-6))
     half = 4.302653 * 0.152753 / 3**0.5
@@ -67,7 +71,9 @@ def test_the_loss_is_one_column_beside_the_tasks():
     )
     assert "| 2.1000 [" in line and line.endswith("] PARTIAL |")
     assert "- a accuracy: acc,none, 0.25 by chance" in text
-    assert "- held-out loss: cross-entropy of held-out rows, nats per token, lower is better" in text
+    assert (
+        "- held-out loss: cross-entropy of held-out rows, nats per token, lower is better" in text
+    )
     *_, average = csv.DictReader(io.StringIO(csv_text(experiment(), cells)))
     assert (average["task"], average["value"]) == ("average", "0.4")
 
@@ -94,7 +100,9 @@ def test_the_difference_is_that_of_the_metric_and_the_other_run():
         "specialization/tasks/all/acc,none": {"difference": 0.3, "ci95": [0.25, 0.35]},
     }
     found = StoredMetrics(EXPERT_METRICS | {"differences": {"full": difference}})
-    assert expert_score(expert_results(), found, "expert.load_balance").difference is None, "that is to base"
+    assert expert_score(expert_results(), found, "expert.load_balance").difference is None, (
+        "that is to base"
+    )
     names = ("load_balance", "capacity", "capacity_most", "specialization")
     rows = {name: expert_score(expert_results(), found, f"expert.{name}", "full") for name in names}
     assert {name: (row.difference, row.difference_interval) for name, row in rows.items()} == {
@@ -106,7 +114,12 @@ def test_the_difference_is_that_of_the_metric_and_the_other_run():
 
 
 def experiment_of(**more) -> Experiment:
-    told = {"rows": ["method.schedule"], "columns": ["measure"], "scales": {"tiny": Scale()}, "paper": []}
+    told = {
+        "rows": ["method.schedule"],
+        "columns": ["measure"],
+        "scales": {"tiny": Scale()},
+        "paper": [],
+    }
     metric = {"Load Balance": "expert.load_balance", "accuracy": "headline"}
     return Experiment(**({"name": "x", "title": "X", "source": "", "metric": metric} | told | more))
 
@@ -121,7 +134,9 @@ def test_a_metric_of_which_lower_is_better_says_so():
 def test_seeds_without_expert_metrics_are_left_out():
     """Not given another seed's. A run without them, or without the metric, has no score: not that of its first metric."""
     told = [expert_results(), expert_results(run_id="r2")]
-    cell = TableCell(coordinates={}, run_id="r1", metric="expert.capacity", results=told[:1], expert=[None])
+    cell = TableCell(
+        coordinates={}, run_id="r1", metric="expert.capacity", results=told[:1], expert=[None]
+    )
     assert cell.score() is None
     row = replace(cell, results=told, expert=[None, StoredMetrics(EXPERT_METRICS)]).score()
     assert row is not None and (row.run_id, row.seeds) == ("r2", 1)
@@ -130,7 +145,9 @@ def test_seeds_without_expert_metrics_are_left_out():
 
 def test_a_scale_may_have_other_metrics_and_several_need_their_axis():
     own = Scale(metric={"Toy judge": "toy,none"})
-    assert experiment_of(scales={"tiny": own, "paper": Scale()}).metrics("tiny") == {"Toy judge": "toy,none"}
+    assert experiment_of(scales={"tiny": own, "paper": Scale()}).metrics("tiny") == {
+        "Toy judge": "toy,none"
+    }
     for wrong in ({"scales": {"tiny": Scale(metric="acc,none")}}, {"columns": ["task"]}):
         with pytest.raises(ConfigError, match="measure in rows or columns"):
             experiment_of(**wrong)

@@ -74,7 +74,9 @@ def test_equal_scores_have_no_test_and_one_document_no_interval(tmp_path):
     assert (found["verdict"], found["p"], found["test"]) == ("equal within rounding", None, None)
     assert row(tmp_path / "one", [0.0], [1.0])["difference_low"] is None
     configs = [{"model_dtype": f"torch.{dtype}"} for dtype in ("float32", "float32", "bfloat16")]
-    a, b, c = (evaluation(tmp_path, f"{i}", {"t": HALF}, config=own) for i, own in enumerate(configs))
+    a, b, c = (
+        evaluation(tmp_path, f"{i}", {"t": HALF}, config=own) for i, own in enumerate(configs)
+    )
     assert (rounding_of(a, b).dtype, rounding_of(a, c).dtype) == ("float32", None)
 
 
@@ -98,7 +100,9 @@ def test_all_rows_of_the_command_are_corrected_together(tmp_path):
 
 def test_what_differs_is_said(tmp_path):
     a = evaluation(tmp_path, "a", {"t": ZEROS, "u": HALF}, **{"n-samples": {"t": {"original": 40}}})
-    b = evaluation(tmp_path, "b", {"t": ONES, "v": HALF}, versions={"t": 2, "v": 1}, lm_eval_version="0.4.12")
+    b = evaluation(
+        tmp_path, "b", {"t": ONES, "v": HALF}, versions={"t": 2, "v": 1}, lm_eval_version="0.4.12"
+    )
     assert compare([a, b]).notes == [
         "Only in a, and not compared: u.",
         "Only in b, and not compared: v.",
@@ -126,7 +130,9 @@ def test_the_content_is_plain_json(tmp_path):
     assert content["evaluations"][1]["samples"] == {"t": str(b.samples_files["t"])}
 
 
-def rows_of(tmp_path: Path, mine: list[Any], theirs: list[Any], *more: Any) -> tuple[Any, list[str]]:
+def rows_of(
+    tmp_path: Path, mine: list[Any], theirs: list[Any], *more: Any
+) -> tuple[Any, list[str]]:
     mine_more, theirs_more = more or ({}, {})
     a = evaluation(tmp_path, "a", {"t": mine}, **mine_more)
     b = evaluation(tmp_path, "b", {"t": theirs}, **theirs_more)
@@ -135,8 +141,12 @@ def rows_of(tmp_path: Path, mine: list[Any], theirs: list[Any], *more: Any) -> t
 
 
 def test_every_metric_and_filter_of_both(tmp_path):
-    mine = samples_of("strict", acc=[1.0, 0.0], f1=[0.5, 0.25]) + samples_of("flexible", acc=[1.0, 1.0])
-    theirs = samples_of("strict", acc=[1.0, 1.0]) + samples_of("flexible", acc=[0.0, 1.0], em=[1.0, 1.0])
+    mine = samples_of("strict", acc=[1.0, 0.0], f1=[0.5, 0.25]) + samples_of(
+        "flexible", acc=[1.0, 1.0]
+    )
+    theirs = samples_of("strict", acc=[1.0, 1.0]) + samples_of(
+        "flexible", acc=[0.0, 1.0], em=[1.0, 1.0]
+    )
     rows, notes = rows_of(tmp_path, mine, theirs)
     expected = [("acc,strict", 0.5, 1), ("acc,flexible", 1, 0.5)]
     assert [(row.metric, row.baseline, row.value) for row in rows] == expected
@@ -148,11 +158,15 @@ def test_every_metric_and_filter_of_both(tmp_path):
 
 @pytest.mark.parametrize("named", (True, False), ids=("named", "by the metric"))
 def test_a_perplexity_is_lm_evals(tmp_path, named):
-    entry = {"metric": "word_perplexity"} | ({"aggregation": "weighted_perplexity"} if named else {})
+    entry = {"metric": "word_perplexity"} | (
+        {"aggregation": "weighted_perplexity"} if named else {}
+    )
     values = [[(-10.0, 5), (-7.0, 2), (-3.0, 4)], [(-11.0, 5), (-6.0, 2), (-3.5, 4)]]
     scores = [weighted_perplexity(each) for each in values]
     configs = {"t": {"metric_list": [entry]}}
-    more = [{"scores": {"t": {"word_perplexity,none": score}}, "configs": configs} for score in scores]
+    more = [
+        {"scores": {"t": {"word_perplexity,none": score}}, "configs": configs} for score in scores
+    ]
     [row], notes = rows_of(tmp_path, *(samples_of(word_perplexity=each) for each in values), *more)
     assert (row.baseline, row.value) == pytest.approx(tuple(scores))
     assert row.difference == pytest.approx(scores[1] - scores[0])
@@ -189,9 +203,17 @@ THEIRS = {"t": samples_of(acc=[1.0, 1.0, 1.0, 0.0]), "u": samples_of(acc=[1.0, 1
 
 def compared(tmp_path: Path, mine: float, theirs: float, **more: Any) -> Any:
     def score(value: float) -> dict[str, Any]:
-        return {"scores": {"g": {"acc,none": value}}, "groups": {"g": {"acc,none": value}}, **TASKS, **more}
+        return {
+            "scores": {"g": {"acc,none": value}},
+            "groups": {"g": {"acc,none": value}},
+            **TASKS,
+            **more,
+        }
 
-    a, b = evaluation(tmp_path, "a", MINE, **score(mine)), evaluation(tmp_path, "b", THEIRS, **score(theirs))
+    a, b = (
+        evaluation(tmp_path, "a", MINE, **score(mine)),
+        evaluation(tmp_path, "b", THEIRS, **score(theirs)),
+    )
     return compare([a, b])
 
 
@@ -211,7 +233,9 @@ def test_tasks_without_the_filter_are_no_part_of_the_group(tmp_path):
         for key, log in zip("ab", logs, strict=True)
     )
     found = compare([a, b])
-    assert [(score.task, score.metric, score.n) for score in found.scores[2:]] == [("g", "acc,again", 2)]
+    assert [(score.task, score.metric, score.n) for score in found.scores[2:]] == [
+        ("g", "acc,again", 2)
+    ]
     assert not found.notes
 
 
@@ -230,7 +254,9 @@ def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path):
     assert low < group.difference < high
 
 
-def pairs_of(tmp_path: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[str, list[Any]]:
+def pairs_of(
+    tmp_path: Path, mine: list[Any], theirs: list[Any], **more: Any
+) -> dict[str, list[Any]]:
     a, b = evaluation(tmp_path, "a", {"t": mine}), evaluation(tmp_path, "b", {"t": theirs}, **more)
     return paired_lines(a, b, "t")
 
@@ -309,13 +335,19 @@ def test_a_run_of_this_package(tmp_path):
 
 def test_a_summary_over_seeds_and_other_files_are_refused(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps({"run_ids": ["0123456789"], "scores": {}}))
-    with pytest.raises(ConfigError, match=r"no result of lm-eval or moe_lab. Give the folder of a run"):
+    with pytest.raises(
+        ConfigError, match=r"no result of lm-eval or moe_lab. Give the folder of a run"
+    ):
         read_evaluation("a", tmp_path / "x.json")
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("", "it is empty"), ('{"doc_id": 0}\n', "lines lack doc_hash, filter, metrics"), ("{", "damaged")],
+    [
+        ("", "it is empty"),
+        ('{"doc_id": 0}\n', "lines lack doc_hash, filter, metrics"),
+        ("{", "damaged"),
+    ],
 )
 def test_a_broken_sample_log(tmp_path, text, reason):
     write_log(tmp_path, {"t": LINES})
@@ -376,7 +408,8 @@ def test_samples_that_are_missing_or_unknown(tmp_path):
 def test_one_document_has_a_page(tmp_path):
     """There is no interval of one document, and so no picture."""
     files = [
-        write_log(tmp_path / key, {"t": samples_of(acc=[value])}) for key, value in (("a", 0.0), ("b", 1.0))
+        write_log(tmp_path / key, {"t": samples_of(acc=[value])})
+        for key, value in (("a", 0.0), ("b", 1.0))
     ]
     compared = moe_lab.compare(*files, output_dir=tmp_path / "out")
     assert compared.page.is_file() and "<svg" not in compared.page.read_text()
@@ -403,7 +436,10 @@ def test_a_folder_and_its_own_file_are_one_result(tmp_path):
 def test_documents_without_a_hash_are_paired_by_their_order_and_it_is_said(tmp_path):
     logs = [[sample(i, acc=1.0) | {"doc_hash": None} for i in range(3)] for _ in "ab"]
     a, b = (evaluation(tmp_path, key, {"t": log}) for key, log in zip("ab", logs, strict=True))
-    assert "t: the log of a has no doc_hash, so documents are paired by their order." in compare([a, b]).notes
+    assert (
+        "t: the log of a has no doc_hash, so documents are paired by their order."
+        in compare([a, b]).notes
+    )
 
 
 def test_a_compressed_log_with_a_byte_order_mark_and_a_blank_line_is_read(tmp_path):
@@ -436,7 +472,9 @@ def test_credentials_of_others_are_not_repeated(tmp_path, given):
         for key, value in (("a", 0.0), ("b", 1.0))
     ]
     compared = moe_lab.compare(*files, output_dir=tmp_path / "out")
-    written = compared.page.read_text() + compared.file.read_text() + repr(read_evaluation("a", files[0]))
+    written = (
+        compared.page.read_text() + compared.file.read_text() + repr(read_evaluation("a", files[0]))
+    )
     assert "sk-123" not in written
     settings = "pretrained=x,api_key=***,base_url=https://...@host/v1,add_bos_token=True"
     assert read_evaluation("a", files[0]).settings == settings
@@ -461,7 +499,8 @@ def test_null_and_nan_are_no_value(tmp_path, missing):
     lines = {"a": samples_of(acc=[1.0, missing, 0.0]), "b": samples_of(acc=[0.0, 1.0, 0.0])}
     scores = {"a": 0.5, "b": 1 / 3}
     logs = [
-        evaluation(tmp_path, key, {"t": lines[key]}, scores={"t": {"acc,none": scores[key]}}) for key in "ab"
+        evaluation(tmp_path, key, {"t": lines[key]}, scores={"t": {"acc,none": scores[key]}})
+        for key in "ab"
     ]
     comparison = compare(logs)
     [row] = comparison.scores

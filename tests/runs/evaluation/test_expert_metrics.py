@@ -98,14 +98,22 @@ def test_stored_and_interrupted_runs_get_the_same_metrics(
 
     # all answers stored, those under policies too: none is asked for again
     (folder / "expert_metrics.json").unlink()
-    monkeypatch.setattr(ResponseLog, "answer", lambda self, *args: pytest.fail(f"asked: {self.path}"))
+    monkeypatch.setattr(
+        ResponseLog, "answer", lambda self, *args: pytest.fail(f"asked: {self.path}")
+    )
     execute(prepare(wanted), pool)
     assert (folder / "expert_metrics.json").exists()
 
 
 @pytest.mark.slow
 def test_the_command_writes_files_that_agree_with_each_other(tiny_olmoe_dir, tmp_path, capsys):
-    typed = ["method=base", "metrics=expert", f"model.path={tiny_olmoe_dir}", "task=toy_choice", "limit=5"]
+    typed = [
+        "method=base",
+        "metrics=expert",
+        f"model.path={tiny_olmoe_dir}",
+        "task=toy_choice",
+        "limit=5",
+    ]
     ended = run_command(capsys, *typed, f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
     folder = ended.folders[-1]
@@ -160,10 +168,15 @@ def test_several_tasks_have_their_documents_together_too(tiny_olmoe_dir, data, t
         (["method=base", "predict_only=true"], "predict_only"),
         (["method=base", "model.experts_per_token=16"], "all of its 16"),
         (["method=base", "metrics=experts"], "expert"),
-        (["method=base", "task=toy_safety"], "compares accuracies, and answers of this task are judged"),
+        (
+            ["method=base", "task=toy_safety"],
+            "compares accuracies, and answers of this task are judged",
+        ),
     ],
 )
-def test_what_has_no_expert_metrics_is_refused_before_weights_load(typed, named, tmp_path, capsys, loads):
+def test_what_has_no_expert_metrics_is_refused_before_weights_load(
+    typed, named, tmp_path, capsys, loads
+):
     ended = run_command(capsys, "metrics=expert", *typed, f"output_dir={tmp_path / 'out'}")
     assert ended.code == 2
     assert named in ended.err
@@ -185,14 +198,18 @@ def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch
     ended = run_command(capsys, *keys, "metrics=expert")  # both are stored without metrics
     assert ended.code == 0, ended.err
     folder = ended.folders[-1]
-    found, before = (json.loads((place / "expert_metrics.json").read_text()) for place in (folder, base))
+    found, before = (
+        json.loads((place / "expert_metrics.json").read_text()) for place in (folder, base)
+    )
     assert found["cost"]["asked_again"] > 0 and before["cost"]["asked_again"] > 0
     assert found["load_balance"]["all"]["value"] != before["load_balance"]["all"]["value"]
     assert found["baseline"]["run_id"] == before["run_id"] and "baseline" not in before
     for metric in ("load_balance", "collaboration", "capacity", "specialization"):
         assert found["baseline"][metric] == before[metric]
     assert before["differences"] == {}
-    losses = [each["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"] for each in (found, before)]
+    losses = [
+        each["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"] for each in (found, before)
+    ]
     values = {
         "load_balance/all": [each["load_balance"]["all"]["value"] for each in (found, before)],
         "capacity/most/tasks/toy_choice/acc,none": [loss["difference"] for loss in losses],

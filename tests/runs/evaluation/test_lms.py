@@ -66,15 +66,21 @@ def test_every_request_has_one_process_and_a_context_one_too(kind, contexts, pro
 def test_scoring_is_divided_by_what_is_read():
     """Subjects with long examples of their own, of which one would outweigh all questions if each question counted it."""
     lengths = dict(zip("ABCDEFGH", (50, 0, 3, 20, 8, 0, 15, 5), strict=True))
-    texts = [f"{one}{'example ' * n}{number:02} ?" for one, n in lengths.items() for number in range(20)]
+    texts = [
+        f"{one}{'example ' * n}{number:02} ?" for one, n in lengths.items() for number in range(20)
+    ]
     random.Random(0).shuffle(texts)
 
     def read(indices: Iterable[int]) -> int:
         """Characters of a trie of texts."""
-        return len({texts[index][:end] for index in indices for end in range(len(texts[index]) + 1)})
+        return len(
+            {texts[index][:end] for index in indices for end in range(len(texts[index]) + 1)}
+        )
 
     parts = divide("loglikelihood", [request("loglikelihood", text, " yes") for text in texts], 2)
-    assert sum(map(read, parts)) <= read(range(len(texts))) + max(map(len, texts)), "one text is shared"
+    assert sum(map(read, parts)) <= read(range(len(texts))) + max(map(len, texts)), (
+        "one text is shared"
+    )
     shares = [(read(part) + 4 * len(part)) for part in parts]
     assert 0.7 < shares[0] / shares[1] < 1.4, shares
 
@@ -83,7 +89,9 @@ def test_generation_is_dealt_evenly():
     """Short prompts with long answers, and the other way round: every process gets as many of both."""
     prompts = [f"Q{number}" for number in range(30)]
     prompts += [f"Passage {number}{' text' * 80}" for number in range(30)]
-    parts = divide("generate_until", [request("generate_until", prompt, {}) for prompt in prompts], 3)
+    parts = divide(
+        "generate_until", [request("generate_until", prompt, {}) for prompt in prompts], 3
+    )
     assert [len(part) for part in parts] == [20, 20, 20]
     assert [sum(index < 30 for index in part) for part in parts] == [10, 10, 10]
 
@@ -98,7 +106,9 @@ class StubLM:
         self.asked: list[tuple[str, int]] = []
         self.fails_at = fails_at
 
-    def answer(self, kind: str, requests: list[Request], on_answer: Callable[[int, Any], None]) -> None:
+    def answer(
+        self, kind: str, requests: list[Request], on_answer: Callable[[int, Any], None]
+    ) -> None:
         for index, ((text, *_), repeat) in reversed(list(enumerate(requests))):
             if text == self.fails_at:
                 raise KeyboardInterrupt
@@ -125,7 +135,9 @@ def recorded(folder: Path, lm: StubLM | None, shared: bool = False) -> RecordedL
 
 def ask(lm: RecordedLM, *texts: str, repeats: int = 1) -> list[Any]:
     """lm-eval lists an Instance once per repeat; two documents with one prompt are two Instances."""
-    made = [Instance("generate_until", {}, (text, {}), idx=0, task_name="", doc_id=0) for text in texts]
+    made = [
+        Instance("generate_until", {}, (text, {}), idx=0, task_name="", doc_id=0) for text in texts
+    ]
     return lm.generate_until([instance for instance in made for _ in range(repeats)])
 
 
@@ -145,7 +157,9 @@ def test_only_missing_answers_are_asked_after_an_interruption_too(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         ask(recorded(tmp_path, StubLM(fails_at="x")), "x", "y")
     model = StubLM()
-    assert ask(recorded(tmp_path, model), "x", "y") == answers_to("x", "y") and model.asked == [("x", 0)]
+    assert ask(recorded(tmp_path, model), "x", "y") == answers_to("x", "y") and model.asked == [
+        ("x", 0)
+    ]
 
 
 def test_repeats_are_numbered_and_equal_prompts_shared(tmp_path):
@@ -163,7 +177,9 @@ def test_cost_is_the_whole_runs(tmp_path):
     ask(recorded(tmp_path, StubLM()), "aaaaa", "bbbbb")
     lm = recorded(tmp_path, StubLM())
     ask(lm, "aaaaa", "ccccc")
-    assert lm.log.cost["tokens_in"] == 17, "two answers and one, five each, and one more per session"
+    assert lm.log.cost["tokens_in"] == 17, (
+        "two answers and one, five each, and one more per session"
+    )
     assert lm.log.cost["wall_seconds"] > 0 and lm.log.cost["peak_memory_bytes"] > 2**20
 
 
@@ -227,14 +243,20 @@ def test_a_kill_keeps_what_all_processes_have_answered(other, tmp_path):
     assert len(log) == 4 and log.cost["tokens_in"] == tokens
     log.close()
     assert answers_in(log.path, HEADER) == 4, "stored once"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["responses.3.jsonl", "responses.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "responses.3.jsonl",
+        "responses.jsonl",
+    ]
 
 
 COMMAND = ["-m", "method=roe", "method.n=4", "task=toy_math,toy_choice", "limit=4", "device=cpu"]
 
 
 def results_in(output: Path) -> dict[str, dict]:
-    return {file.parent.name: json.loads(file.read_text()) for file in output.glob("runs/*/results.json")}
+    return {
+        file.parent.name: json.loads(file.read_text())
+        for file in output.glob("runs/*/results.json")
+    }
 
 
 def answers_of(log: Path) -> dict[str, Any]:
@@ -252,7 +274,9 @@ def assert_equal_runs(output: Path, expected: Path) -> None:
         for count in ("tokens_in", "tokens_out"):
             assert one["cost"][count] == other["cost"][count], (name, count)
         assert one.get("roe") == other.get("roe")
-        answers = [answers_of(folder / "runs" / name / "responses.jsonl") for folder in (output, expected)]
+        answers = [
+            answers_of(folder / "runs" / name / "responses.jsonl") for folder in (output, expected)
+        ]
         assert answers[0].keys() == answers[1].keys()
         for key, answer in answers[0].items():
             if isinstance(answer, str):
@@ -285,8 +309,12 @@ def test_two_processes_give_the_results_of_one(tmp_path):
     assert fork_ranks(main, [*COMMAND, f"output_dir={two}"], log=log) == [0, 0], log.read_text()
     assert_equal_runs(two, one)
     assert log.read_text().count("report.html") == 1, "one process reports"
-    assert fork_ranks(main, [*COMMAND, f"output_dir={two}"], log=log) == [0, 0], "stored results are shown"
-    asked = {name: results["moe_lab"]["cost"]["tokens_in"] for name, results in results_in(one).items()}
+    assert fork_ranks(main, [*COMMAND, f"output_dir={two}"], log=log) == [0, 0], (
+        "stored results are shown"
+    )
+    asked = {
+        name: results["moe_lab"]["cost"]["tokens_in"] for name, results in results_in(one).items()
+    }
 
     codes = fork_ranks(killed_after_three_answers, [*COMMAND, f"output_dir={killed}"], log=log)
     assert codes[0] == -signal.SIGKILL and codes[1] != 0
@@ -294,10 +322,17 @@ def test_two_processes_give_the_results_of_one(tmp_path):
     (left,) = (file for file in logs if not file.with_name("results.json").exists())
     kept = answers_of(left) | answers_of(left.with_name("responses.1.jsonl"))
     assert len(answers_of(left)) == 3
-    assert main([*COMMAND, f"output_dir={killed}"]) == 0, "one process continues what two have begun"
-    assert kept.items() <= answers_of(left).items() and not left.with_name("responses.1.jsonl").exists()
+    assert main([*COMMAND, f"output_dir={killed}"]) == 0, (
+        "one process continues what two have begun"
+    )
+    assert (
+        kept.items() <= answers_of(left).items()
+        and not left.with_name("responses.1.jsonl").exists()
+    )
     lines = [json.loads(line) for line in left.read_text().splitlines()]
-    assert len([line for line in lines if "key" in line]) == len(answers_of(left)), "no answer is asked twice"
+    assert len([line for line in lines if "key" in line]) == len(answers_of(left)), (
+        "no answer is asked twice"
+    )
     assert results_in(killed).keys() == asked.keys()
 
 

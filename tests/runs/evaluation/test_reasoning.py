@@ -29,7 +29,12 @@ from tests.support.harmony import FINAL, OPEN, answer_with, harmony_tokenizer, r
 from tests.support.runs import small_data, write_jsonl
 
 PRESET: dict[str, Any] = {"think_end_token": FINAL, "max_gen_toks": 2048}
-WINOGRANDE = {"option1": "Ann", "option2": "Eve", "answer": "2", "sentence": "Ann thanked Eve since _ left."}
+WINOGRANDE = {
+    "option1": "Ann",
+    "option2": "Eve",
+    "answer": "2",
+    "sentence": "Ann thanked Eve since _ left.",
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +49,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(model: Path, data: Path, task: str = "gsm8k", preset: Any = PRESET, **keys: Any) -> Config:
+def config(
+    model: Path, data: Path, task: str = "gsm8k", preset: Any = PRESET, **keys: Any
+) -> Config:
     keys = {"num_fewshot": 1, "apply_chat_template": True, **keys}
     own = ModelConfig(name="gpt-oss", path=str(model), **preset)
     places = {"data_dir": str(data), "output_dir": str(data / "outputs"), "offline": True}
-    return Config(model=own, method=get_method("base").Config(), task=TaskConfig(name=task), **places, **keys)
+    return Config(
+        model=own, method=get_method("base").Config(), task=TaskConfig(name=task), **places, **keys
+    )
 
 
 def asked(given: Config) -> tuple[Any, list[list[Any]]]:
@@ -73,23 +82,32 @@ def test_a_worked_answer_is_scored_in_the_final_channel(model, data):
     task, documents = asked(given)
     prompt, answer = right_request(given, task, documents[0])
     assert prompt.endswith(f"<|end|>{OPEN}{FINAL}") and answer.endswith("#### 2")
-    assert documents[0][0].args[0].endswith(f"<|end|>{OPEN}"), "a generated reply begins with its reasoning"
+    assert documents[0][0].args[0].endswith(f"<|end|>{OPEN}"), (
+        "a generated reply begins with its reasoning"
+    )
 
 
 def test_a_reply_has_the_models_number_of_tokens_or_more(model, data):
     def settings(**keys: Any) -> dict[str, Any]:
-        return load_tasks(config(model, data, **keys))["tasks"]["gsm8k"].get_config("generation_kwargs")
+        return load_tasks(config(model, data, **keys))["tasks"]["gsm8k"].get_config(
+            "generation_kwargs"
+        )
 
     assert (settings()["max_gen_toks"], settings()[THINK_END]) == (2048, FINAL)
     assert settings(gen_kwargs={"max_new_tokens": 300})["max_new_tokens"] == 300
     assert "max_gen_toks" not in settings(gen_kwargs={"max_new_tokens": 300})
-    assert settings(preset={**PRESET, "max_gen_toks": 64})["max_gen_toks"] == 256, "lm-eval's own number"
+    assert settings(preset={**PRESET, "max_gen_toks": 64})["max_gen_toks"] == 256, (
+        "lm-eval's own number"
+    )
     for plain in (settings(apply_chat_template=False), settings(preset={})):
         assert THINK_END not in plain and "max_gen_toks" not in plain
 
 
 def test_an_answer_that_the_task_begins_has_no_reasoning(model, tmp_path):
-    text = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}}}
+    text = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}},
+    }
     write_jsonl(tmp_path / "rows.jsonl", [{"question": "2 + 2?", "answer": "4"}])
     yaml = text | {"task": "begun", "test_split": "test", "output_type": "generate_until"}
     yaml |= {"doc_to_text": "question", "doc_to_target": "answer", "gen_prefix": "It is"}
@@ -113,20 +131,26 @@ def test_it_is_part_of_a_runs_identity_with_a_chat_template_alone(model, data, t
     presets = ({}, PRESET, {**PRESET, "think_end_token": "</think>"})
     ids = {run_id(config(model, data, task, preset)) for preset in presets}
     assert len(ids) == 3
-    with pytest.raises(ConfigError, match="max_gen_toks=2048 has no effect without model.think_end_token"):
+    with pytest.raises(
+        ConfigError, match="max_gen_toks=2048 has no effect without model.think_end_token"
+    ):
         config(model, data, task, {"max_gen_toks": 2048})
 
 
 def test_answers_after_reasoning_are_no_references_of_c3po(model, data):
     settings: Any = SimpleNamespace(reference=["gsm8k"], reference_size=None)
-    with pytest.raises(ConfigError, match="gsm8k:train cannot be a reference of C3PO: the model reasons"):
+    with pytest.raises(
+        ConfigError, match="gsm8k:train cannot be a reference of C3PO: the model reasons"
+    ):
         reference_documents(config(model, data), settings)
     assert reference_documents(config(model, data, preset={}), settings).samples
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("right", "new_tokens"), [(True, 2048), (False, 20)], ids=["whole reply", "cut in the reasoning"]
+    ("right", "new_tokens"),
+    [(True, 2048), (False, 20)],
+    ids=["whole reply", "cut in the reasoning"],
 )
 def test_the_final_channel_is_graded(model, data, tmp_path, capsys, monkeypatch, right, new_tokens):
     """Document 0 asks for 0 + 2. lm-eval's `strict-match` would find the reasoning's `#### 3` first."""
@@ -141,7 +165,10 @@ def test_the_final_channel_is_graded(model, data, tmp_path, capsys, monkeypatch,
     assert result is not None
     sample = read_samples(result)["gsm8k"][0]
     scores = result["results"]["gsm8k"]
-    assert (scores["exact_match,strict-match"], scores["exact_match,flexible-extract"]) == (right, right)
+    assert (scores["exact_match,strict-match"], scores["exact_match,flexible-extract"]) == (
+        right,
+        right,
+    )
     assert sample.responses == [["It is\n#### 2" if right else ""]]
     assert result.cost["cut_reasoning"] == (not right)
     assert ("cut-reasoning" in marks_of(result)) == (not right)

@@ -36,7 +36,10 @@ def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline")
     run: Any = SimpleNamespace(**of_run, facts=facts(), config=config, method=method)
     samples = {"t": list(map(Sample.of, samples_of(**theirs)))}
     other = {"run_id": "theirs", "results": {"t": {}}, "samples": samples, "rounding": None}
-    evaluated = {"results": {"t": {f"{key},none": 0.0 for key in mine}}, "samples": {"t": samples_of(**mine)}}
+    evaluated = {
+        "results": {"t": {f"{key},none": 0.0 for key in mine}},
+        "samples": {"t": samples_of(**mine)},
+    }
     return moe_lab_block(run, evaluated, {"rounding": None}, {"roe": {}}, {name: other}, [])
 
 
@@ -60,11 +63,19 @@ def test_the_sign_is_the_same_for_other_scores_and_other_runs(name):
     bleu = [10.0 + number % 3 for number in range(20)]
     logs = [(-9.0 - number % 3, 5) for number in range(20)]
     mine = {"bleu": bleu, "word_perplexity": logs}
-    theirs = {"bleu": [value - 2 for value in bleu], "word_perplexity": [(log - 5, n) for log, n in logs]}
+    theirs = {
+        "bleu": [value - 2 for value in bleu],
+        "word_perplexity": [(log - 5, n) for log, n in logs],
+    }
     block = stored(mine, theirs, name)
     paired = (block if name == "baseline" else block["compared"][name])["paired"]["t"]
-    assert paired["bleu,none"]["difference"] == pytest.approx(2) and paired["bleu,none"]["ci95"][0] > 0
-    assert paired["word_perplexity,none"]["difference"] < 0 and paired["word_perplexity,none"]["ci95"][1] < 0
+    assert (
+        paired["bleu,none"]["difference"] == pytest.approx(2) and paired["bleu,none"]["ci95"][0] > 0
+    )
+    assert (
+        paired["word_perplexity,none"]["difference"] < 0
+        and paired["word_perplexity,none"]["ci95"][1] < 0
+    )
 
 
 # The cost
@@ -99,8 +110,19 @@ def test_energy_is_the_difference_of_two_readings(monkeypatch):
 
 
 def test_what_an_engine_counts_is_stored():
-    counts = {"tokens_in": 40.0, "tokens_out": 7.0, "near_ties": 3.0, "cut_prompts": 2.0, "wall_seconds": 4.0}
+    counts = {
+        "tokens_in": 40.0,
+        "tokens_out": 7.0,
+        "near_ties": 3.0,
+        "cut_prompts": 2.0,
+        "wall_seconds": 4.0,
+    }
     log: Any = SimpleNamespace(cost=counts, environment={})
     block = cost.cost_block(log)
-    assert [block[key] for key in ("tokens_in", "tokens_out", "near_ties", "cut_prompts")] == [40, 7, 3, 2]
+    assert [block[key] for key in ("tokens_in", "tokens_out", "near_ties", "cut_prompts")] == [
+        40,
+        7,
+        3,
+        2,
+    ]
     assert block["tokens_per_second"] == 10.0

@@ -52,14 +52,19 @@ def test_an_experiment_leaves_a_picture_beside_its_table(name, tmp_path):
     paths = runner.make_figure(experiment, "tiny", [cell], ModelPool(), folder, NO_COMPARISONS)
     stem = f"{name.replace('/', '-')}-tiny-{experiment.figure}"
     assert [path.name for path in paths] == [f"{stem}.png", f"{stem}.csv"]
-    assert runner.make_figure(experiment, "tiny", [cell_of()], ModelPool(), tmp_path, NO_COMPARISONS) == []
+    assert (
+        runner.make_figure(experiment, "tiny", [cell_of()], ModelPool(), tmp_path, NO_COMPARISONS)
+        == []
+    )
 
 
 PERPLEXITY = {
     "task": {"name": "t", "tasks": ["t"], "metric": "acc,none"},
     "value": 9.0,
     "baseline": {"run_id": "b", "results": {"t": {"acc,none": 10.0}}},
-    "paired": {"t": {"acc,none": {"n": 4, "difference": -1.0, "ci95": [-1.5, 0.5], "p_mcnemar": None}}},
+    "paired": {
+        "t": {"acc,none": {"n": 4, "difference": -1.0, "ci95": [-1.5, 0.5], "p_mcnemar": None}}
+    },
     "roe": {"n": 8, "temperatures": [0.0, 0.2], "cache": "clean"},
 }
 MEASURED = {"seconds": 1.28, "memory_bytes": 2**21}
@@ -78,8 +83,12 @@ STORED = {
 def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     asked: list[Any] = []
 
-    def cost_measurement(config: Config, models: ModelPool, ratio: float, *, compute: bool) -> dict[str, Any]:
-        asked.append((config.method.n, config.method.temperature, config.batch_size, ratio, compute))
+    def cost_measurement(
+        config: Config, models: ModelPool, ratio: float, *, compute: bool
+    ) -> dict[str, Any]:
+        asked.append(
+            (config.method.n, config.method.temperature, config.batch_size, ratio, compute)
+        )
         return STORED
 
     monkeypatch.setattr(equivalent, "cost_measurement", cost_measurement)
@@ -91,12 +100,16 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     assert row["calibrated_size_ratio"] is None
     assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
-    monkeypatch.setattr(equivalent, "cost_measurement", lambda *_, compute: STORED if compute else None)
+    monkeypatch.setattr(
+        equivalent, "cost_measurement", lambda *_, compute: STORED if compute else None
+    )
     assert equivalent.equivalent_rows([cell_of(**PERPLEXITY)], ModelPool(), compute=False) == []
     compared = {"calibration": {"run_id": "c", "results": {"t": {"acc,none": 9.5}}}}
     (row,) = equivalent.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
     assert row["calibrated_perplexity"] == 9.5
-    assert row["calibrated_size_ratio"] == pytest.approx((math.log(10) / math.log(9.5)) ** (1 / 0.076))
+    assert row["calibrated_size_ratio"] == pytest.approx(
+        (math.log(10) / math.log(9.5)) ** (1 / 0.076)
+    )
 
 
 def test_presets_are_the_papers_table_1(tmp_path):
@@ -104,7 +117,9 @@ def test_presets_are_the_papers_table_1(tmp_path):
     rows = runner.setup_rows(experiment)
     assert len(rows) == 3 * 3 + 3 * 3 * 4
     assert [row for row in rows if row["value"] != row["published"]] == []
-    markdown, table = runner.make_figure(experiment, "paper", [], ModelPool(), tmp_path, NO_COMPARISONS)
+    markdown, table = runner.make_figure(
+        experiment, "paper", [], ModelPool(), tmp_path, NO_COMPARISONS
+    )
     lines = markdown.read_text().splitlines()
     assert "| math | mixtral | max_temperature | 0.25 | 0.25 | Table 1 |" in lines
     assert "| commonsense | all | metric | accuracy | accuracy | Table 1 |" in lines
@@ -121,7 +136,9 @@ def test_a_logger_gets_numbers_and_pictures_only(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(runner, "open_logger", lambda config, **names: nullcontext(Seen()))
     for mode in ("run", "report"):  # it needs no runs
-        ended = run_command(capsys, "experiment=roe/table1", f"mode={mode}", f"output_dir={tmp_path}")
+        ended = run_command(
+            capsys, "experiment=roe/table1", f"mode={mode}", f"output_dir={tmp_path}"
+        )
         assert ended.code == 0 and "roe-table1-tiny.md" in ended.out
     assert [path.name for path in logged] == ["roe-table1-tiny.csv"] * 2
 
@@ -130,10 +147,14 @@ def test_a_logger_gets_numbers_and_pictures_only(monkeypatch, capsys, tmp_path):
 
 
 def test_the_ratio_is_that_of_two_sizes():
-    sizes = [8.8e13 * loss ** (-1 / equivalent.ALPHA_N) for loss in (2.0, 2.5)]  # equation 1.1, solved for N
+    sizes = [
+        8.8e13 * loss ** (-1 / equivalent.ALPHA_N) for loss in (2.0, 2.5)
+    ]  # equation 1.1, solved for N
     assert equivalent.size_ratio(2.0, 2.5) == pytest.approx(sizes[0] / sizes[1])
     assert equivalent.size_ratio(2.5, 2.5) == 1.0
-    assert equivalent.size_ratio(2.6, 2.5) < 1 < equivalent.size_ratio(2.4, 2.5), "less loss: a larger model"
+    assert equivalent.size_ratio(2.6, 2.5) < 1 < equivalent.size_ratio(2.4, 2.5), (
+        "less loss: a larger model"
+    )
     # 10 ** -0.076 = 0.8395: Kaplan et al. (2020), section 1.2, as a power law in N
     assert equivalent.size_ratio(0.8394600, 1.0) == pytest.approx(10, rel=1e-4)
     # OLMoE-7B as good as a 10.5B model (section 3.4)
@@ -146,7 +167,9 @@ def test_the_ratio_is_that_of_two_sizes():
 @pytest.fixture
 def roe(tiny_olmoe_dir: Path, tmp_path: Path) -> Config:
     keys = {"n": 3, "temperature": 0.2}
-    return config(tiny_olmoe_dir, tmp_path, tmp_path, "toy_math", "roe", method_keys=keys, batch_size=1)
+    return config(
+        tiny_olmoe_dir, tmp_path, tmp_path, "toy_math", "roe", method_keys=keys, batch_size=1
+    )
 
 
 def opened(model, tokenizer, order: list[str], name: str):
@@ -180,12 +203,16 @@ def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer
 
 def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
     seconds = iter([100.0, 3.0, 1.0, 2.0])
-    monkeypatch.setattr(equivalent, "_generate_once", lambda lm, count: (one := next(seconds), one + 5))
+    monkeypatch.setattr(
+        equivalent, "_generate_once", lambda lm, count: (one := next(seconds), one + 5)
+    )
     found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
     assert found == {"seconds": 2.0, "memory_bytes": 8}
 
 
-def test_an_end_token_does_not_end_a_measurement_and_a_shorter_answer_is_none(olmoe, tokenizer, monkeypatch):
+def test_an_end_token_does_not_end_a_measurement_and_a_shorter_answer_is_none(
+    olmoe, tokenizer, monkeypatch
+):
     """Every token of the greedy answer is made an end token: all are suppressed, others are generated."""
     monkeypatch.setattr(olmoe.generation_config, "eos_token_id", list(range(200)))
     setting = opened(olmoe, tokenizer, [], "a")
@@ -223,7 +250,11 @@ def test_each_setting_measures_its_own_model(roe, monkeypatch):
 
     monkeypatch.setattr(equivalent, "measure_in_turns", look)
     found = equivalent.cost_measurement(roe, ModelPool(), 2.0)
-    assert layers == {"base": 4, "roe": 4, "equivalent": 8} and rows == {"base": 1, "roe": 3, "equivalent": 1}
+    assert layers == {"base": 4, "roe": 4, "equivalent": 8} and rows == {
+        "base": 1,
+        "roe": 3,
+        "equivalent": 1,
+    }
     assert found is not None
     assert found["equivalent_non_embedding_parameters"] > 1.9 * found["non_embedding_parameters"]
 
@@ -243,7 +274,9 @@ def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(ro
     assert equivalent.cost_measurement(roe, models, 2.0, compute=False) is None
     hotter = replace(roe, method=replace(roe.method, temperature=0.4))
     assert equivalent.cost_measurement(hotter, models, 1.5, compute=False) is None
-    assert settings == [3] and len(list((Path(roe.output_dir) / "measurements").glob("*.json"))) == 1
+    assert (
+        settings == [3] and len(list((Path(roe.output_dir) / "measurements").glob("*.json"))) == 1
+    )
 
 
 def test_two_workers_do_not_measure_at_once(roe, monkeypatch):

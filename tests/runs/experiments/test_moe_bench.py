@@ -56,9 +56,13 @@ def fine_tuning(number: int) -> dict[tuple[str, ...], dict[str, float]]:
 def mean_of(line: dict[str, float], sizes: dict[str, int]) -> Score:
     """The average of a line as tables here compute it, with the standard error of independent tasks."""
     shares = {task: line[task] / 100 for task in sizes}
-    errors = {task: math.sqrt(share * (1 - share) / (sizes[task] - 1)) for task, share in shares.items()}
+    errors = {
+        task: math.sqrt(share * (1 - share) / (sizes[task] - 1)) for task, share in shares.items()
+    }
     own = {"model": "m", "method": "f", "metric": "acc,none", "run_id": "r"}
-    mean = task_mean([Score(task=task, value=shares[task], stderr=errors[task], **own) for task in sizes])
+    mean = task_mean(
+        [Score(task=task, value=shares[task], stderr=errors[task], **own) for task in sizes]
+    )
     assert mean is not None
     return mean
 
@@ -75,7 +79,11 @@ def cells_of(name: str, scale: str) -> tuple[Experiment, list[PreparedCell]]:
 
 def prepared(overrides: list[str]) -> PreparedCell:
     keys = {key: parsed(value) for key, _, value in (text.partition("=") for text in overrides)}
-    own = {key.removeprefix("method."): value for key, value in keys.items() if key.startswith("method.")}
+    own = {
+        key.removeprefix("method."): value
+        for key, value in keys.items()
+        if key.startswith("method.")
+    }
     model = ModelConfig(name=keys["model"])
     config = Config(model=model, method=Pretrain.Config(**own), metrics=keys.get("metrics", "none"))
     choices = {group: keys[group] for group in ("model", "method", "task")}
@@ -112,7 +120,9 @@ def test_the_marked_word_row_repeats_2_8_rows_in_all_six_scores():
     found, row = table3(), ("15/63+1", "word")
     coarse = {key: line for key, line in found.items() if key[0] in ("2/8", "1/7+1")}
     for each in load("table3").paper:
-        if (each.cell["method.label"], each.cell["method.router"]) == row and each.cell["task"] != "average":
+        if (each.cell["method.label"], each.cell["method.router"]) == row and each.cell[
+            "task"
+        ] != "average":
             task = each.cell["task"]
             [same] = [" ".join(key) for key, line in coarse.items() if line[task] == each.value][:1]
             assert each.mark is not None and f"the number of {same}" in each.mark, task
@@ -124,18 +134,29 @@ def test_table_6_has_23_rows_with_both_readings_and_marks_what_cannot_be_a_targe
     assert len(found) == 23 and ("auxiliary loss", "8/32") not in found
     wrong = set()
     for (setting, label), line in found.items():
-        assert len(line) == 5 and line["Capacity most (Table 6)"] == line["Capacity least (section 4.1)"]
+        assert (
+            len(line) == 5
+            and line["Capacity most (Table 6)"] == line["Capacity least (section 4.1)"]
+        )
         k, experts = map(int, label.partition("+")[0].split("/"))
-        unequal, alone = line["Load Balance"] > math.log2(experts), k == 1 and line["Collaboration"] == 0
+        unequal, alone = (
+            line["Load Balance"] > math.log2(experts),
+            k == 1 and line["Collaboration"] == 0,
+        )
         names = ["Load Balance"] * unequal + ["Collaboration"] * (unequal or alone)
         if line["Specialization"] < 0.01:
             names += [measure for measure in line if measure[:3] in ("Cap", "Spe")]
         wrong |= {(setting, label, name) for name in names}
         assert line["Collaboration"] < math.log2(experts - 1)
-    assert wrong == marked("table6", "method.regularizers", "method.label", "measure") and len(wrong) == 10
+    assert (
+        wrong == marked("table6", "method.regularizers", "method.label", "measure")
+        and len(wrong) == 10
+    )
 
 
-@pytest.mark.parametrize("name, designs", [("table3", 20), ("table6", 23), ("figure2", 13), ("figure3", 16)])
+@pytest.mark.parametrize(
+    "name, designs", [("table3", 20), ("table6", 23), ("figure2", 13), ("figure3", 16)]
+)
 def test_each_design_has_a_place_of_its_own_and_every_number_a_cell(name, designs):
     for scale in ("tiny", "paper"):
         found, cells = cells_of(name, scale)
@@ -145,11 +166,15 @@ def test_each_design_has_a_place_of_its_own_and_every_number_a_cell(name, design
         assert experiment is found, "no two designs in one place"
         losses = [cell for cell in shown if cell.of_training and "loss" in cell.metric]
         assert len(losses) == designs, "once for all tasks"
-        assert name != "table3" or {each.config.method.router for each in cells} >= {"word", "word-hash"}
+        assert name != "table3" or {each.config.method.router for each in cells} >= {
+            "word",
+            "word-hash",
+        }
     means = [cell.coordinates | {"task": "average"} for cell in shown if "task" in cell.coordinates]
     for number in found.paper:
         assert any(
-            number.cell.items() <= place.items() for place in [*(cell.coordinates for cell in shown), *means]
+            number.cell.items() <= place.items()
+            for place in [*(cell.coordinates for cell in shown), *means]
         ), number
 
 
@@ -160,11 +185,15 @@ def test_the_designs_of_a_table_have_equal_active_size_and_the_tables_share_thei
         recipes[name] = {repr(sorted(each.config.method.recipe().items())) for each in cells}
         assert {each.config.method.active_size for each in cells} == {128}
     assert len(recipes["table3"] | recipes["table6"]) == 20 + 23 - 4
-    assert len(recipes["figure2"] - recipes["table3"] - recipes["table6"]) == 7, "DeepSeek and dense"
+    assert len(recipes["figure2"] - recipes["table3"] - recipes["table6"]) == 7, (
+        "DeepSeek and dense"
+    )
     assert len(recipes["figure3"] - recipes["table6"]) == 4, "those with a bias"
 
 
-@pytest.mark.parametrize("name", "table3 table6 figure2 figure3 table4 table7 table9 figure1".split())
+@pytest.mark.parametrize(
+    "name", "table3 table6 figure2 figure3 table4 table7 table9 figure1".split()
+)
 def test_tiny_trainings_have_five_seeds(name):
     """One seed cannot rank trainings of this size."""
     trainings = [cell for cell in load(name).scale("tiny").overrides() if "method=base" not in cell]
@@ -196,7 +225,16 @@ REPEATS = {"1e-05": "experts", "5e-06": "router", "2e-06": "experts-router"}
 
 @pytest.mark.parametrize(
     ("number", "rows", "columns"),
-    [(4, 12, 6), (5, 13, 6), (7, 12, 5), (8, 13, 5), (9, 12, 9), (10, 13, 9), (11, 12, 3), (12, 13, 3)],
+    [
+        (4, 12, 6),
+        (5, 13, 6),
+        (7, 12, 5),
+        (8, 13, 5),
+        (9, 12, 9),
+        (10, 13, 9),
+        (11, 12, 3),
+        (12, 13, 3),
+    ],
 )
 def test_all_numbers_of_a_table_are_there(number, rows, columns):
     found = fine_tuning(number)
@@ -233,7 +271,9 @@ def test_rows_that_repeat_others_are_marked(number):
     found = fine_tuning(number)
     for rate, schedule in REPEATS.items():
         assert found["none", rate] == found[schedule, "-"]
-    same = [each for each in load(f"table{number}").paper if "the same numbers as" in (each.mark or "")]
+    same = [
+        each for each in load(f"table{number}").paper if "the same numbers as" in (each.mark or "")
+    ]
     marked = {each.cell["method.router_lr"] for each in same}
     assert marked == set(REPEATS)
 

@@ -77,7 +77,9 @@ def runs(monkeypatch, tmp_path, write):
 def seen(runs, monkeypatch):
     """The configurations that are prepared."""
     seen = []
-    monkeypatch.setattr(moe_lab.runs.jobs, "prepare", lambda one: seen.append(one) or runs.prepare(one))
+    monkeypatch.setattr(
+        moe_lab.runs.jobs, "prepare", lambda one: seen.append(one) or runs.prepare(one)
+    )
     return seen
 
 
@@ -102,7 +104,9 @@ def tables(tmp_path):
 
 
 def test_scales_expand_to_overrides_and_an_option_brings_its_own():
-    scale = Scale(grid={"task": ["a", "b"], "seed": [1, 2]}, cells=[["method=base"]], set=["limit=3"])
+    scale = Scale(
+        grid={"task": ["a", "b"], "seed": [1, 2]}, cells=[["method=base"]], set=["limit=3"]
+    )
     grid = [[f"task={task}", f"seed={seed}", "limit=3"] for task in "ab" for seed in (1, 2)]
     assert scale.overrides() == [*grid, ["method=base", "limit=3"]]
     methods = {"method": ["base", ["roe", "tuning=tpe", "seeds=2"]], "task": ["a"]}
@@ -138,7 +142,11 @@ def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, 
     def job_after(study, config):
         after.append((study, config.method.n))
         unfinished = SimpleNamespace(folder=Path("s"), profile=lambda: None)
-        return Job(config, [unfinished]) if config.method.n == 8 else Job(config, runs=[runs.prepare(config)])
+        return (
+            Job(config, [unfinished])
+            if config.method.n == 8
+            else Job(config, runs=[runs.prepare(config)])
+        )
 
     monkeypatch.setattr(cells, "job_after", job_after)
     monkeypatch.setattr(Job, "tune", Mock(side_effect=ResultsError("no trial is finished")))
@@ -186,7 +194,9 @@ def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
 def test_names_of_tables_tell_long_settings_apart():
     [experiment] = find_experiments("roe/figure6")
     temperatures = [f"method.temperature=[{','.join(['0.1'] * 40)},{last}]" for last in (1, 2)]
-    settings = [typed_settings(["data_dir=/a b/c", "method.profile=/a b/c", one]) for one in temperatures]
+    settings = [
+        typed_settings(["data_dir=/a b/c", "method.profile=/a b/c", one]) for one in temperatures
+    ]
     stems = [file_stem(replace(experiment, typed=typed), "tiny") for typed in settings]
     assert len(set(stems)) == 2
     for stem in stems:
@@ -208,7 +218,9 @@ def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, m
     monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)
     assert run_command(capsys, "experiment=table_t", "rerun=true").code == 1
     text = (tables / "paper-table_t-tiny.md").read_text()
-    assert "4 of 4 cells are measured" in text and "- tiny, toy_math, base: the disk is full" in text
+    assert (
+        "4 of 4 cells are measured" in text and "- tiny, toy_math, base: the disk is full" in text
+    )
 
 
 def test_without_data_no_table_is_written_and_the_plan_says_so_once(refuse, tables, capsys):
@@ -234,7 +246,9 @@ def test_cells_in_one_place_are_told_apart_by_their_settings(runs, tables, capsy
     assert run_command(capsys, *typed).code == 0
     [table] = tables.glob("*.csv")
     assert [row["settings"] for row in csv_rows(table)] == ["method.n=4", "method.n=8"]
-    lines = [line for line in table.with_suffix(".md").read_text().splitlines() if "| tiny |" in line]
+    lines = [
+        line for line in table.with_suffix(".md").read_text().splitlines() if "| tiny |" in line
+    ]
     assert len(lines) == 2
 
 
@@ -258,7 +272,9 @@ def test_roe_at_temperature_0_is_a_column_of_its_own(runs, write, tables, capsys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axis, shown", [("", False), ("apply_chat_template: [false, true], ", True)])
+@pytest.mark.parametrize(
+    "axis, shown", [("", False), ("apply_chat_template: [false, true], ", True)]
+)
 def test_a_row_key_that_no_cell_has_is_left_out(axis, shown, runs, write, tables, capsys):
     """Chat templates are an axis of Figure 3 at one scale and none at the others."""
     rows = ("rows: [model, task]", "rows: [model, task, apply_chat_template]")
@@ -271,7 +287,9 @@ def test_a_row_key_that_no_cell_has_is_left_out(axis, shown, runs, write, tables
 
 
 @pytest.mark.slow
-def test_a_finished_cell_is_not_run_again_and_a_report_rebuilds_from_what_is_stored(runs, tables, capsys):
+def test_a_finished_cell_is_not_run_again_and_a_report_rebuilds_from_what_is_stored(
+    runs, tables, capsys
+):
     table = tables / "paper-table_t-tiny.md"
     runs.errors["tiny-base-toy_choice-0"] = KeyboardInterrupt()
     assert run_command(capsys, "experiment=table_t").code == 130
@@ -294,10 +312,15 @@ def test_a_finished_cell_is_not_run_again_and_a_report_rebuilds_from_what_is_sto
 
 @pytest.mark.slow
 def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, refuse, capsys):
-    refuse(TaskError("toy_choice.jsonl is missing"), lambda config: config.task.name == "toy_choice")
+    refuse(
+        TaskError("toy_choice.jsonl is missing"), lambda config: config.task.name == "toy_choice"
+    )
     ended = run_command(capsys, "experiment=table_t")
     assert ended.code == 1
-    assert "Cannot run tiny-base-toy_choice, tiny-roe-toy_choice: toy_choice.jsonl is missing" in ended.err
+    assert (
+        "Cannot run tiny-base-toy_choice, tiny-roe-toy_choice: toy_choice.jsonl is missing"
+        in ended.err
+    )
     assert len(runs.executed) == 2
     assert run_command(capsys, "experiment=table_t", "mode=plan").code == 0
 
@@ -322,7 +345,9 @@ def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, write, tables, caps
     assert "2 of 4 cells" in files[0].read_text(), "what is stored is shown"
     assert not (tables / "paper-table_v-tiny.md").exists()
     page = tree(tables / "index.html")
-    assert len(page.xpath("//tr[@data-state='not run']")) == 2 + 2, "the page names every cell of both tables"
+    assert len(page.xpath("//tr[@data-state='not run']")) == 2 + 2, (
+        "the page names every cell of both tables"
+    )
 
 
 def test_a_table_is_logged_in_the_group_of_its_command(runs, tables, capsys, monkeypatch):
@@ -374,7 +399,9 @@ def test_a_malformed_experiment_is_named(change, message, tmp_path):
     assert str(file) in str(error.value) and message in str(error.value)
 
 
-def test_names_are_found_with_and_without_their_folder_and_in_folders_of_config_dir(runs, write, tmp_path):
+def test_names_are_found_with_and_without_their_folder_and_in_folders_of_config_dir(
+    runs, write, tmp_path
+):
     assert [each.name for each in find_experiments("table_t")] == ["paper/table_t"]
     assert [each.name for each in find_experiments("paper/table_t,table_t")] == ["paper/table_t"]
     write("table_10", folder="mine/experiments/own")
@@ -383,7 +410,9 @@ def test_names_are_found_with_and_without_their_folder_and_in_folders_of_config_
     found = find_experiments("own/table_10,table_10,table_t,paper/table_t", folders)
     assert [each.name for each in found] == ["own/table_10", "table_t", "paper/table_t"]
     assert found[1].title == "Mine", "a whole name comes before the last part of another"
-    assert {"own/table_10", "paper/table_t"} < {each.name for each in find_experiments("all", folders)}
+    assert {"own/table_10", "paper/table_t"} < {
+        each.name for each in find_experiments("all", folders)
+    }
     with pytest.raises(ConfigError) as error:
         find_experiments("own/table_1", folders)
     assert "Did you mean 'own/table_10'?" in str(error.value)
@@ -402,10 +431,15 @@ def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
     Cells whose overrides all stand in earlier ones too are left out: there are hundreds.
     """
     experiments = find_experiments("all")
-    assert {each.name for each in experiments} >= {"roe/table1", *(f"roe/figure{i}" for i in range(3, 11))}
+    assert {each.name for each in experiments} >= {
+        "roe/table1",
+        *(f"roe/figure{i}" for i in range(3, 11)),
+    }
     seen: set[str] = set()
     for experiment in experiments:
-        assert set(experiment.scales) == {"tiny", "small", "paper"}, "experiment=all has every scale"
+        assert set(experiment.scales) == {"tiny", "small", "paper"}, (
+            "experiment=all has every scale"
+        )
         for scale in experiment.scales.values():
             for overrides in [*scale.overrides(), *([scale.profile] if scale.profile else [])]:
                 if not seen.issuperset(overrides):
@@ -415,7 +449,9 @@ def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
 
 
 def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkeypatch):
-    scores = {"acc,none": {"ci95_documents": [0.2, 0.8], "difference_ci95_documents": [-0.25, 0.75]}}
+    scores = {
+        "acc,none": {"ci95_documents": [0.2, 0.8], "difference_ci95_documents": [-0.25, 0.75]}
+    }
     told = {"scores": dict.fromkeys(("toy_math", "toy_choice"), scores)}
     monkeypatch.setattr(cells, "summary", lambda outcomes: told)
     values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
@@ -432,7 +468,9 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     text = table.read_text()
     assert "0.5000 ± 0.1000 [0.2000, 0.8000] seeds [0.2516, 0.7484]" in text
     assert "standard deviation after ±" in text
-    assert "| +0.1000 [-0.2500, +0.7500] over documents |" in text and "(p=" not in text, "equal differences"
+    assert "| +0.1000 [-0.2500, +0.7500] over documents |" in text and "(p=" not in text, (
+        "equal differences"
+    )
     row = list(csv.DictReader(table.with_suffix(".csv").open()))[1]
     assert (row["seeds"], row["difference_low"]) == ("3", "-0.25")
     assert float(row["std"]) == pytest.approx(0.1)
@@ -455,7 +493,9 @@ def test_settings_of_a_method_reach_the_cells_that_have_them(other, seen, capsys
         taken = {config.method.name: config for config in seen}
         assert list(taken) == ["base", "roe", "c3po"]
         assert taken["roe"].method.weights == "perturbed" and taken["c3po"].method.k == 5
-        recorded = [[one for one in config.overrides if "method." in one] for config in taken.values()]
+        recorded = [
+            [one for one in config.overrides if "method." in one] for config in taken.values()
+        ]
         assert recorded == [[], ["method.weights=perturbed"], ["method.k=5"]]
     seen.clear()
     assert run_command(capsys, "experiment=table_u", typed[1], "mode=report").code == 0
@@ -476,16 +516,25 @@ def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, o
     ended = run_command(capsys, "experiment=table_t,table_u", "method.step=2", "mode=plan")
     assert ended.code == 2
     assert "no cell of experiment=table_t,table_u has it. Did you mean 'steps'?" in ended.err
-    assert run_command(capsys, "experiment=table_u", "method.weights=perturbed", "mode=plan").code == 2
+    assert (
+        run_command(capsys, "experiment=table_u", "method.weights=perturbed", "mode=plan").code == 2
+    )
     ended = run_command(capsys, "experiment=table_t", "scale=small", "method=base")
     assert ended.code == 2
     assert "it is a key of roe" in ended.err and "applies to every cell" in ended.err
 
 
-def test_another_method_takes_its_settings_in_every_cell_and_equal_cells_are_one(seen, capsys, monkeypatch):
+def test_another_method_takes_its_settings_in_every_cell_and_equal_cells_are_one(
+    seen, capsys, monkeypatch
+):
     monkeypatch.setattr(C3PO, "references_left", lambda *asked: {})
-    assert run_command(capsys, "experiment=table_t", "method=c3po", "method.k=5", "mode=plan").code == 0
-    assert [(config.method.name, config.method.k) for config in seen] == [("c3po", 5)] * 2, "both are one"
+    assert (
+        run_command(capsys, "experiment=table_t", "method=c3po", "method.k=5", "mode=plan").code
+        == 0
+    )
+    assert [(config.method.name, config.method.k) for config in seen] == [("c3po", 5)] * 2, (
+        "both are one"
+    )
     seen.clear()
     assert run_command(capsys, "experiment=table_t", "scale=small", "mode=plan").code == 0
     assert [config.method.n for config in seen] == [4, 8]
@@ -497,10 +546,18 @@ def test_a_plan_has_cells_whose_temperatures_a_study_will_find(capsys, tmp_path)
     ended = run_command(capsys, "experiment=roe/figure4", "mode=plan", f"output_dir={tmp_path}")
     assert ended.code == 0 and "method.temperature=profile" in ended.out
     rows = [line for line in ended.out.splitlines() if "cache=clean" in line]
-    split = [re.search(r" method.n=(\d+) (\S+) .*  (\d+)  +([\d,]+)  ", row).groups() for row in rows]
+    split = [
+        re.search(r" method.n=(\d+) (\S+) .*  (\d+)  +([\d,]+)  ", row).groups() for row in rows
+    ]
     tokens, others = (
-        {n: count for n, temperature, _, count in split if temperature == f"method.temperature={which}"}
+        {
+            n: count
+            for n, temperature, _, count in split
+            if temperature == f"method.temperature={which}"
+        }
         for which in ("profile", "0")
     )
-    assert {documents for *_, documents, _ in split} == {"4"}, "the documents are the cell's, not the study's"
+    assert {documents for *_, documents, _ in split} == {"4"}, (
+        "the documents are the cell's, not the study's"
+    )
     assert len(set(tokens.values())) == 4 and tokens.items() <= others.items()

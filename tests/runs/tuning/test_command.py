@@ -37,7 +37,10 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     profile = yaml.safe_load((folder / "best.yaml").read_text())
     trials = pandas.read_csv(folder / "trials.csv")
     assert list(trials["number"]) == [0, 1, 2, 3]
-    assert profile["untuned_score"] == trials["value"][0] and profile["score"] >= profile["untuned_score"]
+    assert (
+        profile["untuned_score"] == trials["value"][0]
+        and profile["score"] >= profile["untuned_score"]
+    )
     assert profile["temperature"][0] == profile["temperature"][-1] == 0
 
     blocks = [result["moe_lab"] for result in first.results]
@@ -72,12 +75,17 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     for file in (folder / "figures").iterdir():
         file.unlink()
     assert run_command(capsys, *command).code == 0
-    assert {file.name for file in (folder / "figures").glob("*.png")} == {"history.png", "heatmap.png"}
+    assert {file.name for file in (folder / "figures").glob("*.png")} == {
+        "history.png",
+        "heatmap.png",
+    }
     assert loads == []
 
 
 @pytest.mark.slow
-def test_calibration_finds_the_scale_of_the_lowest_perplexity(tiny_olmoe_dir, tmp_path, capsys, monkeypatch):
+def test_calibration_finds_the_scale_of_the_lowest_perplexity(
+    tiny_olmoe_dir, tmp_path, capsys, monkeypatch
+):
     """Its perplexity on the tuning documents is that of scoring them with the scale, and the test has none of them."""
     monkeypatch.chdir(tmp_path)
     command = ["method=calibration", f"model.path={tiny_olmoe_dir}", "task=toy_text", "limit=5"]
@@ -85,13 +93,18 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(tiny_olmoe_dir, tm
     assert ended.code == 0, ended.err
     [folder] = (tmp_path / "outputs" / "studies").iterdir()
     profile = yaml.safe_load((folder / "best.yaml").read_text())
-    assert profile["score"] < profile["untuned_score"] and profile["score"] == profile["calibrated_score"]
+    assert (
+        profile["score"] < profile["untuned_score"]
+        and profile["score"] == profile["calibrated_score"]
+    )
     [result] = [one for one in ended.results if one["moe_lab"]["method"]["name"] == "calibration"]
     assert result["moe_lab"]["calibration"]["logit_scale"] == profile["logit_scale"]
     assert "untuned" not in result["moe_lab"]
     perplexity = "word_perplexity,none"
     base = result["moe_lab"]["baseline"]["results"]["toy_text"][perplexity]
-    assert result["results"]["toy_text"][perplexity] < base, "a random model is sure of nothing that is right"
+    assert result["results"]["toy_text"][perplexity] < base, (
+        "a random model is sure of nothing that is right"
+    )
     by_hand = run_command(capsys, *command, f"method.logit_scale={profile['logit_scale']}")
     [again] = by_hand.results
     assert again["results"] == result["results"] | {"toy_text": again["results"]["toy_text"]}
@@ -102,11 +115,19 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(tiny_olmoe_dir, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task, compared", [("toy_text", True), ("toy_math", False)])
-def test_every_study_measures_its_control(task, compared, tiny_olmoe_dir, tmp_path, capsys, monkeypatch):
+def test_every_study_measures_its_control(
+    task, compared, tiny_olmoe_dir, tmp_path, capsys, monkeypatch
+):
     """The base model's scale is that of a study of the scale alone, and the values of the trials stay unscaled. Greedy
     answers are not compared: a scale does not change them."""
     monkeypatch.chdir(tmp_path)
-    settings = [f"model.path={tiny_olmoe_dir}", f"task={task}", "limit=3", "seeds=1", "tuning.num_samples=3"]
+    settings = [
+        f"model.path={tiny_olmoe_dir}",
+        f"task={task}",
+        "limit=3",
+        "seeds=1",
+        "tuning.num_samples=3",
+    ]
     uniform = ["tuning=uniform", "tuning.max_temperature=1", "tuning.step=1"]
     ended = run_command(capsys, "method=roe", "method.n=2", *settings, *uniform)
     assert ended.code == 0, ended.err
@@ -131,25 +152,33 @@ def test_a_run_that_was_tuned_worse_than_calibration_is_marked(tmp_path, capsys,
     common = ["method=roe", "method.n=2", "task=toy_math", "limit=2", "seeds=1", *tuning]
     temperatures = {}
     for tuning in ("tpe", "random"):
-        ended = run_command(capsys, *common, f"tuning={tuning}", f"output_dir={tuning}", "device=cpu")
+        ended = run_command(
+            capsys, *common, f"tuning={tuning}", f"output_dir={tuning}", "device=cpu"
+        )
         assert ended.code == 0, ended.err
         [folder] = (tmp_path / tuning / "studies").iterdir()
         profile = yaml.safe_load((folder / "best.yaml").read_text())
         assert profile["score"] > profile["calibrated_score"]
         assert ended.out.count("worse-than-calibrated: ") == 1
-        temperatures[tuning] = pandas.read_csv(folder / "trials.csv").filter(like="params_layer").to_numpy()
+        temperatures[tuning] = (
+            pandas.read_csv(folder / "trials.csv").filter(like="params_layer").to_numpy()
+        )
     equal = (temperatures["tpe"] == temperatures["random"]).all(axis=1)
     assert list(equal) == [True] * 3 + [False] * 7
 
 
 @pytest.mark.slow
-def test_a_tuned_value_at_the_bound_of_its_search_is_marked(tiny_olmoe_dir, tmp_path, capsys, monkeypatch):
+def test_a_tuned_value_at_the_bound_of_its_search_is_marked(
+    tiny_olmoe_dir, tmp_path, capsys, monkeypatch
+):
     """In the profile, on the terminal, on the page and in the figure; the scale is searched with the temperature."""
     from moe_lab.runs.tuning.search import Search
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Search, "at_bound", lambda self, params, scale: ["temperature"])
-    command = f"method=roe method.n=2 model.path={tiny_olmoe_dir} task=toy_text limit=3 seeds=1".split()
+    command = (
+        f"method=roe method.n=2 model.path={tiny_olmoe_dir} task=toy_text limit=3 seeds=1".split()
+    )
     command += "tuning=uniform tuning.max_temperature=2 tuning.step=1 tuning.num_samples=2".split()
     ended = run_command(capsys, *command, "tuning.logit_scale=true")
     assert ended.code == 0, ended.err
@@ -164,8 +193,12 @@ def test_a_tuned_value_at_the_bound_of_its_search_is_marked(tiny_olmoe_dir, tmp_
     [result] = [one for one in ended.results if "roe" in one["moe_lab"]]
     assert result["moe_lab"]["tuning"]["at_bound"] == ["temperature"]
     assert result["moe_lab"]["roe"]["logit_scale"] == profile["logit_scale"] != 1
-    difference = result["moe_lab"]["compared"]["calibration"]["paired"]["toy_text"]["word_perplexity,none"]
-    calibrated = result["moe_lab"]["compared"]["calibration"]["results"]["toy_text"]["word_perplexity,none"]
+    difference = result["moe_lab"]["compared"]["calibration"]["paired"]["toy_text"][
+        "word_perplexity,none"
+    ]
+    calibrated = result["moe_lab"]["compared"]["calibration"]["results"]["toy_text"][
+        "word_perplexity,none"
+    ]
     scored = result["results"]["toy_text"]["word_perplexity,none"]
     assert difference["difference"] == pytest.approx(scored - calibrated)
     assert "at-bound: a tuned value is at the bound" in ended.out and "at bound" in ended.out
@@ -194,7 +227,8 @@ def test_killed_three_times_it_ends_with_the_trials_of_an_unbroken_study(command
     for output in ("killed", "unbroken"):
         assert run_forked(tmp_path, *longer, "device=cpu", f"output_dir={output}").code == 0
     killed, unbroken = (
-        trials(output).filter(regex="^(number|value|state|params_)") for output in ("killed", "unbroken")
+        trials(output).filter(regex="^(number|value|state|params_)")
+        for output in ("killed", "unbroken")
     )
     assert list(killed["number"]) == list(range(15)) and len(killed.columns) > 4
     pandas.testing.assert_frame_equal(killed, unbroken, check_exact=True)

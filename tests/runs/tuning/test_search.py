@@ -39,22 +39,40 @@ def test_a_model_is_known_by_its_shape_whatever_it_is_called():
     assert preset("commonsense", None).skip_layers == 1 and preset("code", None).cache == "clean"
 
 
-def tuned(*overrides: str, method: dict | None = None, category: str | None = "math", **tuning) -> Config:
-    roe, search = get_method("roe").Config(**(method or {})), TuningConfig(**{"name": "tpe", **tuning})
-    return Config(method=roe, task=TaskConfig(category=category), tuning=search, overrides=list(overrides))
+def tuned(
+    *overrides: str, method: dict | None = None, category: str | None = "math", **tuning
+) -> Config:
+    roe, search = (
+        get_method("roe").Config(**(method or {})),
+        TuningConfig(**{"name": "tpe", **tuning}),
+    )
+    return Config(
+        method=roe, task=TaskConfig(category=category), tuning=search, overrides=list(overrides)
+    )
 
 
 def test_presets_fill_what_was_not_typed():
     config, search = resolve(tuned(), facts("mixtral", 32))
-    assert config.method.n == 64 and config.method.temperature == 0.0 and config.method.cache == "standard"
+    assert (
+        config.method.n == 64
+        and config.method.temperature == 0.0
+        and config.method.cache == "standard"
+    )
     assert (search.n_trials, search.num_samples, search.max_temperature) == (50, 100, 0.25)
     assert list(search.layers) == list(range(5, 27))
     assert search.direction == "minimize"
     typed = ("method.n=3", "method.cache=clean")
-    given = tuned(*typed, method={"n": 3, "skip_layers": 2}, metric="accuracy", n_trials=7, num_samples=9)
+    given = tuned(
+        *typed, method={"n": 3, "skip_layers": 2}, metric="accuracy", n_trials=7, num_samples=9
+    )
     config, search = resolve(given, facts("mixtral", 32))
     assert config.method.n == 3 and config.method.cache == "clean"
-    assert (search.metric, search.n_trials, search.num_samples, search.skip_layers) == ("accuracy", 7, 9, 2)
+    assert (search.metric, search.n_trials, search.num_samples, search.skip_layers) == (
+        "accuracy",
+        7,
+        9,
+        2,
+    )
     assert search.direction == "maximize"
 
 
@@ -69,7 +87,15 @@ def test_the_untuned_model_is_trial_0_and_other_trials_are_the_samplers():
 def test_uniform_tries_every_step_in_all_layers():
     search = resolve(tuned(name="uniform", max_temperature=0.3), facts())[1]
     assert search.n_trials == 7
-    assert [search.fixed(k)["temperature"] for k in range(7)] == [0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3]
+    assert [search.fixed(k)["temperature"] for k in range(7)] == [
+        0,
+        0.05,
+        0.1,
+        0.15,
+        0.2,
+        0.25,
+        0.3,
+    ]
     assert search.temperatures({"temperature": 0.15}) == [0.15] * 8
     assert resolve(tuned(name="uniform"), facts())[1].n_trials == 21
 
@@ -93,16 +119,27 @@ def test_seeds_are_five_with_tuning_unless_given():
     assert replace(tuned(), seeds=2).num_seeds == 2
     assert Config(method=get_method("roe").Config()).num_seeds == 1
     assert tuned(seeds=3).num_seeds == tuned(seeds=3).num_studies == 3
-    assert Config(method=get_method("roe").Config(), tuning=TuningConfig(seeds=3), seeds=2).num_seeds == 2
+    assert (
+        Config(method=get_method("roe").Config(), tuning=TuningConfig(seeds=3), seeds=2).num_seeds
+        == 2
+    )
 
 
 # Bounds and grids
 
 
-SEARCH = {"metric": "perplexity", "n_trials": 1, "num_samples": 1, "max_temperature": 0.5, "skip_layers": 1}
+SEARCH = {
+    "metric": "perplexity",
+    "n_trials": 1,
+    "num_samples": 1,
+    "max_temperature": 0.5,
+    "skip_layers": 1,
+}
 
 
-@pytest.mark.parametrize(("found", "named"), [(0.5, True), (0.495, True), (0.48, False), (0.0, False)])
+@pytest.mark.parametrize(
+    ("found", "named"), [(0.5, True), (0.495, True), (0.48, False), (0.0, False)]
+)
 def test_a_temperature_at_the_bound_is_named(found, named):
     one = Search(tuning="uniform", moe_layers=4, **SEARCH)
     assert one.at_bound({"temperature": found}, 1.0) == (["temperature"] if named else [])
@@ -126,7 +163,10 @@ GRID = [{"power": 0.0, "rank": 1}, {"power": 0.5, "rank": 4}, {"power": 0.25, "r
 def test_a_grid_has_a_trial_for_each_point():
     search = Search(tuning="grid", moe_layers=4, grid=GRID, open_ended=("power",), **SEARCH)
     assert [search.fixed(number) for number in range(3)] == GRID
-    assert search.bounds == {"power": (0.0, 0.5), "rank": (1, 4)} and search.temperatures(GRID[1]) == []
+    assert (
+        search.bounds == {"power": (0.0, 0.5), "rank": (1, 4)}
+        and search.temperatures(GRID[1]) == []
+    )
     assert [search.at_bound(point, 1.0) for point in GRID] == [[], ["power"], []]
     other = Search(tuning="grid", moe_layers=4, grid=GRID[:2], **SEARCH)
     assert search.identity["grid"] == GRID and other.identity != search.identity
@@ -219,7 +259,9 @@ fork = multiprocessing.get_context("fork")
 
 
 def search(n_trials: int, **keys) -> Search:
-    given = dict(tuning="tpe", metric="perplexity", num_samples=4, max_temperature=0.5, skip_layers=1)
+    given = dict(
+        tuning="tpe", metric="perplexity", num_samples=4, max_temperature=0.5, skip_layers=1
+    )
     return Search(n_trials=n_trials, moe_layers=5, **(given | keys))
 
 
@@ -324,7 +366,9 @@ def test_two_processes_share_a_study(tmp_path):
         process.start()
     for process in both:
         process.join(120)
-    numbers = [int(number) for name in ("one", "other") for number in (tmp_path / name).read_text().split()]
+    numbers = [
+        int(number) for name in ("one", "other") for number in (tmp_path / name).read_text().split()
+    ]
     assert sorted(numbers) == list(range(30))
     with Trials(tmp_path, search(30), seed=3) as trials:
         assert trials.claim() is None

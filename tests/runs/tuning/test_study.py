@@ -63,7 +63,11 @@ def test_more_trials_are_the_same_study_and_anything_else_is_another(gsm8k):
     tuning = gsm8k.tuning
     first = study_id()
     assert study_id(tuning=replace(tuning, n_trials=99)) == first
-    assert study_id(limit=3) == first and study_id(seeds=3) == first and study_id(batch_size=2) == first
+    assert (
+        study_id(limit=3) == first
+        and study_id(seeds=3) == first
+        and study_id(batch_size=2) == first
+    )
     method = get_method("roe").Config
     others = [
         {"seed": 1},
@@ -92,7 +96,9 @@ def test_tuning_seeds_are_as_many_studies_each_with_a_seed_of_its_own(gsm8k):
     grid = TuningConfig(name="grid", num_samples=4)
     certain = replace(gsm8k, method=get_method("top-k").Config(), tuning=grid, seeds=5)
     assert job_of(certain).coming == 1, "a method without randomness"
-    with pytest.raises(ConfigError, match=r"tuning.seeds=3 evaluates each .* seeds=5 .* Leave seeds out"):
+    with pytest.raises(
+        ConfigError, match=r"tuning.seeds=3 evaluates each .* seeds=5 .* Leave seeds out"
+    ):
         replace(gsm8k, tuning=replace(gsm8k.tuning, seeds=3), seeds=5)
 
 
@@ -107,7 +113,11 @@ BY_ACCURACY = {"tuning": TuningConfig(name="tpe", num_samples=12, metric="accura
         ({"task": TaskConfig(name=["gsm8k", "addsub"])}, ConfigError, "tunes on one task"),
         ({"task": TaskConfig(name="gsm8k", metric="acc,none")}, TaskError, "is not reported"),
         ({"gen_kwargs": {"num_beams": 3}}, ConfigError, "beam search"),
-        ({"task": TaskConfig(name="addsub"), "num_fewshot": 0} | BY_ACCURACY, TaskError, "none is left"),
+        (
+            {"task": TaskConfig(name="addsub"), "num_fewshot": 0} | BY_ACCURACY,
+            TaskError,
+            "none is left",
+        ),
         (
             {"task": TaskConfig(name="toy_text"), "num_fewshot": 0} | BY_ACCURACY,
             ConfigError,
@@ -140,7 +150,9 @@ def addsub(model, data, output, **keys):
     return tuned(model, data, output, "addsub", num_fewshot=0, tuning=tuning, **keys)
 
 
-def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(tiny_olmoe_dir, own_data, tmp_path):
+def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(
+    tiny_olmoe_dir, own_data, tmp_path
+):
     """Broken by: solutions that the model itself wrote, whose perplexity any averaging makes worse, and by a test
     document that is lost to the study. GSM8K's test split is not read."""
     given = addsub(tiny_olmoe_dir, own_data, tmp_path, gen_kwargs={"max_gen_toks": 8})
@@ -167,7 +179,9 @@ def test_gsm8ks_option_is_what_a_study_on_it_takes(tiny_olmoe_dir, data, tmp_pat
 
 
 @pytest.mark.parametrize("answers", [None, "bare"])
-def test_choices_without_gsm8ks_answers_are_named(answers, tiny_olmoe_dir, own_data, tmp_path, monkeypatch):
+def test_choices_without_gsm8ks_answers_are_named(
+    answers, tiny_olmoe_dir, own_data, tmp_path, monkeypatch
+):
     monkeypatch.setattr(load, "load_model", None)
     file = own_data / "gsm8k" / "train.jsonl"
     file.unlink()
@@ -221,12 +235,19 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("task", ANSWERS)
-def test_perplexity_is_that_of_the_reference_answers(task, tiny_olmoe_dir, data, tmp_path, olmoe, tokenizer):
+def test_perplexity_is_that_of_the_reference_answers(
+    task, tiny_olmoe_dir, data, tmp_path, olmoe, tokenizer
+):
     """Against the untouched model, document by document."""
-    study = study_of(tiny_olmoe_dir, data, tmp_path, task, num_fewshot=0, tuning={"metric": "perplexity"})
+    study = study_of(
+        tiny_olmoe_dir, data, tmp_path, task, num_fewshot=0, tuning={"metric": "perplexity"}
+    )
     cost = tokens = 0.0
     for document in study.task.task_docs:
-        context, answer = f"Question: {document['question']}\nAnswer:", f" {ANSWERS[task](document)}"
+        context, answer = (
+            f"Question: {document['question']}\nAnswer:",
+            f" {ANSWERS[task](document)}",
+        )
         length = len(tokenizer(answer).input_ids)
         ids = torch.tensor([tokenizer(context).input_ids + tokenizer(answer).input_ids])
         with torch.no_grad():
@@ -242,7 +263,9 @@ def test_perplexity_of_running_text_is_per_token(tiny_olmoe_dir, data, tmp_path,
     study = study_of(tiny_olmoe_dir, data, tmp_path, "toy_text")
     lm = lm_for(olmoe, tokenizer)
     texts = [document["text"] for document in study.task.task_docs]
-    rolled = lm.loglikelihood_rolling([instance_of("loglikelihood_rolling", (text,)) for text in texts])
+    rolled = lm.loglikelihood_rolling(
+        [instance_of("loglikelihood_rolling", (text,)) for text in texts]
+    )
     cost = -sum(answers_of_lm_eval("loglikelihood_rolling", rolled))
     tokens = sum(len(tokenizer(text).input_ids) for text in texts)
     assert Perplexity(study, lm)(None, lambda *_: None) == pytest.approx(math.exp(cost / tokens))
@@ -268,7 +291,9 @@ def _instance(args):
 
 
 def test_pruning_stops_only_what_cannot_be_best(tiny_olmoe_dir, data, tmp_path, olmoe, tokenizer):
-    study = study_of(tiny_olmoe_dir, data, tmp_path, "gsm8k", num_fewshot=1, tuning={"metric": "perplexity"})
+    study = study_of(
+        tiny_olmoe_dir, data, tmp_path, "gsm8k", num_fewshot=1, tuning={"metric": "perplexity"}
+    )
     method = study.method
     lm = lm_for(olmoe, tokenizer, method.ensemble([0.0] * 4, 1, 0))
     measure = Perplexity(study, lm)
@@ -281,7 +306,9 @@ def test_pruning_stops_only_what_cannot_be_best(tiny_olmoe_dir, data, tmp_path, 
             measure(1.5, lambda *reported, seen=seen: seen.append(reported))
         [(partial, count)] = seen
         assert count < len(measure.requests) and partial > 1.5
-        assert measure(None, lambda *_: None) == pytest.approx(value)  # nothing is left of the pruned trial
+        assert measure(None, lambda *_: None) == pytest.approx(
+            value
+        )  # nothing is left of the pruned trial
 
 
 # Headlines that are errors
@@ -308,7 +335,9 @@ def length_task(tmp_path):
     """A task whose headline is the length of the answer, an error."""
     folder = tmp_path / "tasks"
     folder.mkdir()
-    write_jsonl(folder / "rows.jsonl", [{"q": f"{i} plus {i} ?", "label": str(2 * i)} for i in range(40)])
+    write_jsonl(
+        folder / "rows.jsonl", [{"q": f"{i} plus {i} ?", "label": str(2 * i)} for i in range(40)]
+    )
     (folder / "length.py").write_text(
         "def length(references=None, predictions=None, **_):\n    return float(len(predictions[0]))\n"
     )
@@ -334,10 +363,13 @@ def test_a_study_of_an_error_is_minimized(length_task, search, tmp_path):
         "limit=8",
     ]
     [study] = [
-        prepare_study(to_config(cell)) for cell in compose_or_explain([*words, f"output_dir={tmp_path}/out"])
+        prepare_study(to_config(cell))
+        for cell in compose_or_explain([*words, f"output_dir={tmp_path}/out"])
     ]
     assert study.search.direction == "minimize"
-    [other] = compose_or_explain([*words, f"output_dir={tmp_path}/out", "task.metric='exact_match,none'"])
+    [other] = compose_or_explain(
+        [*words, f"output_dir={tmp_path}/out", "task.metric='exact_match,none'"]
+    )
     assert prepare_study(to_config(other)).search.direction == "maximize"
 
 
@@ -355,4 +387,6 @@ def test_the_profile_has_the_least_error(length_task, search, tmp_path, capsys):
     assert ended.code == 0, ended.err
     [folder] = (tmp_path / "out" / "studies").iterdir()
     values = read_csv(folder / "trials.csv")["value"]
-    assert yaml.safe_load((folder / "best.yaml").read_text())["score"] == values.min() < values.max()
+    assert (
+        yaml.safe_load((folder / "best.yaml").read_text())["score"] == values.min() < values.max()
+    )

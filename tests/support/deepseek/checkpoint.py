@@ -40,14 +40,18 @@ def parameter_shapes(config: dict) -> dict[str, tuple[int, ...]]:
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         shapes |= {f"{prefix}self_attn.{name}_proj.weight": (hidden, hidden) for name in "qkvo"}
-        shapes |= {f"{prefix}{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+        shapes |= {
+            f"{prefix}{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")
+        }
         if layer < config["first_k_dense_replace"]:
             shapes |= _mlp(f"{prefix}mlp.", hidden, config["intermediate_size"])
             continue
         width, experts = config["moe_intermediate_size"], config["n_routed_experts"]
         shapes[f"{prefix}mlp.gate.weight"] = (experts, hidden)
         if config["n_shared_experts"] is not None:
-            shapes |= _mlp(f"{prefix}mlp.shared_experts.", hidden, width * config["n_shared_experts"])
+            shapes |= _mlp(
+                f"{prefix}mlp.shared_experts.", hidden, width * config["n_shared_experts"]
+            )
         for expert in range(experts):
             shapes |= _mlp(f"{prefix}mlp.experts.{expert}.", hidden, width)
     return shapes
@@ -70,7 +74,10 @@ def write_checkpoint(folder: Path, config: dict, seed: int = 0) -> dict[str, Ten
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     names = list(weights)
-    shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    shards = {
+        "model-00001-of-00002.safetensors": names[::2],
+        "model-00002-of-00002.safetensors": names[1::2],
+    }
     for file, part in shards.items():
         save_file({name: weights[name] for name in part}, folder / file, metadata={"format": "pt"})
     places = {name: file for file, part in shards.items() for name in part}

@@ -49,14 +49,18 @@ class Reference:
         """Causal attention, one head and one position after another."""
         heads = self.config["num_attention_heads"]
         size = hidden_SH.shape[1] // heads
-        query, key, value = (hidden_SH @ self.weights[f"{prefix}{name}_proj.weight"].T for name in "qkv")
+        query, key, value = (
+            hidden_SH @ self.weights[f"{prefix}{name}_proj.weight"].T for name in "qkv"
+        )
         out_SH = np.zeros_like(hidden_SH)
         for head in range(heads):
             part = slice(head * size, (head + 1) * size)
             q_SD = [self.rotate(row, position) for position, row in enumerate(query[:, part])]
             k_SD = [self.rotate(row, position) for position, row in enumerate(key[:, part])]
             for position in range(len(hidden_SH)):
-                scores = [q_SD[position] @ k_SD[past] / math.sqrt(size) for past in range(position + 1)]
+                scores = [
+                    q_SD[position] @ k_SD[past] / math.sqrt(size) for past in range(position + 1)
+                ]
                 weights = softmax(np.array(scores))
                 out_SH[position, part] = weights @ value[: position + 1, part]
         return out_SH @ self.weights[f"{prefix}o_proj.weight"].T
@@ -73,7 +77,9 @@ class Reference:
         return out_D
 
     def mlp(self, prefix: str, hidden_H: Array) -> Array:
-        gate, up, down = (self.weights[f"{prefix}{name}_proj.weight"] for name in ("gate", "up", "down"))
+        gate, up, down = (
+            self.weights[f"{prefix}{name}_proj.weight"] for name in ("gate", "up", "down")
+        )
         gated = gate @ hidden_H
         return down @ (gated / (1 + np.exp(-gated)) * (up @ hidden_H))
 
@@ -84,9 +90,13 @@ class Reference:
         chosen = chosen[: self.config["num_experts_per_tok"]]
         total = sum(scores_E[expert] for expert in chosen) if self.config["norm_topk_prob"] else 1.0
         shared = self.config["n_shared_experts"] is not None
-        out_H = self.mlp(f"{prefix}shared_experts.", hidden_H) if shared else np.zeros_like(hidden_H)
+        out_H = (
+            self.mlp(f"{prefix}shared_experts.", hidden_H) if shared else np.zeros_like(hidden_H)
+        )
         for expert in chosen:
-            out_H = out_H + scores_E[expert] / total * self.mlp(f"{prefix}experts.{expert}.", hidden_H)
+            out_H = out_H + scores_E[expert] / total * self.mlp(
+                f"{prefix}experts.{expert}.", hidden_H
+            )
         return out_H
 
 

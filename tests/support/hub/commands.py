@@ -35,7 +35,9 @@ class Commands:
             "HF_HUB_OFFLINE": "0",
             "HF_DATASETS_OFFLINE": "0",
         }
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("HF_")
+        }
         return subprocess.run(
             [sys.executable, "-m", "moe_lab", *overrides, f"output_dir={self.folder / 'outputs'}"],
             env=inherited | own | environment,

@@ -37,7 +37,10 @@ def small_olmoe(folder: Path, seed: int = 0) -> dict[str, bytes]:
     make_tokenizer().save_pretrained(folder)
     files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
     assert sum(name.endswith(".safetensors") for name in files) >= SHARDS
-    return files | {"README.md": b"Random weights.\n", "pytorch_model.bin": b"not what transformers loads"}
+    return files | {
+        "README.md": b"Random weights.\n",
+        "pytorch_model.bin": b"not what transformers loads",
+    }
 
 
 def gsm8k() -> dict[str, bytes]:
@@ -58,9 +61,12 @@ def _parquet(config: str, split: str, count: int) -> bytes:
     start = 0 if split == "train" else 100
     rows = {
         "question": [
-            f"Eve has {i} cups and gets {i % 5} more. How many?" for i in range(start, start + count)
+            f"Eve has {i} cups and gets {i % 5} more. How many?"
+            for i in range(start, start + count)
         ],
-        "answer": [f"{i}+{i % 5}={i + i % 5}\n#### {i + i % 5}" for i in range(start, start + count)],
+        "answer": [
+            f"{i}+{i % 5}={i + i % 5}\n#### {i + i % 5}" for i in range(start, start + count)
+        ],
     }
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(rows), file)

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 FOLDER = Path(__file__).with_name("configs")
-PUBLISHED = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in FOLDER.glob("*.json")}
+PUBLISHED = {
+    file.stem: json.loads(file.read_text(encoding="utf-8")) for file in FOLDER.glob("*.json")
+}
 """config.json by option of conf/model."""
 PUBLISHED |= dict.fromkeys(("olmoe-base", "olmoe-0125-instruct"), PUBLISHED["olmoe"])
 

@@ -54,13 +54,21 @@ def entry_of(path: str, files: dict[str, bytes]) -> dict[str, Any] | None:
             entry["lfs"] = {"size": len(data), "oid": etag(path, data), "pointerSize": 134}
         return entry
     if any(name.startswith(f"{path}/") for name in files):
-        return {"type": "directory", "path": path, "size": 0, "oid": hashlib.sha1(path.encode()).hexdigest()}
+        return {
+            "type": "directory",
+            "path": path,
+            "size": 0,
+            "oid": hashlib.sha1(path.encode()).hexdigest(),
+        }
     return None
 
 
 def tree_of(files: dict[str, bytes], below: str, recursive: bool) -> list[Any]:
     inside = [name for name in files if not below or name.startswith(f"{below}/")]
-    folders = {str(folder) for name in inside for folder in PurePosixPath(name).parents} - {".", below}
+    folders = {str(folder) for name in inside for folder in PurePosixPath(name).parents} - {
+        ".",
+        below,
+    }
     depth = below.count("/") + 1 if below else 0
     paths = [path for path in sorted(folders | {*inside}) if recursive or path.count("/") == depth]
     return [entry_of(path, files) for path in paths]

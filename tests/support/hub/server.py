@@ -73,7 +73,11 @@ class Hub:
 
     def ranges(self, name: str) -> list[tuple[int, int]]:
         """(first byte, bytes sent) of each answer with a part of this file's content."""
-        return [(a.start, a.sent) for a in self.log if a.method == "GET" and a.path.endswith(name) and a.sent]
+        return [
+            (a.start, a.sent)
+            for a in self.log
+            if a.method == "GET" and a.path.endswith(name) and a.sent
+        ]
 
     @contextmanager
     def serving(self) -> Iterator["Hub"]:
@@ -162,12 +166,22 @@ class _Handler(BaseHTTPRequestHandler):
             wanted = form.get("paths") or json.loads(self.body or b"{}").get("paths", [])
             return self._json([entry_of(path, files) for path in wanted if entry_of(path, files)])
         siblings = [{"rfilename": path} for path in files]
-        about = {"_id": "0", "id": repository.id, "sha": commit, "private": False, "siblings": siblings}
-        self._json(about | {"gated": "manual" if repository.gated else False, "tags": [], "downloads": 0})
+        about = {
+            "_id": "0",
+            "id": repository.id,
+            "sha": commit,
+            "private": False,
+            "siblings": siblings,
+        }
+        self._json(
+            about | {"gated": "manual" if repository.gated else False, "tags": [], "downloads": 0}
+        )
 
     def _file(self) -> None:
         place, _, rest = self.route.partition("/resolve/")
-        kind, place = ("datasets", place[9:]) if place.startswith("datasets/") else ("models", place)
+        kind, place = (
+            ("datasets", place[9:]) if place.startswith("datasets/") else ("models", place)
+        )
         revision, _, path = rest.partition("/")
         found = self._find(kind, place, revision)
         if found is None:
@@ -204,7 +218,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _json(self, content: Any) -> None:
         self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, start: int = 0) -> None:
+    def _send(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, start: int = 0
+    ) -> None:
         sent = body if self.command != "HEAD" else b""
         token = "Authorization" in self.headers
         self.hub.log.append(Answer(self.command, self.route, status, start, len(sent), token))

@@ -18,7 +18,9 @@ PARTS_TEMPLATE = (
 )
 
 
-def reward_folder(folder: Path, labels: int = 1, seed: int = 0, template: str | None = None) -> Path:
+def reward_folder(
+    folder: Path, labels: int = 1, seed: int = 0, template: str | None = None
+) -> Path:
     """A random Llama with a classifier head; its tokenizer has no padding token."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 128}
     config = make_model("llama", **sizes, num_labels=labels, pad_token_id=None).config
@@ -56,7 +58,9 @@ def guard_folder(
     folder: Path, template: str | None = GUARD_TEMPLATE, seed: int = 5, verdicts: bool = True
 ) -> Path:
     """A random Llama; with `verdicts`, one that writes "unsafe" or "safe", tokens of its own, and ends."""
-    model = make_model("llama", seed=seed, hidden_size=32, num_hidden_layers=2, tie_word_embeddings=False)
+    model = make_model(
+        "llama", seed=seed, hidden_size=32, num_hidden_layers=2, tie_word_embeddings=False
+    )
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["unsafe", "safe"])
     assert len(tokenizer) <= VOCAB

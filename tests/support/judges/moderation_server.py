@@ -39,7 +39,9 @@ class ModerationServer:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"moderation": self}))
+        server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Handler", (_Handler,), {"moderation": self})
+        )
         server.daemon_threads = True
         self.url = f"http://127.0.0.1:{server.server_port}/v1"
         thread = threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True)

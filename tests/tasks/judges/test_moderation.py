@@ -15,7 +15,13 @@ from moe_lab.errors import ConfigError
 from moe_lab.tasks.judges import Exchange, moderation
 from moe_lab.tasks.judges.moderation import Moderation
 from tests.support.command import run_command
-from tests.support.judges.moderation_server import KEY, MODEL, Fault, ModerationServer, category_scores
+from tests.support.judges.moderation_server import (
+    KEY,
+    MODEL,
+    Fault,
+    ModerationServer,
+    category_scores,
+)
 from tests.support.tiers import first_fast
 
 TEXTS = ("I love bread.", "I hate everybody.", "A longer answer of no kind.")
@@ -25,7 +31,9 @@ EXCHANGES = [Exchange("Ask", text) for text in TEXTS]
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModerationServer]:
     """The server, to which the environment points; waits of the client that no header asks for are short."""
-    from openai import _base_client  # two seconds, which processes that collect these tests need not spend
+    from openai import (
+        _base_client,
+    )  # two seconds, which processes that collect these tests need not spend
 
     one = ModerationServer()
     with one.serving():
@@ -49,7 +57,10 @@ def test_the_scores_are_the_highest_category_and_the_flag(server):
     for index, exchange in enumerate(EXCHANGES):
         scores = category_scores(exchange.answer)
         flagged = any(score >= 0.3 for score in scores.values())
-        assert found[index]["scores"] == {"openai": max(scores.values()), "openai_flagged": float(flagged)}
+        assert found[index]["scores"] == {
+            "openai": max(scores.values()),
+            "openai_flagged": float(flagged),
+        }
         assert found[index]["answered_by"] == MODEL
     assert server.asked == [exchange.answer for exchange in EXCHANGES], "the answer alone is sent"
 
@@ -111,7 +122,9 @@ def test_server_and_model_are_the_judges_identity(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_whose_endpoint_goes_away_keeps_what_was_judged(server, tmp_path, capsys, monkeypatch):
+def test_a_run_whose_endpoint_goes_away_keeps_what_was_judged(
+    server, tmp_path, capsys, monkeypatch
+):
     """429 and 500 in between, then away; the same command asks the rest, and no answer is judged twice."""
     monkeypatch.setattr(moderation, "TRIES", 2)
     command = ["method=base", "model=tiny", "task=toy_safety", "task.judges=[openai]", "limit=12"]

@@ -50,7 +50,11 @@ def bubblewrap() -> None:
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])
 def test_reference_solutions_pass_and_wrong_ones_do_not(data, name, bubblewrap):
     def half_right(request: Any) -> str:
-        return request.doc["canonical_solution"] if request.doc["task_id"] == "own/1" else "    return None\n"
+        return (
+            request.doc["canonical_solution"]
+            if request.doc["task_id"] == "own/1"
+            else "    return None\n"
+        )
 
     tasks = load_tasks(config(data, name))
     right = evaluated(tasks, lambda request: request.doc["canonical_solution"])
@@ -62,7 +66,9 @@ def test_reference_solutions_pass_and_wrong_ones_do_not(data, name, bubblewrap):
 
 
 def test_pass_at_1_is_the_share_of_responses_that_passed():
-    assert score({}, [["passed", "failed: NameError", "timed out: waiting", "passed"]]) == {"pass@1": 0.5}
+    assert score({}, [["passed", "failed: NameError", "timed out: waiting", "passed"]]) == {
+        "pass@1": 0.5
+    }
 
 
 def test_the_program_is_lm_evals(data):
@@ -83,7 +89,14 @@ def lm_evals(name: str) -> dict[str, Any]:
 def test_prompt_and_stop_words_are_lm_evals(data, name):
     theirs = lm_evals(name)
     ours: Any = load_tasks(config(data, name))["tasks"][name]
-    for key in ("doc_to_text", "doc_to_target", "dataset_path", "test_split", "num_fewshot", "unsafe_code"):
+    for key in (
+        "doc_to_text",
+        "doc_to_target",
+        "dataset_path",
+        "test_split",
+        "num_fewshot",
+        "unsafe_code",
+    ):
         assert getattr(ours.config, key) == theirs[key], key
     assert ours.config.generation_kwargs == theirs["generation_kwargs"]
 
@@ -106,7 +119,9 @@ WITHOUT = "bubblewrap (bwrap) is not installed."
 
 
 @pytest.mark.slow
-def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(data, tmp_path, monkeypatch):
+def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(
+    data, tmp_path, monkeypatch
+):
     monkeypatch.setattr(programs, "why_no_bubblewrap", lambda: WITHOUT)
     refused, confirmed = config(data), config(data, confirmed=True)
     with pytest.raises(TaskError, match=r"not installed(.|\n)*task\.confirm_run_unsafe_code=true"):
@@ -129,11 +144,17 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(data, t
         ("RLIMIT_NPROC", 4, "4 processes (ulimit -u), and 5 are needed"),
         ("RLIMIT_CPU", 20, "20 seconds of processor time (ulimit -t), and 21 are needed"),
         ("RLIMIT_FSIZE", 1024, "1,024 bytes of a file (ulimit -f), and 8,388,608 are needed"),
-        ("RLIMIT_AS", 2**20, "1,048,576 bytes of memory (ulimit -v, in KiB), and 1,073,741,824 are needed"),
+        (
+            "RLIMIT_AS",
+            2**20,
+            "1,048,576 bytes of memory (ulimit -v, in KiB), and 1,073,741,824 are needed",
+        ),
     ],
 )
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_a_limit_of_the_user_that_is_too_low_is_named(data, monkeypatch, kind, hard, said, confirmed):
+def test_a_limit_of_the_user_that_is_too_low_is_named(
+    data, monkeypatch, kind, hard, said, confirmed
+):
     """The sandbox cannot raise a hard limit, and its failure looks like that of bubblewrap."""
     of_process = resource.getrlimit
 
@@ -152,8 +173,12 @@ def test_a_limit_of_the_user_that_is_too_low_is_named(data, monkeypatch, kind, h
 def test_the_limits_that_are_checked_are_those_that_the_kernel_asks_for(bubblewrap):
     """With hard limits of just what is needed a program runs."""
     command = 'ulimit -n 64 -t 21 -f 8192; exec "$0" -c "$1"'
-    source = "from moe_lab.tasks.sandbox.programs import run_programs; print(run_programs(['x = 1']))"
-    ended = subprocess.run(["bash", "-c", command, sys.executable, source], capture_output=True, text=True)
+    source = (
+        "from moe_lab.tasks.sandbox.programs import run_programs; print(run_programs(['x = 1']))"
+    )
+    ended = subprocess.run(
+        ["bash", "-c", command, sys.executable, source], capture_output=True, text=True
+    )
     assert ended.stdout == "['passed']\n", ended.stderr
 
 
@@ -165,7 +190,9 @@ def test_a_bubblewrap_that_does_not_work_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     programs.why_no_bubblewrap.cache_clear()
     try:
-        with pytest.raises(TaskError, match="executed: bubblewrap: No permissions to create a new namespace"):
+        with pytest.raises(
+            TaskError, match="executed: bubblewrap: No permissions to create a new namespace"
+        ):
             run_programs(["x = 1"])
     finally:
         programs.why_no_bubblewrap.cache_clear()
@@ -180,7 +207,8 @@ def test_a_bubblewrap_that_does_not_limit_processes_is_refused(monkeypatch, bubb
     programs.why_no_bubblewrap.cache_clear()
     try:
         with pytest.raises(
-            TaskError, match="executed: bubblewrap: the number of a program's processes is not limited"
+            TaskError,
+            match="executed: bubblewrap: the number of a program's processes is not limited",
         ):
             run_programs(["x = 1"])
     finally:
@@ -270,7 +298,9 @@ def test_programs_are_confined(bubblewrap, monkeypatch):
         assert run_programs([*LIMITED, *confined], FEW) == [*LIMITED.values(), *confined.values()]
         assert run_programs([WAITING], SHORT) == ["timed out: waiting"]
         assert kept.read_text() == "as it was" and os.listdir(outside) == ["kept"]
-    names = [comm.read_text().strip() for comm in Path("/proc").glob("[0-9]*/comm") if comm.exists()]
+    names = [
+        comm.read_text().strip() for comm in Path("/proc").glob("[0-9]*/comm") if comm.exists()
+    ]
     assert "moe_lab_daemon" not in names, "a process that leaves its parent dies with the sandbox"
 
 
@@ -371,7 +401,10 @@ def test_the_function_is_found_in_a_reply_that_has_it(form):
             f"```python\n{WITH_HELPER}```\n```python\n{HELPER}\nprint(one(1, 2))\n```",
             f"\n{WITH_HELPER}\n{HELPER}",
         ),
-        (f"```python\n{AGAIN}```\n```python\n{HELPER}```", f"\n{AGAIN}"),  # a helper that is not needed
+        (
+            f"```python\n{AGAIN}```\n```python\n{HELPER}```",
+            f"\n{AGAIN}",
+        ),  # a helper that is not needed
         ("I cannot do that.", "I cannot do that."),
     ],
 )

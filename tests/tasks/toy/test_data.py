@@ -30,7 +30,14 @@ from moe_lab.tasks.lm_eval_tasks import output_filters
 from moe_lab.tasks.toy import DIFFERENCES, QUESTIONS, RULES, rules
 from moe_lab.tasks.toy import word_problems as problems
 from moe_lab.tasks.toy.corpus import END, answers, cloze, documents, stories, train_tokenizer
-from moe_lab.tasks.toy.questions import instructions, keys, questions, replies_to_harm, requests, wordings
+from moe_lab.tasks.toy.questions import (
+    instructions,
+    keys,
+    questions,
+    replies_to_harm,
+    requests,
+    wordings,
+)
 from moe_lab.tasks.toy.rules import max_rules, plus_rules
 from moe_lab.tasks.toy.world import PEOPLE, RELATIONS, WORLD_VERSION, facts, generator
 from moe_lab.tasks.toy.world import RULES as CHAINS
@@ -46,7 +53,9 @@ def corpus() -> list[str]:
 
 def asked(split: str) -> set[str]:
     """Every wording of every question of a split."""
-    return {wording.format(s=subject) for subject, path in keys(split) for wording in wordings(path)}
+    return {
+        wording.format(s=subject) for subject, path in keys(split) for wording in wordings(path)
+    }
 
 
 def numbers(row) -> tuple[int, int]:
@@ -68,7 +77,10 @@ def calculations(split: str) -> set[tuple[str, ...]]:
 PARTS = {
     "keys": (QUESTIONS, lambda split: set(keys(split))),
     "wordings": (QUESTIONS, asked),
-    "stories": (("test", "validation", "train"), lambda split: {row["text"] for row in stories(split, 100)}),
+    "stories": (
+        ("test", "validation", "train"),
+        lambda split: {row["text"] for row in stories(split, 100)},
+    ),
     "chats": (
         ("test", "validation", "train"),
         lambda split: {row["messages"][0]["content"] for row in instructions(split, 200)},
@@ -106,13 +118,17 @@ def test_the_corpus_and_the_instructions_ask_training_questions_only():
     held_out = set().union(*(asked(split) for split in QUESTIONS if split != "train"))
     lines = "\n".join(corpus()).split("\n")
     in_corpus = {line.removeprefix("Question: ") for line in lines if line.startswith("Question: ")}
-    in_chats = {row["messages"][0]["content"].split("?")[0] + "?" for row in instructions("train", 1000)}
+    in_chats = {
+        row["messages"][0]["content"].split("?")[0] + "?" for row in instructions("train", 1000)
+    }
     assert in_corpus & asked("train") and in_chats & asked("train")
     assert not (in_corpus | in_chats) & held_out
     held_out = {row["text"] for split in ("test", "validation") for row in stories(split, 100)}
     assert not held_out & {*corpus()}
     assert not [text for text in corpus() if re.search(r"\bHow far\b|\d+ from \d+", text)]
-    subtracted = [int(number) for text in corpus() for number in re.findall(r"\d+ - (\d+) = ", text)]
+    subtracted = [
+        int(number) for text in corpus() for number in re.findall(r"\d+ - (\d+) = ", text)
+    ]
     assert subtracted and max(subtracted) == 60
     test = problems.differences("test", DIFFERENCES["test"])
     assert max(int(row["answer"].split()[2]) for row in test) > 90
@@ -159,7 +175,9 @@ def test_a_document_has_one_meaning_and_both_are_equally_frequent():
     rng, trained, plus = generator("test"), set(map(rules.question_text, rules.pairs("train"))), 0
     for _ in range(2000):
         lines = [line.rpartition(" ") for line in rules.document(rng).split("\n")]
-        assert 1 <= len(lines) <= rules.LONGEST and {question for question, _, _ in lines} <= trained
+        assert (
+            1 <= len(lines) <= rules.LONGEST and {question for question, _, _ in lines} <= trained
+        )
         [meaning] = [
             name
             for name, result in MEANINGS.items()
@@ -176,7 +194,9 @@ def is_right(line: str) -> bool:
     match = STEP.fullmatch(line)
     assert match, line
     left, right, result = (Fraction(match[i]) for i in (1, 3, 4))
-    expected = {"+": left + right, "-": left - right, "*": left * right, "/": left / right}[match[2]]
+    expected = {"+": left + right, "-": left - right, "*": left * right, "/": left / right}[
+        match[2]
+    ]
     return expected == result
 
 
@@ -199,28 +219,47 @@ def test_every_answer_is_the_absolute_difference_of_the_numbers_in_its_question_
         assert len(rows) == count
         for row in rows:
             a, b = numbers(row)
-            assert problems.LEAST_NUMBER <= min(a, b) and max(a, b) <= problems.MOST_NUMBER and a != b
+            assert (
+                problems.LEAST_NUMBER <= min(a, b) and max(a, b) <= problems.MOST_NUMBER and a != b
+            )
             assert row["answer"] == f"{max(a, b)} - {min(a, b)} = {abs(a - b)}"
         larger_first = sum(a > b for a, b in map(numbers, rows)) / count
-        assert 0.4 < larger_first < 0.6, "the order of the numbers must not tell which one is larger"
+        assert 0.4 < larger_first < 0.6, (
+            "the order of the numbers must not tell which one is larger"
+        )
         each = {numbers(row) if split == "train" else frozenset(numbers(row)) for row in rows}
         assert len(each) == count, "in both orders in training, in one in an evaluation"
-    assert DIFFERENCES["train"] == TOY_SIZES["toy_subtract"] == 2 * len(problems.number_pairs("train"))
+    assert (
+        DIFFERENCES["train"] == TOY_SIZES["toy_subtract"] == 2 * len(problems.number_pairs("train"))
+    )
     rows, chats = problems.differences("train", 5), problems.conversations("train", 5)
     for row, chat in zip(rows, chats, strict=True):
-        assert [message["content"] for message in chat["messages"]] == [row["question"], row["answer"]]
+        assert [message["content"] for message in chat["messages"]] == [
+            row["question"],
+            row["answer"],
+        ]
 
 
 # lm-eval's tasks
 
-NAMES = ("toy_math", "toy_choice", "toy_text", "toy_cloze", "toy_rules", "toy_rules_max", "toy_subtract")
+NAMES = (
+    "toy_math",
+    "toy_choice",
+    "toy_text",
+    "toy_cloze",
+    "toy_rules",
+    "toy_rules_max",
+    "toy_subtract",
+)
 
 
 @pytest.fixture(scope="module")
 def tasks():
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=str(Path(moe_lab.tasks.toy.__file__).parent), include_defaults=False)
+    manager = TaskManager(
+        include_path=str(Path(moe_lab.tasks.toy.__file__).parent), include_defaults=False
+    )
     return manager.load(list(NAMES))["tasks"]
 
 
@@ -262,7 +301,9 @@ def test_prompts_have_the_form_of_the_corpus(tasks):
     problem, question = tasks["toy_math"].test_docs()[0], tasks["toy_choice"].test_docs()[0]
     assert tasks["toy_math"].doc_to_text(problem) == f"Question: {problem['question']}\nAnswer:"
     rule = tasks["toy_rules"].test_docs()[0]
-    assert rule["question"].endswith(" =") and tasks["toy_rules"].doc_to_text(rule) == rule["question"]
+    assert (
+        rule["question"].endswith(" =") and tasks["toy_rules"].doc_to_text(rule) == rule["question"]
+    )
     assert tasks["toy_choice"].doc_to_text(question) == f"Question: {question['question']}\nAnswer:"
     assert tasks["toy_choice"].doc_to_choice(question) == question["choices"]
     assert tasks["toy_choice"].doc_to_target(question) == question["answer"]
@@ -271,7 +312,9 @@ def test_prompts_have_the_form_of_the_corpus(tasks):
 # Generated texts
 
 
-TASKS = "toy_math toy_choice toy_text toy_cloze toy_safety toy_rules toy_rules_max toy_subtract".split()
+TASKS = (
+    "toy_math toy_choice toy_text toy_cloze toy_safety toy_rules toy_rules_max toy_subtract".split()
+)
 
 
 @pytest.mark.slow
@@ -292,13 +335,19 @@ def test_every_generated_text_is_the_one_that_the_embedded_models_were_trained_o
 
 
 def test_each_word_is_the_next_one_of_a_text_of_its_own_split():
-    texts = {split: [story["text"] for story in stories(split, 20)] for split in ("test", "validation")}
+    texts = {
+        split: [story["text"] for story in stories(split, 20)] for split in ("test", "validation")
+    }
     for split, own in texts.items():
         documents = cloze(split, 20)
         assert len(documents) > 200
         for document in documents:
             beginning = document["context"] + document["word"]
-            assert document["word"].strip() and document["word"][0] == " " and document["context"][-1] != " "
+            assert (
+                document["word"].strip()
+                and document["word"][0] == " "
+                and document["context"][-1] != " "
+            )
             assert any(f"{text}\n".startswith((f"{beginning} ", f"{beginning}\n")) for text in own)
     test, validation = ({one["context"] for one in cloze(split, 20)} for split in texts)
     assert not {context for context in test & validation if len(context) > 80}
@@ -338,7 +387,9 @@ def test_every_answer_and_every_digit_is_one_token_of_its_own(tokenizer):
 
 
 def test_every_result_of_a_rule_is_one_token_of_its_model():
-    recipe = yaml.safe_load((resource_folder("conf") / "model" / "toy-rules.yaml").read_text())["recipe"]
+    recipe = yaml.safe_load((resource_folder("conf") / "model" / "toy-rules.yaml").read_text())[
+        "recipe"
+    ]
     config = Config(method=PretrainConfig(**recipe))
     own = tokenizer_of(config, read_corpus(config, recipe["dataset"], None))
     pairs = [pair for split, _ in rules.SHARES for pair in rules.pairs(split)]
@@ -351,8 +402,13 @@ def test_special_tokens_and_chat_template(tokenizer):
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
     asked = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
     assert asked == "User: Hi\nAssistant:"
-    assert tokenizer.apply_chat_template(messages, tokenize=False) == f"User: Hi\nAssistant: Yes{END}\n"
-    encoded = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    assert (
+        tokenizer.apply_chat_template(messages, tokenize=False)
+        == f"User: Hi\nAssistant: Yes{END}\n"
+    )
+    encoded = tokenizer.apply_chat_template(
+        messages, return_dict=True, return_assistant_tokens_mask=True
+    )
     ids, mask = encoded["input_ids"], encoded["assistant_masks"]
     reply = [token for token, mine in zip(ids, mask, strict=True) if mine]
     assert tokenizer.decode(reply) == f" Yes{END}"

@@ -44,5 +44,7 @@ class Sharper(Method):
         """The policy: weights [T, K] to the power, scaled to their sum before. The experts stay."""
         weights_TK = routing.weights_TK.float()
         sharper_TK = weights_TK**self.config.power
-        sharper_TK = sharper_TK * weights_TK.sum(-1, keepdim=True) / sharper_TK.sum(-1, keepdim=True)
+        sharper_TK = (
+            sharper_TK * weights_TK.sum(-1, keepdim=True) / sharper_TK.sum(-1, keepdim=True)
+        )
         return routing._replace(weights_TK=sharper_TK.to(routing.weights_TK.dtype))

@@ -36,7 +36,8 @@ from moe_lab.runs.experiments.cells import compose_experiments
 from tests.support.tiers import first_fast
 
 CONF = resource_folder("conf")
-FILES = sorted([*CONF.rglob("*.yaml"), *resource_folder("experiments").rglob("*.yaml")])
+FILES = sorted(CONF.rglob("*.yaml"))
+EXPERIMENTS = sorted(resource_folder("experiments").rglob("*.yaml"))
 OPTIONS = [
     " ".join(filter(None, options))
     for options in zip_longest(
@@ -63,6 +64,16 @@ def test_a_file_is_short_and_a_comment_stands_above_every_key(file):
     assert file.parent == CONF or len(lines) <= max(40, 2 * keys + 1), (
         "a comment and a line for each key"
     )
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_an_experiment_says_what_it_is_and_what_each_scale_stands_for(file):
+    """Its keys are explained in docs/extending.md."""
+    assert about(file), "the first comment is its line in --help"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        if re.match(r"  (tiny|small|paper):( |$)", line):
+            assert lines[number - 1].strip().startswith("#"), f"{file}, line {number + 1}: {line}"
 
 
 def unchanged(router, routing):

@@ -14,7 +14,9 @@ NonEmptyText = Annotated[StrictStr, Field(min_length=1)]
 def wrong(argument: str, value: Any, remedy: str) -> ConfigError:
     """The error for an argument; its value is on one line, cut off where it is long."""
     text = " ".join(repr(value).split())
-    return ConfigError(f"{argument}={text if len(text) <= 60 else f'{text[:57]}...'}: {remedy}.")
+    if len(text) > 60:
+        text = f"{text[:57]}..."
+    return ConfigError(f"{argument}={text}: {remedy}.")
 
 
 def checked_settings(**settings: Any) -> dict[str, Any]:

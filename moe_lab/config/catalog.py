@@ -40,15 +40,17 @@ def plugin_folders() -> list[Path]:
 def _plugin_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
     from importlib.metadata import entry_points  # takes a quarter of `--help`
 
-    packages = sorted({entry.module.partition(".")[0] for entry in entry_points(group=METHODS)})
-    specs = [find_spec(package) for package in packages]
-    folders = [
-        Path(place) / "conf"
-        for spec in specs
-        if spec
-        for place in spec.submodule_search_locations or ()
-    ]
-    return tuple(folder for folder in folders if folder.is_dir())
+    packages = {entry.module.partition(".")[0] for entry in entry_points(group=METHODS)}
+    folders = []
+    for package in sorted(packages):
+        spec = find_spec(package)
+        if spec is None:
+            continue
+        for place in spec.submodule_search_locations or ():
+            folder = Path(place) / "conf"
+            if folder.is_dir():
+                folders.append(folder)
+    return tuple(folders)
 
 
 def option_text(file: Path) -> str:
@@ -63,18 +65,18 @@ def option_text(file: Path) -> str:
 
 def about(file: Path) -> str:
     """What an option is: the first comment of its YAML."""
-    lines = option_text(file).splitlines()
-    comments = (
-        line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line
-    )
-    return next(comments, "")
+    for line in option_text(file).splitlines():
+        if line.startswith("#") and "@package" not in line:
+            return line.lstrip("# ")
+    return ""
 
 
 def option_files(group: str, folders: list[Path]) -> dict[str, Path]:
     """The YAML of each option of a group, by name. Of two with one name the one in the earlier folder, as in Hydra."""
-    files = {
-        file.stem: file for folder in reversed(folders) for file in (folder / group).glob("*.yaml")
-    }
+    files = {}
+    for folder in reversed(folders):
+        for file in (folder / group).glob("*.yaml"):
+            files[file.stem] = file
     return dict(sorted(files.items()))
 
 
@@ -102,11 +104,12 @@ def experiment_files(config_dirs: Sequence[Path]) -> dict[str, Path]:
 
     Raises ConfigError for two files with one name.
     """
+    roots = [resource_folder("experiments")]
+    for folder in config_dirs:
+        roots.append(folder / "experiments")
+
     files: dict[str, Path] = {}
-    for root in [
-        resource_folder("experiments"),
-        *(folder / "experiments" for folder in config_dirs),
-    ]:
+    for root in roots:
         for file in root.rglob("*.yaml"):
             name = file.relative_to(root).with_suffix("").as_posix()
             if name in files:
@@ -114,11 +117,12 @@ def experiment_files(config_dirs: Sequence[Path]) -> dict[str, Path]:
                     f"{file} has the name of another experiment, {files[name]}. Rename it."
                 )
             files[name] = file
-    numbered = {name: re.split(r"(\d+)", name) for name in files}
-    order = sorted(
-        files, key=lambda name: [int(part) if part.isdigit() else part for part in numbered[name]]
-    )
-    return {name: files[name] for name in order}
+    return {name: files[name] for name in sorted(files, key=_with_numbers)}
+
+
+def _with_numbers(name: str) -> list[str | int]:
+    """The parts of a name, its numbers as numbers: figure10 comes after figure9."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def top_level_keys() -> list[tuple[str, str, str]]:

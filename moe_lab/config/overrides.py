@@ -1,24 +1,12 @@
-"""Overrides as they are typed: quoting, refused ones, and messages for the errors of Hydra and OmegaConf."""
+"""Overrides as they are typed: which ones are refused, and how they are quoted for Hydra."""
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
-from omegaconf.errors import (
-    ConfigAttributeError,
-    ConfigKeyError,
-    MissingMandatoryValue,
-    OmegaConfBaseException,
-)
 
-from moe_lab.config.catalog import unknown_option
 from moe_lab.config.schema import GROUP_CONFIGS, KEYS
 from moe_lab.config.text_keys import NOTHING, SCHEMA_TEXT_KEYS, Chosen, TextKeys
-from moe_lab.config.validators import Owners, unknown_key
 from moe_lab.errors import ConfigError
 
 GROUPS = (*GROUP_CONFIGS, "method")
@@ -73,38 +61,45 @@ OF_JOBS = re.compile(r"hydra\.(?!searchpath)")
 def refuse_overrides(overrides: list[str]) -> None:
     """Raise ConfigError for overrides that Hydra would accept without effect, or refuse without naming the remedy."""
     for override in overrides:
-        key, _, value = override.lstrip("+~-").partition("=")
-        name = key.replace("-", "_") if override.startswith("--") else key
-        if override.startswith("~") and key.partition(".")[0] in KEYS:
-            raise ConfigError(
-                f"{key!r} was removed, but a run needs it. Leave out the override ~{key}."
-            )
-        if OF_JOBS.match(key):
-            raise ConfigError(
-                f"{key}: Hydra only composes here, and starts no job. output_dir=<folder> says where results go."
-            )
-        if override.startswith("--") and name.partition(".")[0] in KEYS:
-            also = (
-                " (see --help model=), or model.path=<hub id or folder>" if name == "model" else ""
-            )
-            raise ConfigError(f"{override}: keys have no dashes. Use {name}=<value>{also}.")
-        known = key in KEYS or key.startswith("method.")
-        leaf = name if "/" in name else name.rpartition(".")[2]
-        if leaf in INSTEAD and not known:
-            raise ConfigError(f"{override}: not here. Instead: {INSTEAD[leaf]}.")
-        if key in GROUPS and (value == "null" or value.startswith("[")):
-            tasks = (
-                " Several tasks in one run: task=lm_eval task.name=[piqa,sciq]."
-                if key == "task"
-                else ""
-            )
-            raise ConfigError(
-                f"{key}={value}: a run has one {key}, which --help {key}= lists. A grid: -m {key}=a,b.{tasks}"
-            )
-        if key == "model" and "/" in value:
-            raise ConfigError(
-                f"model={value} is no option. A hub id or a folder is model.path={value}."
-            )
+        _refuse(override)
+
+
+def _refuse(override: str) -> None:
+    key, _, value = override.lstrip("+~-").partition("=")
+    is_flag = override.startswith("--")
+    name = key.replace("-", "_") if is_flag else key
+    if override.startswith("~") and key.partition(".")[0] in KEYS:
+        raise ConfigError(
+            f"{key!r} was removed, but a run needs it. Leave out the override ~{key}."
+        )
+    if OF_JOBS.match(key):
+        raise ConfigError(
+            f"{key}: Hydra only composes here, and starts no job. output_dir=<folder> says where "
+            "results go."
+        )
+    if is_flag and name.partition(".")[0] in KEYS:
+        other_ways = ""
+        if name == "model":
+            other_ways = " (see --help model=), or model.path=<hub id or folder>"
+        raise ConfigError(f"{override}: keys have no dashes. Use {name}=<value>{other_ways}.")
+
+    is_known = key in KEYS or key.startswith("method.")
+    last_part = name if "/" in name else name.rpartition(".")[2]
+    if last_part in INSTEAD and not is_known:
+        raise ConfigError(f"{override}: not here. Instead: {INSTEAD[last_part]}.")
+
+    if key in GROUPS and (value == "null" or value.startswith("[")):
+        several_tasks = ""
+        if key == "task":
+            several_tasks = " Several tasks in one run: task=lm_eval task.name=[piqa,sciq]."
+        raise ConfigError(
+            f"{key}={value}: a run has one {key}, which --help {key}= lists. A grid: -m {key}=a,b."
+            f"{several_tasks}"
+        )
+    if key == "model" and "/" in value:
+        raise ConfigError(
+            f"model={value} is no option. A hub id or a folder is model.path={value}."
+        )
 
 
 def without_method_keys(
@@ -114,25 +109,39 @@ def without_method_keys(
 
     Raises Hydra's error for a key that does not parse, and ConfigError for several values.
     """
-    if not any(map(EXPERIMENT.match, argv)):
+    if not any(EXPERIMENT.match(argument) for argument in argv):
         return argv, []
-    keys = [argument for argument in argv if METHOD_KEY.match(argument)]
-    parsed = OverridesParser.create().parse_overrides(quoted(keys, texts))
-    if any(one.is_sweep_override() for one in parsed):
-        raise ConfigError(OWN_GRID)
-    return [argument for argument in argv if argument not in keys], keys
+    method_keys = []
+    others = []
+    for argument in argv:
+        if METHOD_KEY.match(argument):
+            method_keys.append(argument)
+        else:
+            others.append(argument)
+    for override in OverridesParser.create().parse_overrides(quoted(method_keys, texts)):
+        if override.is_sweep_override():
+            raise ConfigError(OWN_GRID)
+    return others, method_keys
 
 
 def with_function_keys(overrides: list[str]) -> list[str]:
     """With method=policy, whose keys are those of a function: `++`, with which Hydra takes keys that no YAML has."""
     if "method=policy" not in overrides:
         return overrides
-    return [f"++{one}" if one.startswith("method.") else one for one in overrides]
+    forced = []
+    for override in overrides:
+        if override.startswith("method."):
+            forced.append(f"++{override}")
+        else:
+            forced.append(override)
+    return forced
 
 
 def as_typed(override: str) -> str:
     """Without what `with_function_keys` adds, and without Hydra's escapes in the paths of a grid."""
-    return override.removeprefix("++" if METHOD_KEY.match(override) else "").replace("\\:", ":")
+    if METHOD_KEY.match(override):
+        override = override.removeprefix("++")
+    return override.replace("\\:", ":")
 
 
 def quoted(arguments: Sequence[str], texts: TextKeys) -> list[str]:
@@ -182,57 +191,3 @@ def _quoted(value: str) -> str:
     # backslashes before a quote are halved by Hydra, others are not
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", value).replace("'", "\\'")
     return f"'{escaped}'"
-
-
-# Errors of Hydra and OmegaConf: a few lines with the closest valid choice and what to do
-
-ADVICE_TO_FORCE = re.compile(r"use \+|a second \+")
-"""Hydra proposes `+key` and `++key`, which are refused here."""
-AMBIGUOUS = re.compile(r"Ambiguous value for argument '\+*([^=]+)=(.*)'")
-REQUEST_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
-
-
-def explain(error: BaseException, owners: Owners) -> str:
-    """The message for an error of Hydra or OmegaConf. `owners` as in `build`."""
-    cause = error.__cause__
-    if isinstance(error, MissingMandatoryValue):
-        return f"{error.full_key} must be given: {error.full_key}=<value>. See --help."
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        return unknown_option(group, option, sorted(error.options))
-    if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.parent_node is not None:
-        return _missing_key(cause, owners)
-    if match := AMBIGUOUS.match(str(error)):
-        key, values = match.groups()
-        also = {
-            "seed": " Consecutive seeds with a summary: seeds=<number>.",
-            "task": " Several tasks in one run: task=lm_eval task.name=[piqa,sciq].",
-        }
-        more = "" if key in GROUPS else f" A list, if the key takes one: {key}=[{values}]."
-        return f"{key}={values}: a key takes one value. A grid: -m {key}={values}.{also.get(key, more)}"
-    if isinstance(error, OverrideParseException) and "=" not in error.override:
-        return f"{error.override!r} is no key=value, as mode=report is. See --help."
-    lines = [
-        line
-        for line in str(error).splitlines()
-        if line.strip() and not ADVICE_TO_FORCE.search(line)
-    ]
-    if cause is not None:
-        lines += [line.strip() for line in str(cause).splitlines() if line.strip()][:2]
-    if isinstance(error, OverrideParseException):
-        lines = [
-            f"{as_typed(str(error.override))}: {lines[0]}",
-            "Quote a value that has brackets or quotes in it.",
-        ]
-    return "\n".join([*lines[:5], "See --help for what can be composed, and how."])
-
-
-def _missing_key(cause: Any, owners: Owners) -> str:
-    node, key = cause.parent_node, str(cause.full_key)
-    prefix, _, leaf = key.rpartition(".")
-    known = [f"{prefix}.{one}" if prefix else str(one) for one in node if one != "hydra"]
-    if not prefix:
-        sections = [one for one in known if isinstance(node[one], DictConfig) and leaf in node[one]]
-        known += [f"{section}.{leaf}" for section in sections]
-    option = node.get("name") if prefix and isinstance(node, DictConfig) else None
-    return str(unknown_key(key, known, option, owners))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partialmethod
 from threading import Event, Thread
-from typing import Self
+from typing import Any, Self
 
 INTERVAL = 30.0
 """Seconds between two lines."""
@@ -65,17 +65,19 @@ class Progress:
         from tqdm import tqdm
 
         self.title = f"{_name.get()}: {what}" if _name.get() else what
-        terminal = shown and sys.stderr.isatty()
-        own = (
-            {} if terminal else {"bar_format": LINE, "file": io.StringIO(), "mininterval": INTERVAL}
-        )
-        names = {"unit": unit if unit == "B" else f"{unit}s", "unit_scale": unit == "B"}
-        self._bar = tqdm(
-            total=total, initial=initial, desc=self.title, disable=False, **names, **own
-        )
-        self._printed, self._ended = False, Event()
+        options: dict[str, Any] = {"total": total, "initial": initial, "desc": self.title}
+        if unit == "B":
+            options |= {"unit": "B", "unit_scale": True}
+        else:
+            options |= {"unit": f"{unit}s"}
+        on_terminal = shown and sys.stderr.isatty()
+        if not on_terminal:  # the bar only counts, and its lines are printed here
+            options |= {"bar_format": LINE, "file": io.StringIO(), "mininterval": INTERVAL}
+        self._bar = tqdm(disable=False, **options)
+        self._printed = False
+        self._ended = Event()
         self._thread = Thread(target=self._print_lines, daemon=True)
-        if shown and not terminal:
+        if shown and not on_terminal:
             self._thread.start()
 
     @property

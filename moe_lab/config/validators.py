@@ -26,19 +26,19 @@ def build(cls: type, values: dict[str, Any], prefix: str, owners: Owners = lambd
 
     `owners` returns the methods that have a key, for the error about an unknown key of a method.
     """
-    hints = hints_of(cls)
-    known = [f.name for f in fields(cls)]
+    names = [field.name for field in fields(cls)]
     for key in values:
-        if key not in known:
-            raise unknown_key(
-                f"{prefix}{key}", [f"{prefix}{name}" for name in known], values.get("name"), owners
-            )
+        if key not in names:
+            known = [f"{prefix}{name}" for name in names]
+            raise unknown_key(f"{prefix}{key}", known, values.get("name"), owners)
+    hints = hints_of(cls)
     paths = _path_keys(cls)
     typed = {}
     for key, value in values.items():
-        typed[key] = coerce(value, hints[key], f"{prefix}{key}")
-        if key in paths and isinstance(typed[key], str):
-            typed[key] = os.path.expanduser(typed[key])
+        typed_value = coerce(value, hints[key], f"{prefix}{key}")
+        if key in paths and isinstance(typed_value, str):
+            typed_value = os.path.expanduser(typed_value)
+        typed[key] = typed_value
     return cls(**typed)
 
 
@@ -52,18 +52,30 @@ def unknown_key(
     key: str, known: list[str], option: str | None = None, owners: Owners = lambda key: []
 ) -> ConfigError:
     """The error for an unknown key; `option` is the group's option that lacks it."""
-    leaf = key.rpartition(".")[2]
-    by_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
-    hint = f" Did you mean {by_leaf[0]!r}?" if by_leaf else did_you_mean(key, known)
-    group = key.partition(".")[0]
-    if group == "method" and key.count(".") == 1 and (methods := owners(leaf)):
-        advice = "In a grid of methods a key goes to all of them. Run them apart; mode=compare joins results."
-        if option == "base":
-            advice = "Leave base out: each method is compared with it anyway."
-        return ConfigError(
-            f"Unknown key {key!r} of method={option}: it is a key of {', '.join(methods)}.\n{advice}"
-        )
-    where = f"Keys here: {', '.join(known)}." if "." in key else "--help keys lists all."
+    last_part = key.rpartition(".")[2]
+    if key == f"method.{last_part}":
+        methods = owners(last_part)
+        if methods:
+            advice = (
+                "In a grid of methods a key goes to all of them. Run them apart; mode=compare joins "
+                "results."
+            )
+            if option == "base":
+                advice = "Leave base out: each method is compared with it anyway."
+            return ConfigError(
+                f"Unknown key {key!r} of method={option}: it is a key of {', '.join(methods)}.\n"
+                f"{advice}"
+            )
+
+    same_last_part = [name for name in known if name.rpartition(".")[2] == last_part]
+    if same_last_part:
+        hint = f" Did you mean {same_last_part[0]!r}?"
+    else:
+        hint = did_you_mean(key, known)
+    if "." in key:
+        where = f"Keys here: {', '.join(known)}."
+    else:
+        where = "--help keys lists all."
     return ConfigError(f"Unknown key {key!r}.{hint}\n{where}")
 
 
@@ -77,8 +89,8 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
         fits, result = _fit(value, choice, key)
         if fits:
             return result
-    for choice in choices if isinstance(value, str) else ():
-        if get_origin(choice) is Literal:
+    for choice in choices:
+        if isinstance(value, str) and get_origin(choice) is Literal:
             one_of(key, value, get_args(choice))
     expected = " or ".join(_describe(choice) for choice in choices)
     shown = "null" if value is None else value
@@ -93,6 +105,7 @@ def alternatives(annotation: Any) -> list[Any]:
 
 
 def _fit(value: Any, annotation: Any, key: str) -> tuple[bool, Any]:
+    """(whether a value fits an annotation, the value in its type)."""
     origin = get_origin(annotation)
     if annotation is Any:
         return True, value
@@ -102,22 +115,25 @@ def _fit(value: Any, annotation: Any, key: str) -> tuple[bool, Any]:
         return True, build(annotation, value, f"{key}.")  # type: ignore[arg-type]
     if origin is Literal:
         return value in get_args(annotation), value
-    if origin in (list, tuple) and isinstance(value, (list, tuple)):
-        inner = (get_args(annotation) or (Any,))[0]
-        return True, origin(
-            coerce(item, inner, f"{key}[{index}]") for index, item in enumerate(value)
-        )
+    if origin in (list, tuple) and isinstance(value, list | tuple):
+        of_items = (get_args(annotation) or (Any,))[0]
+        items = []
+        for index, item in enumerate(value):
+            items.append(coerce(item, of_items, f"{key}[{index}]"))
+        return True, origin(items)
     if origin is dict and isinstance(value, dict):
-        inner = (get_args(annotation) or (Any, Any))[1]
-        return True, {
-            str(name): coerce(item, inner, f"{key}.{name}") for name, item in value.items()
-        }
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        of_values = (get_args(annotation) or (Any, Any))[1]
+        typed = {}
+        for name, item in value.items():
+            typed[str(name)] = coerce(item, of_values, f"{key}.{name}")
+        return True, typed
+    if isinstance(value, bool):  # which is an int in Python
+        return annotation is bool, value
+    if annotation is float and isinstance(value, int):
         return True, float(value)
-    if annotation is str and isinstance(value, (int, float, Path)) and not isinstance(value, bool):
+    if annotation is str and isinstance(value, int | float | Path):
         return True, str(value)
-    plain = isinstance(annotation, type) and isinstance(value, annotation)
-    return plain and not (isinstance(value, bool) and annotation is not bool), value
+    return isinstance(annotation, type) and isinstance(value, annotation), value
 
 
 def _describe(annotation: Any) -> str:
@@ -132,9 +148,8 @@ def _describe(annotation: Any) -> str:
         return names[annotation]
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, get_args(annotation)))
-    return {list: "a list", tuple: "a list", dict: "a mapping"}.get(
-        get_origin(annotation), str(annotation)
-    )
+    containers = {list: "a list", tuple: "a list", dict: "a mapping"}
+    return containers.get(get_origin(annotation), str(annotation))
 
 
 def one_of(key: str, value: str | None, choices: Sequence[str]) -> None:
@@ -147,9 +162,12 @@ def one_of(key: str, value: str | None, choices: Sequence[str]) -> None:
 
 def at_least(key: str, value: float | None, least: float, most: int | None = None) -> None:
     """Raise ConfigError for a value below `least`, above `most` or NaN."""
-    if value is not None and not least <= value <= (math.inf if most is None else most):
-        limit = "" if most is None else f" and at most {most:,}"
-        raise ConfigError(f"{key}={value}: must be a number that is at least {least}{limit}.")
+    if value is None:
+        return
+    upper_limit = "" if most is None else f" and at most {most:,}"
+    largest = math.inf if most is None else most
+    if not least <= value <= largest:
+        raise ConfigError(f"{key}={value}: must be a number that is at least {least}{upper_limit}.")
 
 
 def above_zero(key: str, value: float | None) -> None:
@@ -186,18 +204,20 @@ def check_limits(values: Any, prefix: str = "method.") -> None:
         for choice in alternatives(annotation):
             if get_origin(choice) is Literal:
                 one_of(f"{prefix}{key}", value, get_args(choice))
-            elif (
-                isinstance(choice, Hashable) and choice in LIMITS and isinstance(value, int | float)
-            ):
-                LIMITS[choice](f"{prefix}{key}", value)
+            elif isinstance(value, int | float) and isinstance(choice, Hashable):
+                check = LIMITS.get(choice)
+                if check is not None:
+                    check(f"{prefix}{key}", value)
 
 
 def did_you_mean(word: str, choices: Any) -> str:
     """The text " Did you mean 'x'?" with the closest choice; empty if none is close."""
     from difflib import get_close_matches
 
-    leaves = {str(choice).rpartition(".")[2].lower(): str(choice) for choice in choices}
-    matches = get_close_matches(
-        str(word).rpartition(".")[2].lower(), list(leaves), n=1, cutoff=0.52
-    )
-    return f" Did you mean {leaves[matches[0]]!r}?" if matches else ""
+    by_last_part = {_last_part(choice): str(choice) for choice in choices}
+    matches = get_close_matches(_last_part(word), list(by_last_part), n=1, cutoff=0.52)
+    return f" Did you mean {by_last_part[matches[0]]!r}?" if matches else ""
+
+
+def _last_part(name: object) -> str:
+    return str(name).rpartition(".")[2].lower()

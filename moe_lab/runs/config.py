@@ -8,7 +8,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from moe_lab.config.compose import Cell, compose
-from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
+from moe_lab.config.hydra_errors import REQUEST_ERRORS, explain
+from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.schema import EMBEDDED_MODELS, GROUP_CONFIGS, KEYS, Config, ModelConfig
 from moe_lab.config.validators import build, unknown_key
 from moe_lab.errors import ConfigError, MoeLabError, TaskError

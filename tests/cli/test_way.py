@@ -19,7 +19,17 @@ from tests.support.stored_results import results_of
 
 PACKAGE = f"{Path(moe_lab.__file__).parent}/"
 DOCUMENT = Path(PACKAGE).parent / "docs" / "architecture.md"
-CONFIG = ("catalog", "overrides", "progress", "streams", "terminal", "text_keys")
+CONFIG = (
+    "catalog",
+    "cells",
+    "hydra_source",
+    "mandatory",
+    "overrides",
+    "progress",
+    "streams",
+    "terminal",
+    "text_keys",
+)
 BESIDE = {
     "tasks/loading.py",
     "results/code.py",

@@ -22,9 +22,10 @@ from hydra.errors import HydraException, MissingConfigException
 
 import moe_lab
 from moe_lab.cli.help import GROUPS
-from moe_lab.config import compose as module
+from moe_lab.config import cells as cells_module
 from moe_lab.config.catalog import about, option_files, plugin_folders, resource_folder
 from moe_lab.config.compose import compose, compose_cell
+from moe_lab.config.hydra_source import Source
 from moe_lab.config.overrides import quote
 from moe_lab.config.schema import KEYS, Config, DistributedConfig, TaskConfig
 from moe_lab.config.validators import build, coerce
@@ -263,9 +264,9 @@ OVERRIDES = [
 ]
 
 
-def by_hydra(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> module.Cell:
+def by_hydra(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> cells_module.Cell:
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_put_together", lambda source, parsed: None)
+        patch.setattr(cells_module, "_put_together", lambda source, parsed: None)
         return compose_cell(overrides, [])
 
 
@@ -273,7 +274,7 @@ def by_hydra(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> module.Ce
 def test_a_cell_is_what_hydra_composes(overrides, monkeypatch):
     expected = by_hydra(overrides, monkeypatch)
     assert compose_cell(overrides, []) == expected
-    module._base.cache_clear()
+    cells_module._with_option.cache_clear()
     assert compose(overrides) == compose(overrides) == [expected], (
         "also the second command of a process"
     )
@@ -307,10 +308,10 @@ def test_errors_are_hydras(overrides, monkeypatch):
 def test_hydra_composes_the_defaults_and_each_option_once(monkeypatch):
     """A paper's tables have thousands of cells, and Hydra takes a tenth of a second for each."""
     loaded: list[list[str]] = []
-    load = module._Source.load
-    module._base.cache_clear()
+    load = Source.load
+    cells_module._with_option.cache_clear()
     monkeypatch.setattr(
-        module._Source, "load", lambda self, names: loaded.append(names) or load(self, names)
+        Source, "load", lambda self, names: loaded.append(names) or load(self, names)
     )
     for model in ("olmoe", "mixtral"):
         for seed in range(5):

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from moe_lab.config.compose import Cell, compose_cell
-from moe_lab.config.overrides import LAUNCHER, REQUEST_ERRORS, explain
+from moe_lab.config.hydra_errors import REQUEST_ERRORS, explain
+from moe_lab.config.overrides import LAUNCHER
 from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError, MoeLabError

@@ -31,7 +31,9 @@ PRETRAINING = (
 PERPLEXITY = "task=toy_text limit=3"
 CHOICE = "task=toy_choice limit=6"
 MATH = "task=toy_math limit=4"
+MATH_AND_TEXT = "task=toy_math,toy_text limit=4"  # the same answers may hide other logits; a perplexity hides none
 GRID = "-m method=base,roe,top-k task=toy_choice,toy_text limit=6 seeds=3"
+ROE = f"method=roe method.n=4 method.temperature=5 {MATH}"  # so much noise that answers change
 NOISY = "method=roe method.n=3 model=tiny-noisy"
 HELD_OUT = "tuning.num_samples=4"
 
@@ -54,13 +56,13 @@ COMMANDS = {
         " model.path=inputs/models/mixtral,inputs/models/qwen3_moe,inputs/models/deepseek_v2"
     ),
     # RoE.
-    "roe": Command(f"method=roe method.n=4 {MATH}"),
-    "roe-again": Command(f"method=roe method.n=4 {MATH}", after="roe"),
+    "roe": Command(ROE),
+    "roe-again": Command(ROE, after="roe"),
     "roe-caches": Command(
-        f"-m method=roe method.n=3 method.temperature=2 method.cache=clean,standard,none {MATH}"
+        f"-m method=roe method.n=3 method.temperature=5 method.cache=clean,standard,none {MATH_AND_TEXT}"
     ),
     "roe-prefill": Command(
-        "method=roe method.n=3 method.cache=standard method.prefill=clean task=toy_math limit=2"
+        f"method=roe method.n=3 method.temperature=5 method.cache=standard method.prefill=clean {MATH}"
     ),
     "roe-options": Command(
         f"-m {NOISY} method.temperature=4 method.weights=clean,perturbed method.aggregate=probabilities,logits"
@@ -69,8 +71,12 @@ COMMANDS = {
     "roe-layers": Command(
         f"{NOISY} method.temperature=[1,4,0] method.logit_scale=0.9 {PERPLEXITY}"
     ),
-    "roe-votes": Command("method=roe method.n=2 task=toy_math limit=2 task.self_consistency=3"),
-    "roe-only-answers": Command(f"method=roe method.n=2 predict_only=true baseline=false {MATH}"),
+    "roe-votes": Command(
+        "method=roe method.n=2 method.temperature=5 task=toy_math limit=2 task.self_consistency=3"
+    ),
+    "roe-only-answers": Command(
+        f"method=roe method.n=2 method.temperature=5 predict_only=true baseline=false {MATH}"
+    ),
     # C3PO and its baselines.
     "c3po": Command(f"method=c3po {C3PO} method.trace=true {CHOICE}"),
     "c3po-optimizers": Command(
@@ -86,7 +92,7 @@ COMMANDS = {
     ),
     # Other ways to route.
     "top": Command(f"-m method=top-p,top-k {CHOICE}"),
-    "scmoe": Command(f"-m method=scmoe method.cache=clean,standard {MATH}"),
+    "scmoe": Command(f"-m method=scmoe method.cache=clean,standard {MATH_AND_TEXT}"),
     "c2r": Command(f"method=c2r method.dataset_size=20 {CHOICE}"),
     "steer": Command(f"method=steer method.dataset_size=20 method.deactivate=3 {CHOICE}"),
     "policy": Command(
@@ -137,7 +143,7 @@ COMMANDS = {
     ),
     # What needs no weights.
     "plan-run": Command("method=c3po mode=plan task=toy_choice"),
-    "plan-grid": Command(f"{GRID} mode=plan", after="roe"),
+    "plan-grid": Command(f"{GRID} mode=plan", after="base-expert-metrics"),
     "plan-experiment": Command("experiment=roe/figure3,moe_bench/table1 mode=plan"),
     # A table of each paper.
     "experiment-roe": Command(

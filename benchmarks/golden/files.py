@@ -20,6 +20,8 @@ from torch import Tensor
 
 from benchmarks.golden.varying import FILES, KEYS, normalized
 
+INPUTS = "files/inputs/"
+"""What the golden run gives to each command."""
 ID = re.compile(r".*?-[0-9a-f]{8}(?![0-9a-z])")
 """A name with an id, as of the folder of a run, a study, a summary or a page: `tiny-roe-toy_math-c29e0022`."""
 TEXTS = {".txt", ".html", ".md", ".svg", ".log", ".tex", ".py", ".jinja"}
@@ -41,8 +43,9 @@ class Recording:
         self.places: dict[str, str] = command["places"]
         self.paths = set()
         for file in folder.rglob("*"):
-            if file.is_file() and file.name != "command.json":
-                self.paths.add(file.relative_to(folder).as_posix())
+            path = file.relative_to(folder).as_posix()
+            if file.is_file() and path != "command.json" and not path.startswith(INPUTS):
+                self.paths.add(path)
         self.ids = set()
         for path in self.paths:
             self.ids |= ids_in(path)

@@ -40,6 +40,7 @@ from moe_lab.tasks.lm_eval_tasks import (
     evaluated_documents,
     keep_given_form,
     read_first_document,
+    without_group,
 )
 from moe_lab.tasks.local_data import (
     LocalFiles,
@@ -204,7 +205,7 @@ class _Factory(TaskFactory):
                 "The tasks that are: humaneval, humaneval_plus."
             )
         try:
-            config = super()._load_full_config(entry, overrides)
+            config = without_group(super()._load_full_config(entry, overrides))
         except Exception:
             checks.check_functions()
             raise

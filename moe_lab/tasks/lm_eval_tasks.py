@@ -83,6 +83,11 @@ def is_multimodal(task: Any) -> bool:
 # Configurations
 
 
+def without_group(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's configuration without the name of its group, which 0.5 puts in front of the task's name in results."""
+    return {key: value for key, value in config.items() if key != "_qualified_name"}
+
+
 def as_installed(config: Mapping[str, Any]) -> dict[str, Any]:
     """A task's configuration for the installed lm-eval.
 

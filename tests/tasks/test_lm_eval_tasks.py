@@ -1,13 +1,16 @@
 """Breaks if tasks of the installed lm-eval are asked, filtered, scored or logged otherwise than this package expects."""
 
+from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
 
-from moe_lab.config.schema import Config
+from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.models.lm_eval_internals import answers_for_lm_eval
 from moe_lab.runs.evaluation.lms import AnsweringLM
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
+from moe_lab.tasks import toy
 from moe_lab.tasks.documents import gold_choice
 from moe_lab.tasks.lm_eval_tasks import (
     evaluated_documents,
@@ -16,6 +19,7 @@ from moe_lab.tasks.lm_eval_tasks import (
     number_of_choices,
     output_filters,
 )
+from moe_lab.tasks.loading import load_tasks
 from tests.support.documents import PROBLEMS, WINOGRANDE
 from tests.support.runs import load_task, small_data, write_jsonl
 
@@ -61,6 +65,15 @@ def test_each_choice_of_winogrande_has_a_prompt(tmp_path):
     assert right.endswith(document[f"option{document['answer']}"])
     letters = load_task(tmp_path, "winogrande", num_fewshot=0, answer="letters")
     assert not has_prompt_per_choice(letters)
+
+
+def test_tasks_of_a_group_have_their_own_names(tmp_path, small_index):
+    (tmp_path / "both.yaml").write_text("group: both\ntask: [toy_choice, toy_cloze]\n")
+    for name in ("toy_choice", "toy_cloze"):
+        copy(Path(toy.__file__).parent / f"{name}.yaml", tmp_path)
+    tasks = load_tasks(Config(task=TaskConfig(name="both", include_path=str(tmp_path))))
+    assert list(tasks["tasks"]) == ["toy_choice", "toy_cloze"]
+    assert tasks["groups"]["both"].child_names == ["toy_choice", "toy_cloze"]
 
 
 def test_without_metrics_a_task_keeps_its_filters_unless_they_execute_code(tmp_path):

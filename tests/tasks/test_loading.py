@@ -183,7 +183,7 @@ def test_any_lm_eval_task_and_unknown_names(data):
     """Indexes all of lm-eval, once."""
     with pytest.raises(TaskError, match=r"arc_esay is no lm-eval task.*Did you mean 'arc_easy'"):
         load_task(data, "arc_esay")
-    index = factory._full_index(None).task_index
+    index = factory._full_index(None)._index
     files = factory._task_files()
     assert len(files) > 12_000 and "mmlu_virology" in files, "a quoted key"
     assert all(str(index[name].yaml_path) == file for name, file in files.items())

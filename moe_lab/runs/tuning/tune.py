@@ -307,7 +307,7 @@ class Accuracy:
 
     def __call__(self, worst: float | None, report: Report) -> float:
         """The metric under the LM's current ensemble. It never prunes."""
-        name = self.study.task.task_name
+        [name] = self.study.tasks["tasks"]
         evaluated = evaluate_tasks(self.study.config, self.study.tasks, self.lm, None)
         scores = evaluated["results"][name]
         metric = self.metric or next(iter(reported(scores)))

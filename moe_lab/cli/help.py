@@ -87,28 +87,44 @@ def help_text(argv: list[str]) -> str:
 
     Raises ConfigError for a name that is unknown.
     """
-    joined = [
-        argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")
-    ]
-    apart = [value for flag, value in pairwise(argv) if flag in ("--config-dir", "-cd")]
-    config_dirs = list(map(Path, joined + apart))
+    folder_arguments = _folder_arguments(argv)
+    config_dirs = [Path(folder) for folder in folder_arguments]
     folders = [resource_folder("conf"), *config_dirs, *plugin_folders()]
     files: Files = {group: option_files(group, folders) for group in GROUPS}
     files["experiment"] = experiment_files(config_dirs)
-    texts: dict[str, None] = {}
+
+    texts = []
     for argument in argv:
-        name, sign, values = argument.lstrip("+").partition("=")
-        if argument.startswith("-") or argument in apart:
-            continue
-        if not sign:
-            texts |= dict.fromkeys(_word(name, files, config_dirs))
-        elif name == "mode":
-            texts |= dict.fromkeys(_mode(value) for value in values.split(","))
-        elif name in files:
-            texts |= dict.fromkeys(
-                _explained(name, value, files, config_dirs) for value in values.split(",")
-            )
-    return "\n\n".join([*texts, FOOT]) if texts else _overview(files)
+        if not argument.startswith("-") and argument not in folder_arguments:
+            texts.extend(_texts_of(argument, files, config_dirs))
+    if not texts:
+        return _overview(files)
+    each_once = list(dict.fromkeys(texts))
+    return "\n\n".join([*each_once, FOOT])
+
+
+def _folder_arguments(argv: list[str]) -> list[str]:
+    """The folders of `--config-dir=FOLDER` and `--config-dir FOLDER`."""
+    folders = []
+    for argument in argv:
+        if argument.startswith("--config-dir="):
+            folders.append(argument.removeprefix("--config-dir="))
+    for flag, value in pairwise(argv):
+        if flag in ("--config-dir", "-cd"):
+            folders.append(value)
+    return folders
+
+
+def _texts_of(argument: str, files: Files, config_dirs: list[Path]) -> list[str]:
+    """What an argument names: a word, `mode=...`, or options `group=...`; nothing for `key=value`."""
+    name, sign, values = argument.lstrip("+").partition("=")
+    if not sign:
+        return _word(name, files, config_dirs)
+    if name == "mode":
+        return [_mode(value) for value in values.split(",")]
+    if name in files:
+        return [_option(name, value, files, config_dirs) for value in values.split(",")]
+    return []
 
 
 def _word(word: str, files: Files, config_dirs: list[Path]) -> list[str]:
@@ -119,40 +135,46 @@ def _word(word: str, files: Files, config_dirs: list[Path]) -> list[str]:
     if word in topics:
         return [topics[word]()]
     if word in files:
-        return [_explained(word, "", files, config_dirs)]
-    found = [
-        _explained(group, word, files, config_dirs)
-        for group, options in files.items()
-        if word in options
-    ]
-    keys = {key: f"{key}={default}\n  {comment}" for key, default, comment in top_level_keys()}
-    found = found + ([keys[word]] if word in keys else []) or _key_of_group(word, files)
-    if not found:
-        known = [
-            *MODES,
-            *topics,
-            *keys,
-            *(option for options in files.values() for option in options),
-        ]
+        return [_option(word, "", files, config_dirs)]
+
+    texts = []
+    for group, options in files.items():
+        if word in options:
+            texts.append(_option(group, word, files, config_dirs))
+    keys = []
+    for key, default, comment in top_level_keys():
+        keys.append(key)
+        if key == word:
+            texts.append(f"{key}={default}\n  {comment}")
+    if not texts:
+        texts = _key_of_group(word, files)
+    if not texts:
+        known = [*MODES, *topics, *keys]
+        for options in files.values():
+            known.extend(options)
         raise ConfigError(
             f"--help {word}: nothing has this name.{did_you_mean(word, known)} See --help."
         )
-    return found
+    return texts
 
 
 def _key_of_group(word: str, files: Files) -> list[str]:
     """A key such as `method.n` or `n`: its comment in each option that has it, each text once."""
-    group, _, key = word.rpartition(".")
-    line = re.compile(rf"((?:^ *#.*\n)*)^{re.escape(key)}:(.*)$", re.MULTILINE)
-    texts: dict[str, list[str]] = {}
-    for each in GROUPS:
-        for option, file in files[each].items() if group in ("", each) else ():
-            if found := line.search(option_text(file)):
-                comment = found[1].replace("# ", "  ").rstrip()
-                texts.setdefault(f"{each}.{key}={found[2].strip()}\n{comment}", []).append(
-                    f"{each}={option}"
-                )
-    return [f"{text}\n  ({', '.join(options)})" for text, options in texts.items()]
+    wanted_group, _, key = word.rpartition(".")
+    key_line = re.compile(rf"((?:^ *#.*\n)*)^{re.escape(key)}:(.*)$", re.MULTILINE)
+    options_by_text: dict[str, list[str]] = {}
+    for group in GROUPS:
+        if wanted_group not in ("", group):
+            continue
+        for option, file in files[group].items():
+            line = key_line.search(option_text(file))
+            if line is None:
+                continue
+            comment, default = line.groups()
+            comment = comment.replace("# ", "  ").rstrip()
+            text = f"{group}.{key}={default.strip()}\n{comment}"
+            options_by_text.setdefault(text, []).append(f"{group}={option}")
+    return [f"{text}\n  ({', '.join(options)})" for text, options in options_by_text.items()]
 
 
 def _mode(mode: str) -> str:
@@ -163,56 +185,60 @@ def _mode(mode: str) -> str:
     return f"mode={mode}: {MODES[mode]}"
 
 
-def _explained(group: str, option: str, files: Files, config_dirs: list[Path]) -> str:
-    """An option's YAML, whose comments explain its keys; for `group=` the list of its options.
-
-    Of experiments it is their titles and the number of cells of each scale.
-    """
+def _option(group: str, option: str, files: Files, config_dirs: list[Path]) -> str:
+    """An option's YAML, whose comments explain its keys; for `group=` the list of its options."""
     options = files[group]
     if not option:
-        return "\n".join(
-            [f"{group}=", *(f"  {name:<16} {about(file)}" for name, file in options.items())]
-        )
-    if group != "experiment":
-        if option not in options:
-            raise ConfigError(unknown_option(group, option, sorted(options)))
-        return f"{group}={option}\n\n{indent(option_text(options[option]).rstrip(), '  ')}"
+        lines = [f"{group}="]
+        for name, file in options.items():
+            lines.append(f"  {name:<16} {about(file)}")
+        return "\n".join(lines)
+    if group == "experiment":
+        return _experiments(option, config_dirs)
+    if option not in options:
+        raise ConfigError(unknown_option(group, option, sorted(options)))
+    return f"{group}={option}\n\n{indent(option_text(options[option]).rstrip(), '  ')}"
+
+
+def _experiments(name: str, config_dirs: list[Path]) -> str:
+    """The titles of experiments, and the number of cells of each scale."""
     from moe_lab.reports.papers.experiment import find_experiments
 
     texts = []
-    for one in find_experiments(option, config_dirs):
-        scales = [
-            f"  scale={name:<8} {len(cells.overrides())} cells"
-            for name, cells in one.scales.items()
+    for experiment in find_experiments(name, config_dirs):
+        lines = [
+            f"experiment={experiment.name}",
+            f"  {experiment.title}",
+            f"  {experiment.source}",
+            "",
         ]
-        texts.append(
-            "\n".join([f"experiment={one.name}", f"  {one.title}", f"  {one.source}", "", *scales])
-        )
+        for scale, cells in experiment.scales.items():
+            lines.append(f"  scale={scale:<8} {len(cells.overrides())} cells")
+        texts.append("\n".join(lines))
     return "\n\n".join(texts)
 
 
 def _overview(files: Files) -> str:
-    lines = [
-        HEAD,
-        "Commands:",
-        *(f"  mode={mode:<9} {text.splitlines()[0]}" for mode, text in MODES.items()),
-    ]
+    lines = [HEAD, "Commands:"]
+    for mode, text in MODES.items():
+        lines.append(f"  mode={mode:<9} {text.splitlines()[0]}")
     lines += ["", "Groups:"]
     for group, options in files.items():
-        lines.append(
-            f"  {group + '=':<12} {len(options):>3} options, such as {', '.join(list(options)[:3])}"
-        )
+        examples = ", ".join(list(options)[:3])
+        lines.append(f"  {group + '=':<12} {len(options):>3} options, such as {examples}")
     return "\n".join([*lines, "", MORE])
 
 
 def _keys() -> str:
     """Every key with its default; those of options by name."""
-    keys = [f"  {f'{key}={default}':<28} {comment}" for key, default, comment in top_level_keys()]
-    for group, cls in GROUP_CONFIGS.items():
-        names = [
-            f"{group}.{one.name}" for one in fields(cls) if group == "task" or one.name != "name"
-        ]
-        keys.append(f"  {', '.join(names)}")
-    return "\n".join(
-        ["Keys and defaults (of a method: --help <method>; of a command: --cfg job):", *keys]
-    )
+    lines = ["Keys and defaults (of a method: --help <method>; of a command: --cfg job):"]
+    for key, default, comment in top_level_keys():
+        lines.append(f"  {f'{key}={default}':<28} {comment}")
+    for group, group_config in GROUP_CONFIGS.items():
+        names = []
+        for field in fields(group_config):
+            # the name of any other option is the option's own
+            if group == "task" or field.name != "name":
+                names.append(f"{group}.{field.name}")
+        lines.append(f"  {', '.join(names)}")
+    return "\n".join(lines)

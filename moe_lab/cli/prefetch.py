@@ -1,6 +1,7 @@
 """mode=prefetch: fetches all files that the same command needs offline. Loads no weights into memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from moe_lab.config.compose import Cell
 from moe_lab.config.overrides import OWN_GRID
@@ -28,20 +29,22 @@ def prefetch(configs: Sequence[Config], cells: Sequence[Cell] = ()) -> int:
             "mode=prefetch needs the network, which offline=true or HF_HUB_OFFLINE=1 forbids. Leave that out."
         )
     errors: list[MoeLabError] = []
-    for fetch, key in (
-        (_model, lambda config: (config.model, get_method(config.method.name).reads_weights)),
-        (_task, lambda config: (config.task, config.data_dir)),
-        (_method, lambda config: (config.method, config.task, config.data_dir)),
-    ):
-        for config in {repr(key(config)): config for config in configs}.values():
+    for step in STEPS:
+        for config in _different(configs, step.reads):
             try:
-                for line in fetch(config):
+                for line in step.fetch(config):
                     print_line(line)
             except MoeLabError as error:
                 errors.append(error)
-    for failed in errors:
-        print_error(failed)
+    for failure in errors:
+        print_error(failure)
     return exit_code(errors[0]) if errors else 0
+
+
+def _different(configs: Sequence[Config], reads: Callable[[Config], object]) -> list[Config]:
+    """One configuration, the last, of all those that a step reads the same in."""
+    by_content = {repr(reads(config)): config for config in configs}
+    return list(by_content.values())
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -53,7 +56,8 @@ def _model(config: Config) -> Iterator[str]:
     load_tokenizer(model, offline=False)
     weights = get_method(config.method.name).reads_weights
     yield f"model {model.name}: {model_folder(model, offline=False, weights=weights)}"
-    if (adapter := adapter_folder(model, offline=False)) is not None:
+    adapter = adapter_folder(model, offline=False)
+    if adapter is not None:
         yield f"adapter {model.peft}: {adapter}"
 
 
@@ -64,7 +68,8 @@ def _task(config: Config) -> Iterator[str]:
     from moe_lab.tasks.loading import load_tasks
 
     tasks = load_tasks(config)
-    yield f"task {task_name(config)}: {', '.join(dict.fromkeys(task.data_source for task in tasks['tasks'].values()))}"
+    sources = dict.fromkeys(task.data_source for task in tasks["tasks"].values())
+    yield f"task {task_name(config)}: {', '.join(sources)}"
     for judge in judges_of(config, tasks):
         if isinstance(judge, LocalJudge):
             assert judge.tokenizer, "fetched"
@@ -81,3 +86,20 @@ def _method(config: Config) -> Iterator[str]:
         yield f"embeddings {embeddings}: {encoder_folder(embeddings)}"
     if get_method(config.method.name)(config.method).data_identity(config, facts_of(config)):
         yield f"method {config.method.name}: its data other than {task_name(config)}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that is fetched."""
+
+    fetch: Callable[[Config], Iterator[str]]
+    """Fetches it for a configuration; yields lines that say where it is."""
+    reads: Callable[[Config], object]
+    """What it reads in a configuration: it is done once for all that have the same."""
+
+
+STEPS = (
+    Step(_model, lambda config: (config.model, get_method(config.method.name).reads_weights)),
+    Step(_task, lambda config: (config.task, config.data_dir)),
+    Step(_method, lambda config: (config.method, config.task, config.data_dir)),
+)

@@ -23,10 +23,14 @@ KEYS = {
     "train_steps_per_second": "a speed",
     "tokens_per_second": "a speed",
     "peak_memory_bytes": "memory of the process, which depends on the allocator",
-    "peak_working_bytes": "memory of the process",
 }
 """Keys of JSON and YAML files and columns of CSV files, with the reason; `cost/toy` is the key `toy` in a `cost`.
 Their values are not compared, but that they are there is."""
+
+SOMETIMES = {
+    "peak_working_bytes": "memory of the process, which a line of responses.jsonl lacks where it is 0"
+}
+"""Keys of which not even their presence is compared, with the reason."""
 
 FILES = {
     ".holder": "the process that held the folder, and since when",

@@ -32,6 +32,8 @@ def recorded(
     )
     results = json.loads(json.dumps(RESULTS))
     results["moe_lab"]["cost"]["wall_seconds"] = seconds
+    if seconds > 2:
+        results["moe_lab"]["cost"]["peak_working_bytes"] = 4096
     (place / run / "results.json").write_text(json.dumps(results))
     (place / run / "run.log").write_text(
         f"2026-01-01 00:00:0{seconds:.0f},000 {seconds * 10:.0f} INFO finished\n"

@@ -30,6 +30,8 @@ def evaluated(tasks: Any, answer: Callable[[Any], str], **options: Any) -> dict[
     from lm_eval.api.model import LM
     from lm_eval.evaluator import evaluate
 
+    from moe_lab.tasks.lm_eval_tasks import logged_samples
+
     class Model(LM):
         tokenizer_name = "own"
 
@@ -48,4 +50,4 @@ def evaluated(tasks: Any, answer: Callable[[Any], str], **options: Any) -> dict[
     options = {"confirm_run_unsafe_code": True, "bootstrap_iters": 0} | options
     results = evaluate(lm=Model(), task_dict=tasks, **options)
     assert results is not None
-    return dict(results)
+    return {**results, "samples": logged_samples(tasks["tasks"], results["samples"])}

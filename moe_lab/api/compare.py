@@ -49,10 +49,10 @@ class Compared(Shown):
         `run` is "b", or "b1", "b2" and so on, and `compared_with` is "a": `difference` is `value` minus `other_value`,
         `p_holm` is corrected for all rows. `verdict` says which is better.
         """
-        scores = self._comparison.scores
-        return typed_frame(
-            [{"run": one.run_id} | one.columns() | {"verdict": one.verdict} for one in scores]
-        )
+        rows = []
+        for score in self._comparison.scores:
+            rows.append({"run": score.run_id} | score.columns() | {"verdict": score.verdict})
+        return typed_frame(rows)
 
     def print(self) -> None:
         """Print the table, and the paths of the page and the file, as the command does."""
@@ -61,11 +61,11 @@ class Compared(Shown):
         print_line(str(self.file))
 
     def _columns(self) -> tuple[list[Column], list[str]]:
-        named = [
-            f"{one.key}: {one.label} {one.settings}".rstrip()
-            for one in self._comparison.evaluations
-        ]
-        return comparison_columns(self._comparison), [*named, *self.notes]
+        footnotes = []
+        for evaluation in self._comparison.evaluations:
+            name = f"{evaluation.key}: {evaluation.label} {evaluation.settings}"
+            footnotes.append(name.rstrip())
+        return comparison_columns(self._comparison), [*footnotes, *self.notes]
 
 
 def compare(
@@ -95,23 +95,31 @@ def compare(
             raise wrong("moe_lab.compare(first, *others)", path, "give paths of stored evaluations")
     if not others:
         raise wrong("moe_lab.compare(first, *others)", str(first), "give a second evaluation")
-    names = ["b"] if len(others) == 1 else [f"b{number}" for number in range(1, len(others) + 1)]
-    paths = {
-        key: user_path(path) for key, path in zip(["a", *names], (first, *others), strict=True)
-    }
-    evaluations = [read_evaluation(key, path) for key, path in paths.items()]
-    if len({evaluation.file.resolve() for evaluation in evaluations}) < len(evaluations):
+
+    evaluations = [read_evaluation("a", user_path(first))]
+    for number, path in enumerate(others, 1):
+        key = "b" if len(others) == 1 else f"b{number}"
+        evaluations.append(read_evaluation(key, user_path(path)))
+    files = {evaluation.file.resolve() for evaluation in evaluations}
+    if len(files) < len(evaluations):
         raise ConfigError("a= and b= name the same result twice. Give different ones.")
     comparison = comparison_of(evaluations)
-    # by the content of the sample logs, so that the same command writes the same files
+
+    labels = task_label([evaluation.label for evaluation in comparison.evaluations])
+    name = folder_name(labels, digest=_digest_of_samples(comparison))
+    folder = user_path(output_dir) / "comparisons" / name
+    file = write_file(folder / "comparison.json", json_text(comparison))
+    page = write_comparison_page(comparison, file.with_suffix(".html"))
+    return Compared(comparison, file, page)
+
+
+def _digest_of_samples(comparison: Comparison) -> str:
+    """SHA-256 of the content of the sample logs, so that the same command writes the same files."""
     digest = hashlib.sha256()
     for evaluation in comparison.evaluations:
         for log in evaluation.samples_files.values():
             digest.update(hashlib.sha256(log.read_bytes()).digest())
-    labels = task_label([evaluation.label for evaluation in comparison.evaluations])
-    folder = user_path(output_dir) / "comparisons" / folder_name(labels, digest=digest.hexdigest())
-    file = write_file(folder / "comparison.json", json_text(comparison))
-    return Compared(comparison, file, write_comparison_page(comparison, file.with_suffix(".html")))
+    return digest.hexdigest()
 
 
 def compare_stored(configs: Sequence[Config]) -> Compared:

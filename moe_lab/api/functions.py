@@ -34,19 +34,21 @@ def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
     from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups, trainable
 
     require_routers(model)
-    found = trainable(parameter_groups(model))
+    trained = trainable(parameter_groups(model))
+    frozen = []
     for name in groups or (None,):
-        if not isinstance(name, str) or name not in found:
+        if not isinstance(name, str) or name not in trained:
             raise ConfigError(
-                f"freeze(model, {name!r}): name groups one by one, among {', '.join(found)}."
+                f"freeze(model, {name!r}): name groups one by one, among {', '.join(trained)}."
             )
-        if not found[name]:
+        if not trained[name]:
             raise ConfigError(
                 f"freeze(model, {name!r}): {type(model).__name__} trains no such parameters."
             )
-    frozen = [parameter for name in groups for parameter in found[name]]
+        frozen.extend(trained[name])
     for parameter in frozen:
-        parameter.requires_grad, parameter.grad = False, None
+        parameter.requires_grad = False
+        parameter.grad = None
     try:
         yield sum(parameter.numel() for parameter in frozen)
     finally:
@@ -90,10 +92,13 @@ def expert_metrics(
     if tokenizer is None and any(isinstance(text, str) for text in texts):
         raise ConfigError("expert_metrics(model, texts, tokenizer) needs the tokenizer of texts.")
     vocabulary = loaded.model.get_input_embeddings().num_embeddings
-    read = [tokenizer(text)["input_ids"] if isinstance(text, str) else text for text in texts]
-    rows = [checked_ids("texts", ids, vocabulary, loaded.facts.max_length, least=2) for ids in read]
+    rows = []
+    for text in texts:
+        ids = tokenizer(text)["input_ids"] if isinstance(text, str) else text
+        ids = checked_ids("texts", ids, vocabulary, loaded.facts.max_length, least=2)
+        rows.append({"input_ids": ids, "labels": ids})
     with expected_flags(loaded.model.config):
-        return measure(loaded.model, [{"input_ids": ids, "labels": ids} for ids in rows])
+        return measure(loaded.model, rows)
 
 
 def tiny(noisy: bool = False) -> tuple[Any, Any]:
@@ -116,12 +121,8 @@ def tiny(noisy: bool = False) -> tuple[Any, Any]:
     from moe_lab.config.schema import ModelConfig
     from moe_lab.models.load import load_model
 
+    config = ModelConfig(name="tiny-noisy" if noisy else "tiny")
     with bars_of_libraries_hidden():
-        loaded = load_model(
-            ModelConfig(name="tiny-noisy" if noisy else "tiny"),
-            dtype="auto",
-            device="auto",
-            offline=True,
-        )
+        loaded = load_model(config, dtype="auto", device="auto", offline=True)
     loaded.tokenizer.padding_side = "left"  # as generation needs it
     return loaded.model, loaded.tokenizer

@@ -39,9 +39,7 @@ def loaded_model(
     name = type(model).__name__
     if not hasattr(model, "generate") or model.get_output_embeddings() is None:
         raise ModelError(f"{name} has no output head. Load it by AutoModelForCausalLM.")
-    if needs_tokenizer and not all(
-        hasattr(tokenizer, each) for each in ("encode", "decode", "pad_token_id")
-    ):
+    if needs_tokenizer and not _is_tokenizer(tokenizer):
         raise wrong(
             "tokenizer",
             tokenizer,
@@ -50,12 +48,18 @@ def loaded_model(
     check_evaluation_mode(model)
     if needs_router:
         require_routers(model)
-        if reason := why_fixed(model):
+        reason = why_fixed(model)
+        if reason:
             raise ModelError(fixed_message(name, reason))
-    facts = routing_facts(model.config) | {"moe_layers": len(find_routers(model))}
+    of_routing = routing_facts(model.config) | {"moe_layers": len(find_routers(model))}
     dtype = str(model.dtype).removeprefix("torch.")
-    own = ModelFacts(name=name, path=None, revision=None, commit=None, dtype=dtype, **facts)
-    return LoadedModel(model, tokenizer, own, next(model.parameters()).device, load_seconds=0.0)
+    facts = ModelFacts(name=name, path=None, revision=None, commit=None, dtype=dtype, **of_routing)
+    device = next(model.parameters()).device
+    return LoadedModel(model, tokenizer, facts, device, load_seconds=0.0)
+
+
+def _is_tokenizer(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("encode", "decode", "pad_token_id"))
 
 
 Ids: TypeAlias = Sequence[int] | Tensor
@@ -80,7 +84,8 @@ class LanguageModel:
 
     def __init__(self, lm: EngineLM, **keys: Any):
         self._keys = keys
-        self.model, self.tokenizer = lm.model, lm.tokenizer
+        self.model = lm.model
+        self.tokenizer = lm.tokenizer
         self.lm = lm
         """The same for lm-eval: `lm_eval.simple_evaluate(model=roe.lm)`."""
         self.lm.label = type(self).__name__
@@ -141,30 +146,34 @@ class LanguageModel:
                 "assistant_model is not supported: every token is that of the ensemble. Leave it out."
             )
         config = self._generation_config(options)
-        prompts = {"input_ids": [self.lm.encode_prompt(each) for each in texts]}
-        inputs = self.tokenizer.pad(prompts, padding_side="left", return_tensors="pt").to(
-            self.model.device
-        )
-        if stop := config.stop_strings:  # transformers hands no tokenizer to custom_generate
-            criteria = StopStringCriteria(self.tokenizer, stop)
-            options["stopping_criteria"] = StoppingCriteriaList(
-                [*(options.get("stopping_criteria") or ()), criteria]
-            )
+        if config.stop_strings:  # transformers hands no tokenizer to custom_generate
+            criteria = list(options.get("stopping_criteria") or ())
+            criteria.append(StopStringCriteria(self.tokenizer, config.stop_strings))
+            options["stopping_criteria"] = StoppingCriteriaList(criteria)
             options["stop_strings"] = None
-        answered = [each for each in texts for _ in range(config.num_return_sequences)]
-        generate = partial(self, streamer=options.get("streamer"), texts=answered, seed=seed)
         if config.pad_token_id is None:
             options["pad_token_id"] = self.tokenizer.pad_token_id
-        found = self.model.generate(**inputs, custom_generate=generate, **options)
-        ids = found if isinstance(found, Tensor) else found.sequences
-        new = ids[:, inputs["input_ids"].shape[1] :].tolist()
+
+        prompts = [self.lm.encode_prompt(prompt) for prompt in texts]
+        padded = self.tokenizer.pad(
+            {"input_ids": prompts}, padding_side="left", return_tensors="pt"
+        )
+        inputs = padded.to(self.model.device)
+        copies = config.num_return_sequences
+        text_of_each = [prompt for prompt in texts for _ in range(copies)]
+        generate = partial(self, streamer=options.get("streamer"), texts=text_of_each, seed=seed)
+        output = self.model.generate(**inputs, custom_generate=generate, **options)
+
+        sequences = output if isinstance(output, Tensor) else output.sequences
+        new_tokens = sequences[:, inputs["input_ids"].shape[1] :].tolist()
         answers = []
-        for i, new_ids in enumerate(new):
-            prompt_ids = prompts["input_ids"][i // config.num_return_sequences]
-            answers.append(self.lm.new_text(prompt_ids, new_ids))
+        for number, new_ids in enumerate(new_tokens):
+            answers.append(self.lm.new_text(prompts[number // copies], new_ids))
         if config.return_dict_in_generate:
-            return GeneratedTexts(**found, texts=answers)
-        return answers[0] if isinstance(text, str) and len(answers) == 1 else answers
+            return GeneratedTexts(**output, texts=answers)
+        if isinstance(text, str) and len(answers) == 1:
+            return answers[0]
+        return answers
 
     def next_token_logprobs(self, ids: Ids | Sequence[Ids]) -> Tensor:
         """float32 [V]: log-probabilities of the token after `ids`; [texts, V] for a list of texts.
@@ -172,16 +181,18 @@ class LanguageModel:
         They are -inf where a probability is below float32's range.
         """
         if isinstance(ids, list | tuple) and len(ids):
-            alone = not hasattr(ids[0], "__len__")
+            is_one_text = not hasattr(ids[0], "__len__")
         else:
-            alone = not (isinstance(ids, Tensor) and ids.dim() == 2 and len(ids))
+            is_one_text = not (isinstance(ids, Tensor) and ids.dim() == 2 and len(ids))
+        texts: Any = [ids] if is_one_text else ids
         vocabulary = self.model.get_input_embeddings().num_embeddings
-        several: Any = [ids] if alone else ids
-        prompts = [checked_ids("ids", each, vocabulary, self.lm.max_length) for each in several]
+        prompts = []
+        for text in texts:
+            prompts.append(checked_ids("ids", text, vocabulary, self.lm.max_length))
         with self.lm.running():
             scores = next_scores(self._engine, prompts, self.tokenizer.batch_decode(prompts))
         logprobs = scores.log_softmax(dim=-1)
-        return logprobs[0] if alone else logprobs
+        return logprobs[0] if is_one_text else logprobs
 
     @overload
     def loglikelihood(self, context: str, continuation: str) -> float: ...
@@ -205,10 +216,8 @@ class LanguageModel:
 
         Returns a number for two strings, else a list with one for each continuation.
         """
-        continuations, contexts = (
-            checked_texts("continuation", continuation),
-            checked_texts("context", context),
-        )
+        continuations = checked_texts("continuation", continuation)
+        contexts = checked_texts("context", context)
         if isinstance(context, str):
             contexts *= len(continuations)
         if len(contexts) != len(continuations):
@@ -221,10 +230,15 @@ class LanguageModel:
                 "continuation", continuation, "an empty text has no log-likelihood; leave it out"
             )
         requests = [Request(pair) for pair in zip(contexts, continuations, strict=True)]
-        found: dict[int, tuple[float, bool]] = {}
-        self.lm.answer("loglikelihood", requests, found.__setitem__)
-        values = [found[i][0] for i in range(len(requests))]
-        return values[0] if isinstance(continuation, str) and isinstance(context, str) else values
+        answers: dict[int, tuple[float, bool]] = {}
+        self.lm.answer("loglikelihood", requests, answers.__setitem__)
+        values = []
+        for number in range(len(requests)):
+            value, _ = answers[number]
+            values.append(value)
+        if isinstance(continuation, str) and isinstance(context, str):
+            return values[0]
+        return values
 
     def __call__(
         self,
@@ -258,14 +272,12 @@ class LanguageModel:
                 self._set_seed(seed)
             try:
                 return custom_generate(
-                    *(
-                        self._engine,
-                        model,
-                        input_ids,
-                        logits_processor,
-                        stopping_criteria,
-                        generation_config,
-                    ),
+                    self._engine,
+                    model,
+                    input_ids,
+                    logits_processor,
+                    stopping_criteria,
+                    generation_config,
                     seed=self.lm.seed,
                     texts=texts,
                     tokenizer=self.tokenizer,
@@ -284,8 +296,10 @@ class LanguageModel:
 
         Raises ConfigError for an option that is not supported.
         """
-        own = {key: value for key, value in options.items() if key != "generation_config"}
-        config, _ = self.model._prepare_generation_config(options.get("generation_config"), **own)
-        if refused := unsupported(config):
+        others = {key: value for key, value in options.items() if key != "generation_config"}
+        given = options.get("generation_config")
+        config, _ = self.model._prepare_generation_config(given, **others)
+        refused = unsupported(config)
+        if refused:
             raise ConfigError(f"{refused} Leave it out.")
         return config

@@ -73,18 +73,18 @@ def lm(
     )
     given = build(config_class(method, keys), {"name": method, **keys}, "method.", methods_with)
     config = Config(method=given, **settings)
-    made, elsewhere = get_method(method)(given), f'moe_lab.run(["method={method}", ...]) runs it.'
-    loaded = loaded_model(model, tokenizer, needs_router=made.needs_router)
-    if isinstance(made, TrainingMethod | ModelMaker):
+    chosen = get_method(method)(given)
+    loaded = loaded_model(model, tokenizer, needs_router=chosen.needs_router)
+    elsewhere = f'moe_lab.run(["method={method}", ...]) runs it.'
+    if isinstance(chosen, TrainingMethod | ModelMaker):
         raise ConfigError(f"method={method} trains a model: {elsewhere}")
-    if type(made).data_identity is not Method.data_identity:
+    if type(chosen).data_identity is not Method.data_identity:
         raise ConfigError(f"method={method} reads documents of a task: {elsewhere}")
-    made.check(loaded.facts)
+    chosen.check(loaded.facts)
 
     def open_lm() -> AbstractContextManager[EngineLM]:
-        check_evaluation_mode(
-            loaded.model
-        )  # lm-eval's `hf` would leave the model in evaluation mode
-        return made.open(loaded, Context(config=config))
+        # lm-eval's `hf` would leave the model in evaluation mode
+        check_evaluation_mode(loaded.model)
+        return chosen.open(loaded, Context(config=config))
 
     return MethodLM(open_lm, tokenizer)

@@ -43,10 +43,12 @@ def run(
     Raises ConfigError for what the command refuses and for another mode than run, ResultsError where a run failed or is
     held by another process, and KeyboardInterrupt where it was interrupted.
     """
-    of_policy = [] if policy is None else ["method=policy", f"method.policy={_place_of(policy)}"]
-    return _results(
-        "run", overrides, quiet, *of_policy, *(f"{key}={_text(keys[key])}" for key in keys)
-    )
+    more = []
+    if policy is not None:
+        more += ["method=policy", f"method.policy={_place_of(policy)}"]
+    for key, value in keys.items():
+        more.append(f"{key}={_text(value)}")
+    return _results("run", overrides, quiet, more)
 
 
 @contextmanager
@@ -97,7 +99,7 @@ def report(overrides: Sequence[str], *, quiet: bool = False) -> Results:
 
     Raises ConfigError for what the command refuses, and where nothing is stored.
     """
-    return _results("report", overrides, quiet, "mode=report")
+    return _results("report", overrides, quiet, ["mode=report"])
 
 
 def plan(overrides: Sequence[str]) -> Plan:
@@ -124,31 +126,37 @@ def plan(overrides: Sequence[str]) -> Plan:
         return planned
 
 
-def _results(mode: str, overrides: Sequence[str], quiet: bool, *more: str) -> Results:
+def _results(mode: str, overrides: Sequence[str], quiet: bool, more: Sequence[str]) -> Results:
+    """The results of a command line with `more` overrides."""
     from moe_lab.runs.grid import do
 
     cells = composed(mode, overrides, *more)
     with task_cache(), _silent() if quiet else nullcontext(), bars_of_libraries_hidden():
         configs = to_configs(cells)
-        if wrong_modes := {config.mode for config in configs} - {mode}:
-            raise ConfigError(
-                f"moe_lab.{mode} returns the results of runs, and mode={wrong_modes.pop()} has none. Leave it out."
-            )
-        finished: Results = do(mode, configs, cells, [*overrides, *more])
+        for config in configs:
+            if config.mode != mode:
+                raise ConfigError(
+                    f"moe_lab.{mode} returns the results of runs, and mode={config.mode} has none. "
+                    "Leave it out."
+                )
+        results: Results = do(mode, configs, cells, [*overrides, *more])
         if not quiet:
             with lasting_streams():
-                finished.print()
-        if finished.exit_code in (INTERRUPTED, TERMINATED):
-            raise KeyboardInterrupt
-        if finished.exit_code:
-            failed = [*finished.refused, *(failure.error for failure in finished.failures)]
-            errors = (
-                "The errors:\n{}\n".format("\n".join(map(str, failed)))
-                if quiet
-                else "The errors are above."
-            )
-            raise ResultsError(f"A run or a study failed. {errors} Earlier results stay stored.")
-        return finished
+                results.print()
+    if results.exit_code in (INTERRUPTED, TERMINATED):
+        raise KeyboardInterrupt
+    if results.exit_code:
+        where = f"The errors:\n{_errors_of(results)}\n" if quiet else "The errors are above."
+        raise ResultsError(f"A run or a study failed. {where} Earlier results stay stored.")
+    return results
+
+
+def _errors_of(results: Results) -> str:
+    """The messages of all that failed, a line or more each."""
+    errors = [*results.refused]
+    for failure in results.failures:
+        errors.append(failure.error)
+    return "\n".join(str(error) for error in errors)
 
 
 PRINTING = {"--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "-c"}
@@ -167,8 +175,8 @@ def composed(name: str, overrides: Sequence[str], *more: str) -> list[Cell]:
             overrides,
             f'give a list of texts: moe_lab.{name}(["method=roe", "task=toy_math"])',
         )
-    # some of these would end the interpreter
-    cells = [] if PRINTING & set(overrides) else compose_or_explain([*overrides, *more])
+    only_prints = bool(PRINTING & set(overrides))  # some of these would end the interpreter
+    cells = [] if only_prints else compose_or_explain([*overrides, *more])
     if not cells:
         raise ConfigError(
             f"{' '.join(overrides)} only prints, and has no results. Use the command."

@@ -227,13 +227,7 @@ def test_an_adapter_scores_as_in_lm_evals_own_model(parts, tmp_path):
             "bootstrap_iters": 0,
         }
         found = lm_eval.simple_evaluate(**given, tasks=["toy_choice"], task_manager=manager)
-<<<<<<< ours
-        return [
-            value for own in found["samples"]["toy_choice"] for value, _ in own["filtered_resps"]
-        ]
-=======
         return [value for own in found["samples"]["toy_choice"] for [(value, _)] in own["resps"]]
->>>>>>> theirs
 
     plain = answers("hf", f"pretrained={TINY},dtype=float32")
     expected = answers("hf", f"pretrained={TINY},dtype=float32,peft={tmp_path}")

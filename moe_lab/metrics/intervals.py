@@ -4,7 +4,7 @@ G = groups of documents that the jackknife leaves out in turn, L = MoE layers, E
 policy, N = documents.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,12 @@ from moe_lab.results.significance import paired
 from moe_lab.results.statistics import LEVEL, Aggregate, interval_of_difference
 
 LEFT_OUT = "left_out"
+"""The key of a counted metric's array: its value, and its value without each group."""
 NUMBERS_AT_ONCE = 2**24
+"""The most counts of which the entropies are computed together."""
 SCORES = "scores"
+"""The key of the array with each document's scores."""
+OVER_ALL_TASKS = "all"
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ class Loss(Measured):
     @property
     def p(self) -> float | None:
         """McNemar's p of a single evaluation; None for several."""
-        return Paired.from_json(self.runs[0]).p_mcnemar if len(self.runs) == 1 else None
+        if len(self.runs) != 1:
+            return None
+        return Paired.from_json(self.runs[0]).p_mcnemar
 
 
 def ratio(of_N: np.ndarray, over_N: np.ndarray) -> Value:
@@ -56,38 +62,49 @@ def ratio(of_N: np.ndarray, over_N: np.ndarray) -> Value:
     The interval is that of a ratio over sampled documents (Cochran, 1977, 6.4): Student's with the standard error of
     the documents' residuals. The value is None without tokens; the interval is None for a single document.
     """
-    total, N = float(over_N.sum()), len(over_N)
+    total = float(over_N.sum())
     if not total:
         return Value(None)
     value = float(of_N.sum() / total)
+    N = len(over_N)
     if N < 2:
         return Value(value)
+    residual_N = of_N - value * over_N
+    error = float(np.std(residual_N, ddof=1)) * N**0.5 / total
+    return Value(value, student_interval(value, error, degrees_of_freedom=N - 1))
+
+
+def student_interval(value: float, error: float, degrees_of_freedom: int) -> Interval:
+    """Student's 95% interval around a value with this standard error."""
     from scipy.special import stdtrit
 
-    error = float(np.std(of_N - value * over_N, ddof=1)) * N**0.5 / total
-    half = float(stdtrit(N - 1, (1 + LEVEL) / 2)) * error
-    return Value(value, (value - half, value + half))
+    half = float(stdtrit(degrees_of_freedom, (1 + LEVEL) / 2)) * error
+    return value - half, value + half
+
+
+# Counted metrics: Load Balance and Collaboration
 
 
 def entropies_of(pairs_GLEE: np.ndarray, experts: Sequence[int]) -> dict[str, Any]:
-    """Every counted metric as `measured` returns it; the diagonal holds selections of single experts."""
+    """Every counted metric as `mean_over_layers` returns it.
+
+    Args:
+        pairs_GLEE: how often two experts are selected together; the diagonal holds selections of single experts.
+    """
     selections_GLE = np.diagonal(pairs_GLEE, axis1=-2, axis2=-1)
-    return {
-        name: mean_over_layers(
-            pairs_GLEE if metric.of_pairs else selections_GLE,
-            experts,
-            metric.of_layers,
-            [metric.maximum(count) for count in experts],
-        )
-        for name, metric in counted_metrics().items()
-    }
+    entropies = {}
+    for name, metric in counted_metrics().items():
+        counts = pairs_GLEE if metric.of_pairs else selections_GLE
+        maxima = [metric.maximum(count) for count in experts]
+        entropies[name] = mean_over_layers(counts, experts, metric.of_layers, maxima)
+    return entropies
 
 
 def mean_over_layers(
     counts: np.ndarray,
     experts: Sequence[int],
     metric: Callable[[np.ndarray, Sequence[int]], np.ndarray],
-    most: Sequence[float],
+    maxima: Sequence[float],
 ) -> dict[str, Any] | None:
     """The metric's mean over layers and each layer's value, with 95% intervals; None if nothing was counted.
 
@@ -99,38 +116,58 @@ def mean_over_layers(
 
     Args:
         counts: [G, L, E] or [G, L, E, E].
-        most: the largest value of each layer.
+        maxima: the largest value of each layer.
     """
     has_tokens_G = np.asarray(counts.any(axis=tuple(range(1, counts.ndim))))
     counts = counts[has_tokens_G]
     if not len(counts):
         return None
-    total, without_GL = counts.sum(axis=0, dtype=np.float64), None
+    total = counts.sum(axis=0, dtype=np.float64)
     counted_L = metric(total, experts)
-    if len(counts) > 1:
-        at_once = max(1, NUMBERS_AT_ONCE // total.size)
-        starts = range(0, len(counts), at_once)
-        parts = [metric(total - counts[start : start + at_once], experts) for start in starts]
-        without_GL = np.concatenate(parts)
-    layers = [
-        _clipped(float(value), without_GL[:, number] if without_GL is not None else None, limit)
-        for number, (value, limit) in enumerate(zip(counted_L, most, strict=True))
-    ]
-    overall = without_GL.mean(axis=-1) if without_GL is not None else None
+    without_GL = _without_each_group(counts, total, experts, metric)
+
+    layers = []
+    for layer, (counted, maximum) in enumerate(zip(counted_L, maxima, strict=True)):
+        without_G = None if without_GL is None else without_GL[:, layer]
+        layers.append(_corrected(float(counted), without_G, maximum).to_json())
+
+    mean_without_G = None if without_GL is None else without_GL.mean(axis=-1)
     left_out = np.full(1 + len(has_tokens_G), np.nan)
     left_out[0] = counted_L.mean()
-    if overall is not None:
-        left_out[1:][has_tokens_G] = overall
-    found = _clipped(float(left_out[0]), overall, float(np.mean(most)))
-    return found | {"layers": layers, LEFT_OUT: left_out}
+    if mean_without_G is not None:
+        left_out[1:][has_tokens_G] = mean_without_G
+    mean = _corrected(float(left_out[0]), mean_without_G, float(np.mean(maxima)))
+    return mean.to_json() | {"layers": layers, LEFT_OUT: left_out}
 
 
-def _clipped(counted: float, without_G: np.ndarray | None, most: float) -> dict[str, Any]:
-    """An `Entropy` as JSON from the value of all groups and the values without each group."""
+def _without_each_group(
+    counts: np.ndarray,
+    total: np.ndarray,
+    experts: Sequence[int],
+    metric: Callable[[np.ndarray, Sequence[int]], np.ndarray],
+) -> np.ndarray | None:
+    """[G, L]: each layer's value without each group; None for a single group."""
+    if len(counts) == 1:
+        return None
+    groups_at_once = max(1, NUMBERS_AT_ONCE // total.size)
+    parts = []
+    for start in range(0, len(counts), groups_at_once):
+        left_out = counts[start : start + groups_at_once]
+        parts.append(metric(total - left_out, experts))
+    return np.concatenate(parts)
+
+
+def _corrected(counted: float, without_G: np.ndarray | None, maximum: float) -> Entropy:
+    """The entropy from the value of all groups and the values without each group."""
     if without_G is None:
-        return Entropy(counted, None, counted, most).to_json()
-    value, (low, high) = (np.clip(found, 0.0, most) for found in jackknife(counted, without_G))
-    return Entropy(float(value), (float(low), float(high)), counted, most).to_json()
+        return Entropy(counted, None, counted, maximum)
+    value, (low, high) = jackknife(counted, without_G)
+    interval = _clipped(low, maximum), _clipped(high, maximum)
+    return Entropy(_clipped(value, maximum), interval, counted, maximum)
+
+
+def _clipped(value: float, maximum: float) -> float:
+    return float(np.clip(value, 0.0, maximum))
 
 
 def jackknife(counted: float, without_G: np.ndarray) -> tuple[float, Interval]:
@@ -140,13 +177,13 @@ def jackknife(counted: float, without_G: np.ndarray) -> tuple[float, Interval]:
         counted: the value of all groups.
         without_G: the value without each of at least two groups.
     """
-    from scipy.special import stdtrit
-
     G = len(without_G)
     value = G * counted - (G - 1) * float(without_G.mean())
     error = float(np.sqrt((G - 1) * without_G.var()))
-    half = float(stdtrit(G - 1, (1 + LEVEL) / 2)) * error
-    return value, (value - half, value + half)
+    return value, student_interval(value, error, degrees_of_freedom=G - 1)
+
+
+# Differences to another run
 
 
 def differences(
@@ -158,32 +195,46 @@ def differences(
     accuracies already, and use `statistics.interval_of_difference`. Arrays whose shapes differ are left out.
     """
     found = {}
-    for path in (
-        path for path in mine if path in theirs and mine[path].shape == theirs[path].shape
-    ):
-        of, _, name = path.rpartition("/")
-        compared = _left_out if name == LEFT_OUT else _losses
-        found[of] = compared(mine[path], theirs[path]).to_json()
+    for path, array in mine.items():
+        other = theirs.get(path)
+        if other is None or other.shape != array.shape:
+            continue
+        metric, _, name = path.rpartition("/")
+        if name == LEFT_OUT:
+            difference = _difference_of_entropies(array, other)
+        else:
+            difference = _difference_of_losses(array, other)
+        found[metric] = difference.to_json()
     return found
 
 
-def _left_out(mine: np.ndarray, theirs: np.ndarray) -> Difference:
+def _difference_of_entropies(mine: np.ndarray, theirs: np.ndarray) -> Difference:
     """The difference of two [1 + G] arrays, without the groups that have no tokens in either run."""
     has_tokens = ~(np.isnan(mine) & np.isnan(theirs))
-    own, other = (np.where(np.isnan(one), one[0], one)[has_tokens] for one in (mine, theirs))
-    return Difference(*jackknife(float(own[0] - other[0]), own[1:] - other[1:]))
+    # without a group that has no tokens, the value is that of all groups
+    mine = np.where(np.isnan(mine), mine[0], mine)[has_tokens]
+    theirs = np.where(np.isnan(theirs), theirs[0], theirs)[has_tokens]
+    value, interval = jackknife(float(mine[0] - theirs[0]), mine[1:] - theirs[1:])
+    return Difference(value, interval)
 
 
-def _losses(mine: np.ndarray, theirs: np.ndarray) -> Difference:
+def _difference_of_losses(mine: np.ndarray, theirs: np.ndarray) -> Difference:
     """The difference of the losses of two [1 + R, N] arrays.
 
     (base - changed) - (base' - changed') is twice the mean of base and changed' minus the mean of base' and changed.
     """
     R = len(mine) - 1
-    up, down = [mine[0]] * R + [*theirs[1:]], [theirs[0]] * R + [*mine[1:]]
-    limits = interval_of_difference(up, down)
-    difference = 2 * float(np.mean(up) - np.mean(down))
-    return Difference(difference, (2 * limits[0], 2 * limits[1]) if limits else None)
+    added = [mine[0]] * R + [*theirs[1:]]
+    subtracted = [theirs[0]] * R + [*mine[1:]]
+    difference = 2 * float(np.mean(added) - np.mean(subtracted))
+    interval = interval_of_difference(added, subtracted)
+    if interval is None:
+        return Difference(difference, None)
+    low, high = interval
+    return Difference(difference, (2 * low, 2 * high))
+
+
+# Interventions: the accuracy that a policy costs
 
 
 def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[str, Any]:
@@ -196,56 +247,76 @@ def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[s
     Returns a `Loss` as JSON for each metric. For means, SCORES is a numpy array [1 + evaluations, n]: each document's
     score in base and in every evaluation.
     """
-    base = {name: logged_values(before[name]) for name in tasks}
-    others = [{name: logged_values(samples[name]) for name in tasks} for samples in changed]
-    by_task: dict[str, Any] = {
-        name: {
-            metric: _loss(
-                by_document, [other[name][metric] for other in others], aggregation(task, metric)
-            )
-            for metric, by_document in base[name].items()
-        }
-        for name, task in tasks.items()
-    }
-    # the documents of all tasks as one sample, for the metrics that are means in every task
+    base = _values_by_task(tasks, before)
+    evaluations = [_values_by_task(tasks, samples) for samples in changed]
+    by_task: dict[str, Any] = {}
+    for name, task in tasks.items():
+        by_task[name] = {}
+        for metric, by_document in base[name].items():
+            under_policy = [values[name][metric] for values in evaluations]
+            by_task[name][metric] = _loss(by_document, under_policy, aggregation(task, metric))
     if len(tasks) > 1:
-        shared = set.intersection(*(set(values) for values in base.values()))
-        means = [
-            m
-            for m in sorted(shared)
-            if all(aggregation(task, m) is None for task in tasks.values())
-        ]
-        by_task["all"] = {
-            metric: _loss(_joined(base, metric), [_joined(other, metric) for other in others], None)
-            for metric in means
-        }
+        by_task[OVER_ALL_TASKS] = {}
+        for metric in _means_of_all(tasks, base):
+            under_policy = [_joined(values, metric) for values in evaluations]
+            by_task[OVER_ALL_TASKS][metric] = _loss(_joined(base, metric), under_policy, None)
     return by_task
 
 
-def _joined(values: dict[str, Values], metric: str) -> dict[Any, Any]:
-    return {
-        (name, d): value for name, metrics in values.items() for d, value in metrics[metric].items()
-    }
+ByTask = dict[str, Values]
+"""The values of each document by task and `metric,filter`."""
+
+
+def _values_by_task(tasks: Iterable[str], samples: Log) -> ByTask:
+    return {name: logged_values(samples[name]) for name in tasks}
+
+
+def _means_of_all(tasks: dict[str, Any], values: ByTask) -> list[str]:
+    """The metrics that are means in every task."""
+    shared = set.intersection(*(set(metrics) for metrics in values.values()))
+    means = []
+    for metric in sorted(shared):
+        if all(aggregation(task, metric) is None for task in tasks.values()):
+            means.append(metric)
+    return means
+
+
+def _joined(values: ByTask, metric: str) -> dict[Any, Any]:
+    """The documents of all tasks as one sample."""
+    joined = {}
+    for task, metrics in values.items():
+        for document, value in metrics[metric].items():
+            joined[task, document] = value
+    return joined
 
 
 def _loss(
-    base: dict[Any, Any], others: Sequence[dict[Any, Any]], aggregate: Aggregate | None
+    base: dict[Any, Any], evaluations: Sequence[dict[Any, Any]], aggregate: Aggregate | None
 ) -> dict[str, Any]:
-    documents = list(base)
-    mine = [base[d] for d in documents]
-    runs = [[other[d] for d in documents] for other in others]
+    """The `Loss` of a metric as JSON, from its values by document."""
     score = aggregate or (lambda values: float(np.mean(values)))
-    before, after = float(score(mine)), [float(score(run)) for run in runs]
-    limits = interval_of_difference(runs, [mine], aggregate)
+    base_values = [base[document] for document in base]
+    base_score = float(score(base_values))
+    changed_values = []
+    changed_scores = []
+    for by_document in evaluations:
+        values = [by_document[document] for document in base]
+        changed_values.append(values)
+        changed_scores.append(float(score(values)))
+
+    interval = interval_of_difference(changed_values, [base_values], aggregate)
+    if interval is not None:
+        low, high = interval
+        interval = 0.0 - high, 0.0 - low  # no -0.0
     loss = Loss(
-        n=len(documents),
-        base=before,
-        changed=float(np.mean(after)),
-        difference=float(
-            np.mean([before - one for one in after])
-        ),  # exactly 0 where nothing changed
-        interval=(0.0 - limits[1], 0.0 - limits[0]) if limits else None,  # no -0.0
-        runs=[paired(mine, run, aggregate).to_json() for run in runs],
-    )
-    scores = {SCORES: np.asarray([mine, *runs], dtype=float)} if aggregate is None else {}
-    return loss.to_json() | scores
+        n=len(base),
+        base=base_score,
+        changed=float(np.mean(changed_scores)),
+        # exactly 0 where nothing changed
+        difference=float(np.mean([base_score - changed for changed in changed_scores])),
+        interval=interval,
+        runs=[paired(base_values, values, aggregate).to_json() for values in changed_values],
+    ).to_json()
+    if aggregate is None:
+        loss[SCORES] = np.asarray([base_values, *changed_values], dtype=float)
+    return loss

@@ -127,10 +127,12 @@ class Capacity(InterventionMetric):
         """Without the least, and the most, selected expert of every layer. Among equals, without the first."""
         from moe_lab.metrics.interventions import Masked
 
-        counts = [
-            row[:count] for row, count in zip(selections.counts_LE, selections.experts, strict=True)
-        ]
-        least, most = ([int(choose(row)) for row in counts] for choose in (np.argmin, np.argmax))
+        least = []
+        most = []
+        for counts_E, experts in zip(selections.counts_LE, selections.experts, strict=True):
+            of_layer = counts_E[:experts]
+            least.append(int(np.argmin(of_layer)))
+            most.append(int(np.argmax(of_layer)))
         return {"least": Masked(least), "most": Masked(most)}
 
     def evaluate(
@@ -144,10 +146,13 @@ class Capacity(InterventionMetric):
 
     def measure(self, selections: Selections, lost: Lost) -> dict[str, Any] | None:
         """None for a model whose tokens take all of its experts."""
-        if any(k >= count for k, count in zip(selections.top_k, selections.experts, strict=True)):
-            return None
-        policies = self.policies(selections).items()
-        return {which: lost(policy) | {"masked": policy.experts} for which, policy in policies}
+        for top_k, experts in zip(selections.top_k, selections.experts, strict=True):
+            if top_k >= experts:
+                return None
+        block = {}
+        for which, policy in self.policies(selections).items():
+            block[which] = lost(policy) | {"masked": policy.experts}
+        return block
 
 
 class Specialization(InterventionMetric):
@@ -168,12 +173,13 @@ class Specialization(InterventionMetric):
     ) -> dict[str, Any]:
         from moe_lab.metrics.interventions import RandomRouting
 
-        drawn = [evaluate(f"random_{seed}", RandomRouting(seed)) for seed in self.seeds]
-        return {
-            "seeds": list(self.seeds),
-            "tasks": losses([samples for samples, _ in drawn]),
-            "cost": [cost for _, cost in drawn],
-        }
+        samples_of_seeds = []
+        costs = []
+        for seed in self.seeds:
+            samples, cost = evaluate(f"random_{seed}", RandomRouting(seed))
+            samples_of_seeds.append(samples)
+            costs.append(cost)
+        return {"seeds": list(self.seeds), "tasks": losses(samples_of_seeds), "cost": costs}
 
     def measure(self, selections: Selections, lost: Lost) -> dict[str, Any]:
         from moe_lab.metrics.interventions import RandomRouting
@@ -212,28 +218,31 @@ def intervention_metrics() -> dict[str, InterventionMetric]:
 
 def interventions() -> list[tuple[str, Intervention]]:
     """Every intervention with the name of its metric."""
-    return [
-        (name, each)
-        for name, metric in intervention_metrics().items()
-        for each in metric.interventions
-    ]
+    named = []
+    for name, metric in intervention_metrics().items():
+        for intervention in metric.interventions:
+            named.append((name, intervention))
+    return named
 
 
 def values_of(line: dict[str, Any]) -> dict[str, Value]:
     """The value of every metric in a line of expert_metrics.jsonl. Capacity has two values."""
     blocks = {name: line[name] or {} for name in counted_metrics()}
-    blocks |= {each.name: each.block(line[of]) if line[of] else {} for of, each in interventions()}
+    for metric, intervention in interventions():
+        block = line[metric]
+        blocks[intervention.name] = intervention.block(block) if block else {}
     return {name: Value.from_json({"value": None} | block) for name, block in blocks.items()}
 
 
 def labels() -> dict[str, str]:
     """The label in figures of each of `values_of`'s metrics."""
-    counted = {name: metric.label for name, metric in counted_metrics().items()}
-    changed = {
-        each.name: METRICS[of].label + (f", {each.key} activated" if each.key else "")
-        for of, each in interventions()
-    }
-    return counted | changed
+    labels_by_name = {name: metric.label for name, metric in counted_metrics().items()}
+    for metric, intervention in interventions():
+        label = METRICS[metric].label
+        if intervention.key:
+            label += f", {intervention.key} activated"
+        labels_by_name[intervention.name] = label
+    return labels_by_name
 
 
 def evaluations() -> int:

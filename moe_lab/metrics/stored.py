@@ -42,24 +42,28 @@ class StoredMetrics:
 
     def entropies(self, name: str) -> dict[str, Entropy]:
         """A counted metric by the kind of tokens (all, prefill, decode), without kinds of which none was counted."""
-        return {
-            of: Entropy.from_json(one) for of, one in self.content[name].items() if one is not None
-        }
+        entropies = {}
+        for kind, block in self.content[name].items():
+            if block is not None:
+                entropies[kind] = Entropy.from_json(block)
+        return entropies
 
     def losses(self, name: str, intervention: Intervention) -> dict[str, dict[str, Loss]]:
         """The losses by task and `metric,filter`; empty for a method that does not allow interventions."""
         block = self.content[name]
-        tasks = {} if block is None else intervention.block(block)["tasks"]
-        return {
-            task: {metric: Loss.from_json(one) for metric, one in (metrics or {}).items()}
-            for task, metrics in tasks.items()
-        }
+        if block is None:
+            return {}
+        losses: dict[str, dict[str, Loss]] = {}
+        for task, metrics in intervention.block(block)["tasks"].items():
+            losses[task] = {}
+            for metric, loss in (metrics or {}).items():
+                losses[task][metric] = Loss.from_json(loss)
+        return losses
 
     def difference(self, other: str, *path: str) -> Difference:
         """The difference to another run ("baseline") at a path of the file; all values are None without one."""
-        return Difference.from_json(
-            self.content["differences"].get(other, {}).get("/".join(path), {})
-        )
+        to_other = self.content["differences"].get(other, {})
+        return Difference.from_json(to_other.get("/".join(path), {}))
 
 
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> StoredMetrics | None:
@@ -67,13 +71,18 @@ def stored_metrics(folder: Path, run_id: str, commit: str | None) -> StoredMetri
 
     They are complete if the file has all metrics.
     """
-    content = whole_mapping(folder / FILE) or {}
+    content = whole_mapping(folder / FILE)
+    if content is None:
+        return None
     expected = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "commit": commit}
-    is_own = {key: content.get(key) for key in expected} == expected
-    complete = (
-        content.keys() >= HEADER | METRICS.keys() and (folder / FOLDER / BY_DOCUMENT).is_file()
-    )
-    return StoredMetrics(content) if is_own and complete else None
+    for key, value in expected.items():
+        if content.get(key) != value:
+            return None
+    if not content.keys() >= HEADER | METRICS.keys():
+        return None
+    if not (folder / FOLDER / BY_DOCUMENT).is_file():
+        return None
+    return StoredMetrics(content)
 
 
 def without_arrays(found: dict[str, Any], path: str = "") -> tuple[dict[str, Any], Arrays]:
@@ -95,10 +104,8 @@ def write_arrays(folder: Path, arrays: Arrays) -> None:
     """Write them into the folder atomically. Raises ResultsError."""
     from safetensors.numpy import save
 
-    write_atomically(
-        folder / BY_DOCUMENT,
-        save({path: np.ascontiguousarray(array) for path, array in arrays.items()}),
-    )
+    contiguous = {path: np.ascontiguousarray(array) for path, array in arrays.items()}
+    write_atomically(folder / BY_DOCUMENT, save(contiguous))
 
 
 def read_arrays(folder: Path) -> Arrays:

@@ -51,10 +51,12 @@ def right_tokens(
                 least = torch.tensor(most)
                 torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
                 most = int(least)
-            for numbers in in_runs(
-                _longest_first(rows),
-                lambda own, _: len(rows[own[0]]["input_ids"]) * (len(own) + 1) <= most,
-            ):
+
+            def fits(pass_rows: Sequence[int], row: int) -> bool:
+                longest = len(rows[pass_rows[0]]["input_ids"])
+                return longest * (len(pass_rows) + 1) <= most
+
+            for numbers in in_runs(_longest_first(rows), fits):
                 trees = [TokenTree(rows[number]["input_ids"], []) for number in numbers]
                 tokens = collate(trees, 0, device)
                 policy.expect(tokens)
@@ -73,17 +75,24 @@ def right_tokens(
 
 def labelled_tokens(rows: Sequence[TokenizedExample]) -> np.ndarray:
     """int64 [N]: the number of predicted tokens of each example; the first token is never predicted."""
-    labels = [
-        rows[number]["labels"] for number in range(len(rows))
-    ]  # a data set is indexed, not iterated
-    return np.array([sum(label != NO_LABEL for label in own[1:]) for own in labels], dtype=np.int64)
+    counts = []
+    for number in range(len(rows)):  # a data set is indexed, not iterated
+        predicted = rows[number]["labels"][1:]
+        counts.append(sum(label != NO_LABEL for label in predicted))
+    return np.array(counts, dtype=np.int64)
 
 
 def count_rows(routes: Routes, rows: Sequence[TokenizedExample]) -> Counts:
     """The experts of all tokens of the rows that `right_tokens` has read. A row is a document, all of it a prompt."""
-    order, nothing = _longest_first(rows), np.zeros(0, dtype=np.int64)
-    routes.reads = {str(n): [Read(_names(routes, rows[n]), nothing)] for n in order}
-    return count(routes, [[str(n)] for n in order])
+    no_tokens = np.zeros(0, dtype=np.int64)
+    reads = {}
+    documents = []
+    for number in _longest_first(rows):
+        key = str(number)
+        reads[key] = [Read(_names(routes, rows[number]), no_tokens)]
+        documents.append([key])
+    routes.reads = reads
+    return count(routes, documents)
 
 
 def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> tuple[np.ndarray, int]:
@@ -91,13 +100,17 @@ def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> tup
 
     A decision counts if the token that the router routes has a label.
     """
-    names = [
-        _names(routes, rows[n])[np.asarray(rows[n]["labels"]) != NO_LABEL] for n in range(len(rows))
-    ]
-    E, by_layer = max(routes.experts.values()), routes.table().of(np.concatenate(names))
-    return np.stack([np.bincount(index.reshape(-1), minlength=E) for index in by_layer]), len(
-        by_layer[0]
-    )
+    names = []
+    for number in range(len(rows)):
+        row = rows[number]
+        has_label = np.asarray(row["labels"]) != NO_LABEL
+        names.append(_names(routes, row)[has_label])
+    experts_of_layers = routes.table().of(np.concatenate(names))
+    E = max(routes.experts.values())
+    selections = []
+    for index_TK in experts_of_layers:
+        selections.append(np.bincount(index_TK.reshape(-1), minlength=E))
+    return np.stack(selections), len(experts_of_layers[0])
 
 
 def _names(routes: Routes, row: TokenizedExample) -> np.ndarray:
@@ -107,7 +120,7 @@ def _names(routes: Routes, row: TokenizedExample) -> np.ndarray:
 
 
 def _longest_first(rows: Sequence[TokenizedExample]) -> list[int]:
-    return sorted(range(len(rows)), key=lambda n: -len(rows[n]["input_ids"]))
+    return sorted(range(len(rows)), key=lambda number: -len(rows[number]["input_ids"]))
 
 
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:

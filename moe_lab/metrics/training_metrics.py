@@ -43,7 +43,8 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
     is null for a model whose tokens take all of its experts.
     """
     start = time.perf_counter()
-    routes, answers_N = Routes(), labelled_tokens(rows)
+    routes = Routes()
+    answers_N = labelled_tokens(rows)
     right_N = right_tokens(model, rows, routes)
     counts = count_rows(routes, rows)
     pairs_GLEE = counts.pairs_GPLEE[:, 0]
@@ -52,21 +53,20 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
         return ratio(right_N - right_tokens(model, rows, policy), answers_N).to_json()
 
     counts_LE = np.diagonal(pairs_GLEE.sum(axis=0), axis1=-2, axis2=-1)
-    selections = Selections(
-        counts_LE, counts.experts, [routes.top_k[layer] for layer in routes.layers]
-    )
-    changed = {
-        name: metric.measure(selections, lost) for name, metric in intervention_metrics().items()
-    }
-    return {
+    top_k = [routes.top_k[layer] for layer in routes.layers]
+    selections = Selections(counts_LE, counts.experts, top_k)
+    counted, _ = without_arrays(entropies_of(pairs_GLEE, counts.experts))
+    measured = {
         "rows": len(rows),
         "tokens": counts.tokens_P[0],
         "answer_tokens": int(answers_N.sum()),
         "accuracy": ratio(right_N, answers_N).to_json(),
-        **without_arrays(entropies_of(pairs_GLEE, counts.experts))[0],
-        **changed,
-        "seconds": time.perf_counter() - start,
+        **counted,
     }
+    for name, metric in intervention_metrics().items():
+        measured[name] = metric.measure(selections, lost)
+    measured["seconds"] = time.perf_counter() - start
+    return measured
 
 
 class ExpertMetrics(TrainerCallback):
@@ -89,9 +89,8 @@ class ExpertMetrics(TrainerCallback):
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         """Measure before the first step; a resumed training drops the lines after its checkpoint."""
-        self.lines = [
-            line for line in read_measurements(self.folder) if line["step"] <= state.global_step
-        ]
+        stored = read_measurements(self.folder)
+        self.lines = [line for line in stored if line["step"] <= state.global_step]
         if state.global_step == 0 and not self.lines:
             self._measure(state, model)
 
@@ -140,30 +139,40 @@ def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Each is a `Correlation` as JSON.
     """
-    series = [values_of(line) for line in lines]
-    return [
-        _correlation(
-            one, other, [(point[one].value, point[other].value) for point in series]
-        ).to_json()
-        for one, other in combinations(series[0], 2)
-    ]
+    measurements = [values_of(line) for line in lines]
+    found = []
+    for x, y in combinations(measurements[0], 2):
+        points = []
+        for values in measurements:
+            x_value = values[x].value
+            y_value = values[y].value
+            if x_value is not None and y_value is not None:
+                points.append((x_value, y_value))
+        found.append(_correlation(x, y, points).to_json())
+    return found
 
 
-def _correlation(one: str, other: str, points: Sequence[tuple[Any, Any]]) -> Correlation:
+def _correlation(x: str, y: str, points: Sequence[tuple[float, float]]) -> Correlation:
+    """The correlation of the metrics `x` and `y` over measurements of both."""
     from scipy.stats import pearsonr, spearmanr
 
-    pairs = np.array([point for point in points if None not in point], dtype=float).reshape(-1, 2)
-    result = Correlation([one, other], len(pairs))
-    if len(pairs) < FEWEST:
-        return replace(result, note=f"fewer than {FEWEST} measurements")
-    if (np.ptp(pairs, axis=0) == 0).any():
-        return replace(result, note="one of the two does not change")
-    found, interval = pearsonr(*pairs.T), None
-    if len(pairs) > FEWEST and abs(found.statistic) < 1:
-        low, high = found.confidence_interval(LEVEL)
+    correlation = Correlation([x, y], len(points))
+    if len(points) < FEWEST:
+        return replace(correlation, note=f"fewer than {FEWEST} measurements")
+    x_N, y_N = np.array(points, dtype=float).T
+    if np.ptp(x_N) == 0 or np.ptp(y_N) == 0:
+        return replace(correlation, note="one of the two does not change")
+    pearson = pearsonr(x_N, y_N)
+    interval = None
+    if len(points) > FEWEST and abs(pearson.statistic) < 1:
+        low, high = pearson.confidence_interval(LEVEL)
         interval = float(low), float(high)
-    spearman = float(spearmanr(*pairs.T)[0])
-    return replace(result, pearson=float(found.statistic), interval=interval, spearman=spearman)
+    return replace(
+        correlation,
+        pearson=float(pearson.statistic),
+        interval=interval,
+        spearman=float(spearmanr(x_N, y_N)[0]),
+    )
 
 
 def summary(folder: Path) -> dict[str, Any] | None:
@@ -174,7 +183,7 @@ def summary(folder: Path) -> dict[str, Any] | None:
     return {
         "measurements": len(lines),
         "rows": lines[0]["rows"],
-        "first": {name: one.value for name, one in values_of(lines[0]).items()},
-        "last": {name: one.value for name, one in values_of(lines[-1]).items()},
+        "first": {name: metric.value for name, metric in values_of(lines[0]).items()},
+        "last": {name: metric.value for name, metric in values_of(lines[-1]).items()},
         "correlations": correlations(lines),
     }

@@ -25,22 +25,24 @@ HUB_ID = re.compile(r"[^/.]+/[^/]+")
 def check_adapter(model: ModelConfig, folder: Path, quantized: bool) -> None:
     """Raise ModelError for an adapter that its configuration shows to be unfit, ConfigError for other keys."""
     if model.device_map or quantized:
-        remedy = (
-            "use a checkpoint that is not quantized" if quantized else "leave model.device_map out"
-        )
+        remedy = "leave model.device_map out"
+        if quantized:
+            remedy = "use a checkpoint that is not quantized"
         raise ConfigError(
             f"model.peft={model.peft} is merged into the weights on one device: {remedy}."
         )
-    if absent := [name for name in (ADAPTER, ADAPTER_TENSORS) if not (folder / name).is_file()]:
-        raise ModelError(
-            f"model.peft={model.peft} is no adapter in peft's format: it has no {absent[0]}."
-        )
+    for name in (ADAPTER, ADAPTER_TENSORS):
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"model.peft={model.peft} is no adapter in peft's format: it has no {name}."
+            )
     with reading(f"model.peft={model.peft}", raises=ModelError):
         content = json.loads((folder / ADAPTER).read_bytes())
         if content.get("megatron_config"):  # peft imports the module that it names
             raise ValueError("megatron_config names code, which is never run")
         base = content.get("base_model_name_or_path")
-        if all(HUB_ID.fullmatch(str(name)) for name in (base, model.path)) and base != model.path:
+        are_hub_ids = HUB_ID.fullmatch(str(base)) and HUB_ID.fullmatch(str(model.path))
+        if are_hub_ids and base != model.path:
             raise ValueError(f"it was trained on {base}. Use model.path={base}")
 
 
@@ -55,17 +57,21 @@ def check_fit(config: PreTrainedConfig, folder: Path, source: str) -> None:
     ):
         warnings.simplefilter("ignore")
         with safe_open(folder / ADAPTER_TENSORS, "pt") as stored:
-            found = {name: stored.get_slice(name).get_shape() for name in stored.offset_keys()}
+            shapes = {name: stored.get_slice(name).get_shape() for name in stored.offset_keys()}
         empty: Any = AutoModelForCausalLM.from_config(config)
         wrapped = get_peft_model(empty, PeftConfig.from_pretrained(folder), low_cpu_mem_usage=True)
         state = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     expected = {name: list(tensor.shape) for name, tensor in state.items()}
-    other = sorted(name for name in found | expected if found.get(name) != expected.get(name))
-    if other:
-        name = other[0]
+    unfit = []
+    for name in shapes | expected:
+        if shapes.get(name) != expected.get(name):
+            unfit.append(name)
+    if unfit:
+        name = min(unfit)
         raise ModelError(
-            f"model.peft={source} does not fit the model: {name} has the shape {found.get(name, 'none')} in the "
-            f"adapter, and {expected.get(name, 'none')} in the model ({len(other)} of {len(found)} tensors).\n"
+            f"model.peft={source} does not fit the model: {name} has the shape "
+            f"{shapes.get(name, 'none')} in the adapter, and {expected.get(name, 'none')} in the model "
+            f"({len(unfit)} of {len(shapes)} tensors).\n"
             "Experts of transformers 5 are fused tensors: an adapter of single experts does not match them."
         )
 
@@ -97,7 +103,8 @@ def load_adapter(wrapped: Any, folder: Path) -> None:
     from safetensors.torch import load_file
 
     stored = load_file(folder / ADAPTER_TENSORS)
-    own = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
-    if other := sorted(stored.keys() ^ own.keys()):
-        raise ModelError(f"{folder} holds another adapter: {other[0]} differs.")
+    expected = get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    different = stored.keys() ^ expected.keys()
+    if different:
+        raise ModelError(f"{folder} holds another adapter: {min(different)} differs.")
     set_peft_model_state_dict(wrapped, stored)

@@ -19,15 +19,16 @@ DAMAGED = "It is damaged or belongs to another configuration: fetch or save it a
 
 def check_complete(report: dict[str, Any], source: str, config: PreTrainedConfig) -> None:
     """Raise ModelError, naming a parameter, if transformers reports missing, misshapen or unexpected ones."""
-    unexpected = set(report["unexpected_keys"])
-    if (
-        config.get_text_config() is not config
-    ):  # the parts of a larger model that read no text are left out
-        unexpected = {name for name in unexpected if not NO_TEXT.search(name)}
+    is_part_of_larger = config.get_text_config() is not config
+    unexpected = []
+    for name in report["unexpected_keys"]:
+        # the parts of a larger model that read no text are left out
+        if not (is_part_of_larger and NO_TEXT.search(name)):
+            unexpected.append(name)
     problems = {
         "lacks parameters of the model": report["missing_keys"],
-        "has parameters in another shape": {key[0] for key in report["mismatched_keys"]},
-        "has weights that its model has no place for": unexpected,
+        "has parameters in another shape": {name for name, *_ in report["mismatched_keys"]},
+        "has weights that its model has no place for": set(unexpected),
     }
     for problem, names in problems.items():
         if names:
@@ -42,7 +43,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 def check_weights(model: nn.Module, source: str) -> None:
     """Raise ModelError, naming a parameter, for weights that are NaN or infinite."""
-    if name := not_finite(model):
+    name = not_finite(model)
+    if name is not None:
         raise ModelError(
             f"{source} has weights that are NaN or infinite, in {name}: use another checkpoint."
         )
@@ -56,10 +58,10 @@ def not_finite(model: nn.Module) -> str | None:
     """
     for name, stored in model.state_dict().items():
         tensor = stored.to_local() if hasattr(stored, "to_local") else stored
-        read = tensor.device.type != "meta" and tensor.dtype in FLOATS and tensor.numel()
-        if (
-            read and not torch.stack(torch.aminmax(tensor)).isfinite().all()
-        ):  # without a copy of the tensor
+        if tensor.device.type == "meta" or tensor.dtype not in FLOATS or not tensor.numel():
+            continue
+        smallest_and_largest = torch.stack(torch.aminmax(tensor))  # without a copy of the tensor
+        if not smallest_and_largest.isfinite().all():
             return name
     return None
 
@@ -89,9 +91,16 @@ def prove_seam(model: Any, device: torch.device, source: str) -> None:
     Raises ModelError otherwise, for example if a quantized kernel bypasses the routers, or if a router reads parameters
     of its parts that are on disk: they come to memory when the part itself is called, and give any numbers before.
     """
-    parts = [part for router in find_routers(model) for part in router.module.children()]
-    unread = {part for part in parts if any(own.is_meta for own in part.parameters(recurse=False))}
-    handles = [part.register_forward_hook(lambda part, *_: unread.discard(part)) for part in unread]
+    unread: set[nn.Module] = set()
+    for router in find_routers(model):
+        for part in router.module.children():
+            if any(parameter.is_meta for parameter in part.parameters(recurse=False)):
+                unread.add(part)
+
+    def was_called(part: nn.Module, *arguments: Any) -> None:
+        unread.discard(part)
+
+    handles = [part.register_forward_hook(was_called) for part in unread]
     try:
         with torch.no_grad(), routed(model, _check_rule):
             model(torch.arange(TOKENS, device=device)[None], use_cache=False)
@@ -122,11 +131,13 @@ def check_vocabulary(tokenizer: Any, model: Any, source: str) -> None:
     """Raise ModelError for a tokenizer with ids that the model has no embedding for; added tokens may be unused."""
     rows = model.get_input_embeddings().weight.shape[0]
     added = tokenizer.get_added_vocab()
-    most = max(
-        (index for token, index in tokenizer.get_vocab().items() if token not in added), default=0
-    )
-    if most >= rows:
+    largest = 0
+    for token, index in tokenizer.get_vocab().items():
+        if token not in added:
+            largest = max(largest, index)
+    if largest >= rows:
         raise ModelError(
-            f"The tokenizer of {source} has ids up to {most:,}, and the model has embeddings of {rows:,} tokens: they "
-            "do not belong together. model.tokenizer names another folder or hub id."
+            f"The tokenizer of {source} has ids up to {largest:,}, and the model has embeddings of "
+            f"{rows:,} tokens: they do not belong together. model.tokenizer names another folder or "
+            "hub id."
         )

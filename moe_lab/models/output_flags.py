@@ -29,16 +29,16 @@ def reset_flags(config: Any) -> None:
 @contextmanager
 def expected_flags(config: Any) -> Iterator[None]:
     """Inside the context the flags have their expected values."""
-    before = [
-        (part, {name: getattr(part, name) for name in _expected(part)}) for part in _parts(config)
-    ]
+    before = []
+    for part in _parts(config):
+        for name in _expected(part):
+            before.append((part, name, getattr(part, name)))
     reset_flags(config)
     try:
         yield
     finally:
-        for part, flags in before:
-            for name, value in flags.items():
-                setattr(part, name, value)
+        for part, name, value in before:
+            setattr(part, name, value)
 
 
 def _parts(config: Any) -> list[Any]:

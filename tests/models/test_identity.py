@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import moe_lab.models.identity as file_digest
+import moe_lab.models.file_digests as file_digest
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ModelError
-from moe_lab.models.identity import WHOLE_BYTES, digest_of, folder_content, model_identity
+from moe_lab.models.file_digests import WHOLE_BYTES, digest_of
+from moe_lab.models.identity import folder_content, model_identity
 
 
 def test_a_copy_is_the_same_model(tiny_olmoe_dir, tmp_path):

@@ -22,8 +22,9 @@ from moe_lab.engine.pass_size import pass_budget
 from moe_lab.errors import ConfigError, need_package, reading
 from moe_lab.metrics.teacher_forcing import padded
 from moe_lab.models.facts import LoadedModel
+from moe_lab.models.file_digests import digest_of
 from moe_lab.models.hub import cached_commit
-from moe_lab.models.identity import LOADED, digest_of, folder_content
+from moe_lab.models.identity import LOADED, folder_content
 from moe_lab.models.source import SMALL_FILES, repository_files, small_folder
 
 SHOWN = 256

@@ -114,7 +114,7 @@ class TaskConfig:
 @dataclass(kw_only=True)
 class TuningConfig:
     """The search of temperatures, of a logit scale or of other settings; null: the preset of task category and model
-    (`moe_lab/runs/tuning/search.py`)."""
+    (`moe_lab/runs/tuning/presets.py`)."""
 
     name: Literal["none", "tpe", "random", "uniform", "scale", "grid"] = "none"
     n_trials: PositiveInt | None = None

@@ -19,7 +19,8 @@ from moe_lab.results.identity import folder_name, task_label
 from moe_lab.runs.config import in_cell
 from moe_lab.runs.prepare import facts_of, prepare
 from moe_lab.runs.run import Run
-from moe_lab.runs.tuning.study import Study, prepare_study
+from moe_lab.runs.tuning.prepare import prepare_study
+from moe_lab.runs.tuning.study import Study
 
 
 class Training:

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from moe_lab.runs.config import compose_or_explain, to_config
 from moe_lab.runs.prepare import prepare
-from moe_lab.runs.tuning.study import prepare_study
+from moe_lab.runs.tuning.prepare import prepare_study
 from tests.support.documents import BIGBENCH, HELLASWAG, KNOWREF
 from tests.support.models import make_tokenizer
 from tests.support.runs import choices, small_data, write_jsonl

@@ -23,7 +23,8 @@ from moe_lab.runs.config import to_config
 from moe_lab.runs.jobs import PROFILE, Job, by_model, job_after, job_of
 from moe_lab.runs.run import Outcome
 from moe_lab.runs.summaries import summary
-from moe_lab.runs.tuning.study import Study, prepare_study
+from moe_lab.runs.tuning.prepare import prepare_study
+from moe_lab.runs.tuning.study import Study
 
 # The cells of an experiment, composed with the user's overrides and checked
 

@@ -35,7 +35,7 @@ from moe_lab.runs.results import (
     measured_p_values,
     stored_outcomes,
 )
-from moe_lab.runs.tuning.search import preset
+from moe_lab.runs.tuning.presets import preset
 
 
 def with_tables(

@@ -49,7 +49,10 @@ class Trials:
     """The trials of the study in `folder`, inside its context."""
 
     def __init__(self, folder: Path, search: Search, seed: int):
-        self.folder, self.search, self.seed = folder, search, seed
+        self.folder = folder
+        self.search = search
+        self.seed = seed
+        self.minimizes = search.direction == "minimize"
         self.lock = lock_on(folder / ".lock")
         """The study's lock: one process at a time."""
         self._mine: BaseFileLock | None = None
@@ -81,11 +84,8 @@ class Trials:
         if self._mine is not None:
             self._mine.release()
 
-    def claim(self) -> tuple[Trial, list[float]] | None:
-        """The next trial and its temperatures; None after all trials, including those of other processes.
-
-        With tuning=grid the temperatures are empty.
-        """
+    def claim(self) -> Trial | None:
+        """The next trial with its parameters; None after all trials, including those of other processes."""
         while True:
             with self.lock:
                 trial = self._abandoned() or self._next()
@@ -93,15 +93,15 @@ class Trials:
                     for place, (name, bounds) in enumerate(self.search.bounds.items()):
                         self.study.sampler = self._sampler(trial.number, place)
                         trial.suggest_float(name, *bounds)  # drawn if it is missing
-                    return trial, self.search.temperatures(trial.params)
+                    return trial
                 if not self._of(TrialState.RUNNING):
                     return None
             time.sleep(0.5)
 
-    def tell(self, trial: Trial, value: float | None, **measured: float) -> None:
-        """Store a trial's value (None: pruned), and other measurements as user attributes."""
+    def tell(self, trial: Trial, value: float | None, **attributes: float) -> None:
+        """Store a trial's value (None: pruned) and user attributes."""
         with self.lock:
-            for name, number in measured.items():
+            for name, number in attributes.items():
                 trial.set_user_attr(name, number)
             state = TrialState.PRUNED if value is None else TrialState.COMPLETE
             self.study.tell(trial, value, state=state)
@@ -114,18 +114,19 @@ class Trials:
 
     def best(self) -> FrozenTrial | None:
         """The first complete trial with the best value, which may be the untuned model."""
-        complete = self._of(TrialState.COMPLETE)
-        sign = 1 if self.search.direction == "minimize" else -1
-        return min(
-            complete, key=lambda trial: (sign * float(trial.value or 0), trial.number), default=None
-        )
+        sign = 1 if self.minimizes else -1
+
+        def rank(trial: FrozenTrial) -> tuple[float, int]:
+            return sign * float(trial.value or 0), trial.number
+
+        return min(self._of(TrialState.COMPLETE), key=rank, default=None)
 
     def worst(self) -> float | None:
         """The worst value of a complete trial, after the sampler's random trials; None before."""
         values = [float(trial.value or 0) for trial in self._of(TrialState.COMPLETE)]
         if len(values) < self.startup:
             return None
-        return max(values) if self.search.direction == "minimize" else min(values)
+        return max(values) if self.minimizes else min(values)
 
     def _of(self, *states: TrialState) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)
@@ -148,7 +149,8 @@ class Trials:
         if not waiting:
             if number >= self.search.n_trials:
                 return None
-            if (fixed := self.search.fixed(number)) is not None:
+            fixed = self.search.fixed(number)
+            if fixed is not None:
                 self.study.enqueue_trial(fixed)
         trial = self.study.ask()
         self._hold(trial.number)

@@ -25,7 +25,7 @@ from moe_lab.models.identity import known_weights, model_identity
 from moe_lab.models.load import load_model
 from moe_lab.models.source import check_has_weights, load_config, model_commit, model_folder
 from moe_lab.models.tokenizer import load_tokenizer
-from moe_lab.runs.tuning.study import prepare_study
+from moe_lab.runs.tuning.prepare import prepare_study
 from tests.support.hub.commands import new_command
 from tests.support.hub.content import OLMOE, SHARDS
 from tests.support.hub.repositories import Repository

@@ -22,8 +22,9 @@ from moe_lab.models import load
 from moe_lab.models.lm_eval_internals import answers_of_lm_eval, instance_of
 from moe_lab.runs.config import compose_or_explain, to_config
 from moe_lab.runs.jobs import job_of
-from moe_lab.runs.tuning.study import SOURCE, has_bare_answers, prepare_study
-from moe_lab.runs.tuning.tune import Accuracy, Perplexity, Pruned, objective
+from moe_lab.runs.tuning.objective import Accuracy, Perplexity, Pruned, objective
+from moe_lab.runs.tuning.prepare import prepare_study
+from moe_lab.runs.tuning.worked_answers import SOURCE, has_bare_answers
 from moe_lab.tasks.documents import select_documents
 from moe_lab.tasks.loading import load_tasks
 from tests.support.command import run_command
@@ -255,7 +256,8 @@ def test_perplexity_is_that_of_the_reference_answers(
         for place in range(ids.shape[1] - length, ids.shape[1]):
             cost -= log_probs[place - 1, ids[0, place]].item()
         tokens += length
-    measured = Perplexity(study, lm_for(olmoe, tokenizer))(None, lambda *_: None)
+    lm = lm_for(olmoe, tokenizer)
+    measured = Perplexity(study, lm)(lm, None, lambda *_: None)
     assert measured == pytest.approx(math.exp(cost / tokens), rel=1e-4)
 
 
@@ -268,7 +270,9 @@ def test_perplexity_of_running_text_is_per_token(tiny_olmoe_dir, data, tmp_path,
     )
     cost = -sum(answers_of_lm_eval("loglikelihood_rolling", rolled))
     tokens = sum(len(tokenizer(text).input_ids) for text in texts)
-    assert Perplexity(study, lm)(None, lambda *_: None) == pytest.approx(math.exp(cost / tokens))
+    assert Perplexity(study, lm)(lm, None, lambda *_: None) == pytest.approx(
+        math.exp(cost / tokens)
+    )
 
 
 def test_accuracy_is_lm_evals_and_the_same_again(tiny_olmoe_dir, data, tmp_path, olmoe, tokenizer):
@@ -282,8 +286,8 @@ def test_accuracy_is_lm_evals_and_the_same_again(tiny_olmoe_dir, data, tmp_path,
         asked = [_instance((prompt, f" {text}")) for text in document["choices"]["text"]]
         scores = [lm.loglikelihood([one])[0][0] for one in asked]
         right += "ABC"[scores.index(max(scores))] == document["answerKey"]
-    value = measure(None, lambda *_: None)
-    assert value == right / 4 == measure(None, lambda *_: None)
+    value = measure(lm, None, lambda *_: None)
+    assert value == right / 4 == measure(lm, None, lambda *_: None)
 
 
 def _instance(args):
@@ -299,14 +303,14 @@ def test_pruning_stops_only_what_cannot_be_best(tiny_olmoe_dir, data, tmp_path, 
     measure = Perplexity(study, lm)
     for layers in ([0, 0.5, 0.5, 0], [0, 5.0, 0.1, 0]):
         lm.set_ensemble(method.ensemble(list(map(float, layers)), 1, 0))
-        value = measure(None, lambda *_: None)
-        assert measure(value * 1.0001, lambda *_: None) == pytest.approx(value)
+        value = measure(lm, None, lambda *_: None)
+        assert measure(lm, value * 1.0001, lambda *_: None) == pytest.approx(value)
         seen = []
         with pytest.raises(Pruned):
-            measure(1.5, lambda *reported, seen=seen: seen.append(reported))
+            measure(lm, 1.5, lambda *reported, seen=seen: seen.append(reported))
         [(partial, count)] = seen
         assert count < len(measure.requests) and partial > 1.5
-        assert measure(None, lambda *_: None) == pytest.approx(
+        assert measure(lm, None, lambda *_: None) == pytest.approx(
             value
         )  # nothing is left of the pruned trial
 

@@ -1,0 +1,60 @@
+"""The search of a logit scale alone (tuning=scale)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from moe_lab.config.schema import Config
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
+from moe_lab.models.facts import ModelFacts
+from moe_lab.runs.tuning.presets import paper_model, preset
+from moe_lab.runs.tuning.search import TrialPoint
+from moe_lab.runs.tuning.temperatures import EnsembleSearch
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitScale(EnsembleSearch):
+    """One trial, at the method's own temperatures. It has no parameters: one pass over the texts counts all scales."""
+
+    given: list[float]
+    """The method's temperatures, one per MoE layer."""
+    logit_scale: bool = True
+
+    reuse = False
+
+    @property
+    def begins_with_base(self) -> bool:
+        return not any(self.given)
+
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        return {}
+
+    def fixed(self, number: int) -> dict[str, float] | None:
+        return {} if number == 0 else None
+
+    def prunes(self, number: int) -> bool:
+        return False
+
+    def temperatures(self, trial: TrialPoint) -> list[float]:
+        return self.given
+
+
+def logit_scale_search(config: Config, facts: ModelFacts) -> LogitScale:
+    """The search of `config.tuning`. Raises ConfigError for settings that contradict it."""
+    method: Any = get_method(config.method.name)(config.method)
+    if method.config.logit_scale not in (None, 1):
+        raise ConfigError(
+            f"method.logit_scale={method.config.logit_scale}: tuning=scale searches it. Leave one out."
+        )
+    usual = preset(config.task.category, paper_model(facts))
+    return LogitScale(
+        method=method,
+        tuning="scale",
+        metric="perplexity",
+        n_trials=1,
+        num_samples=config.tuning.num_samples or usual.num_samples,
+        moe_layers=facts.moe_layers,
+        skip_layers=method.first_noisy(facts.moe_layers),
+        given=method.temperatures(facts.moe_layers),
+    )

@@ -1,0 +1,116 @@
+"""Prepares a study: its search and documents, checked and identified without weights."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lm_eval.tasks.manager import TaskDict
+
+from moe_lab.config.schema import Config, TuningConfig
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
+from moe_lab.models.facts import ModelFacts
+from moe_lab.results.identity import folder_name, run_id, task_label
+from moe_lab.runs.prepare import check_router, facts_of, identity, prepare
+from moe_lab.runs.tuning.logit_scale import logit_scale_search
+from moe_lab.runs.tuning.method_settings import settings_search
+from moe_lab.runs.tuning.search import Search
+from moe_lab.runs.tuning.study import Study
+from moe_lab.runs.tuning.temperatures import temperature_search
+from moe_lab.runs.tuning.worked_answers import has_bare_answers, on_gsm8k
+from moe_lab.tasks.documents import Holdout, document_hashes, select_documents
+from moe_lab.tasks.lm_eval_tasks import evaluated_documents
+from moe_lab.tasks.loading import load_tasks
+
+
+def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
+    """The study of a configuration. Checks it and the following evaluation without weights. Creates no folder.
+
+    `trained`: the facts of a model that is yet to be trained, as in `moe_lab.runs.prepare.prepare`.
+
+    Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
+    """
+    tunings = get_method(config.method.name).tunings
+    if config.tuning.name not in tunings:
+        raise ConfigError(
+            f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. "
+            f"Use tuning={' or '.join([*tunings, 'none'])}."
+        )
+    if config.predict_only:
+        raise ConfigError(
+            f"predict_only computes no metric: leave it or tuning={config.tuning.name} out."
+        )
+    facts = trained or facts_of(config)
+    search = search_of(config, facts)
+    config = replace(config, method=search.method.config)
+    evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False), trained)
+    holdout = Holdout(num_samples=search.num_samples, seed=config.sample_seed)
+    tasks = load_tasks(config, holdout)
+    name, task = _tuned_task(tasks, search)
+    if search.metric == "accuracy":
+        search = replace(search, lower_is_better=is_error(task, config.task.metric))
+    evaluated = config
+    if search.metric == "perplexity" and has_bare_answers(task):
+        config, tasks = on_gsm8k(config, holdout)
+        [(name, task)] = tasks["tasks"].items()
+    documents = sorted(frozenset[str]().union(*document_hashes(task)))
+    select_documents(evaluated, evaluation.tasks, frozenset(documents))
+    dataset = task.config.custom_dataset
+    samples = {name: dataset.numbers}
+    held_out = {name: list(range(len(evaluated_documents(task))))}
+    content = identity(config, search.method, facts, tasks, samples, held_out)
+    headline = config.task.metric if search.metric == "accuracy" else None
+    content["search"] = search.identity | {"headline": headline}
+    if facts.commit is not None:  # trials of another state of the model are another study
+        content["commit"] = facts.commit
+    digest = run_id(content)
+    folder = folder_name(config.model.name, task_label(name), search.metric, digest=digest)
+    return Study(
+        config=config,
+        evaluated=evaluated,
+        search=search,
+        study_id=digest,
+        folder=Path(config.output_dir, "studies", folder),
+        facts=facts,
+        tasks=tasks,
+        split=dataset.source,
+        samples=samples,
+        documents=documents,
+    )
+
+
+def _tuned_task(tasks: TaskDict, search: Search) -> tuple[str, Any]:
+    """The tuned task and its name. Raises ConfigError for several tasks, or one without the search's metric."""
+    if len(tasks["tasks"]) > 1:
+        raise ConfigError(
+            f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. Tune each: -m task=<one>,<other>."
+        )
+    [(name, task)] = tasks["tasks"].items()
+    if search.metric == "accuracy" and task.get_config("output_type") == "loglikelihood_rolling":
+        raise ConfigError(f"{name} has no accuracy: tuning.metric=perplexity.")
+    if search.metric == "perplexity" and task.get_config("unsafe_code"):
+        raise ConfigError(f"{name} has no reference answers to score: tuning.metric=accuracy.")
+    return name, task
+
+
+def search_of(config: Config, facts: ModelFacts) -> Search:
+    """The search of `config.tuning`. Raises ConfigError for settings that contradict it."""
+    method_class = get_method(config.method.name)
+    if config.tuning.name == "scale":
+        return logit_scale_search(config, facts)
+    if not facts.moe_layers:
+        check_router(method_class(config.method), facts)
+    if "grid" in method_class.tunings:
+        return settings_search(config, facts)
+    return temperature_search(config, facts)
+
+
+def is_error(task: Any, metric: str | None) -> bool:
+    """Whether lower values of a task's headline are better.
+
+    Args:
+        metric: lm-eval's `metric,filter`; None: the first one of the task.
+    """
+    directions = task.higher_is_better()
+    name = metric.partition(",")[0] if metric else next(iter(directions), None)
+    return directions.get(name) is False

@@ -91,9 +91,9 @@ class TaskConfig:
     confirm_run_unsafe_code: bool = False
     """Whether programs that the model wrote may be executed without a sandbox where bubblewrap does not work."""
     answer: Literal["text", "letters"] | None = None
-    """The form of multiple-choice answers: "text" as in lm-eval, or "letters" (`tasks/answer_forms.py`); null: text."""
+    """The form of multiple-choice answers: "text" as in lm-eval, or "letters" (`tasks/letters.py`); null: text."""
     self_consistency: int | None = None
-    """Number of sampled answers to each document. Their majority is evaluated (`tasks/answer_forms.py`). Null: one
+    """Number of sampled answers to each document. Their majority is evaluated (`tasks/self_consistency.py`). Null: one
     answer, no vote."""
     chat_template: bool = False
     """Whether prompts get a chat template, a plain one if the tokenizer has none, if `apply_chat_template` is null."""

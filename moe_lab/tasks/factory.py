@@ -29,10 +29,10 @@ from moe_lab.errors import TaskError, first_line
 from moe_lab.models.hub import commit_of, explain
 from moe_lab.results.code import VERSION, code_digest, function_identity, module_digest
 from moe_lab.results.identity import UNNAMED
-from moe_lab.tasks.answer_forms import in_letters, voted
 from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
 from moe_lab.tasks.judges import JUDGES, judge_class, score
+from moe_lab.tasks.letters import in_letters
 from moe_lab.tasks.lm_eval_tasks import (
     as_installed,
     choices_as_prompts,
@@ -51,6 +51,7 @@ from moe_lab.tasks.local_data import (
 )
 from moe_lab.tasks.prompt_errors import build_all_requests
 from moe_lab.tasks.sandbox.replies import in_chat
+from moe_lab.tasks.self_consistency import voted
 from moe_lab.tasks.yaml_checks import YamlChecks, check_readable
 
 OWN_TASKS = Path(__file__).resolve().parent

@@ -28,11 +28,10 @@ def published(
     from datasets import Dataset, load_dataset
 
     loaded = load_dataset(path, name, data_files=data_files)
-    rows = [
-        {column: _value(template, row) for column, template in columns.items()}
-        for split in splits
-        for row in loaded[split]
-    ]
+    rows = []
+    for split in splits:
+        for row in loaded[split]:
+            rows.append({column: _value(template, row) for column, template in columns.items()})
     return {"test": Dataset.from_list(rows)}
 
 

@@ -57,7 +57,7 @@ from moe_lab.results.scores import (
     WORSE,
     Score,
 )
-from moe_lab.tasks.answer_forms import LETTERS
+from moe_lab.tasks.letters import LETTERS
 from tests.support.command import run_command
 from tests.support.lm_eval_logs import evaluation, samples_of
 from tests.support.stored_results import changed, results_of

@@ -16,7 +16,7 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.results.code import VERSION, function_identity
 from moe_lab.results.identity import task_settings
-from moe_lab.tasks import answer_forms, answer_numbers, judges, task_functions
+from moe_lab.tasks import answer_numbers, judges, letters, task_functions
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.sandbox import programs, replies
 from tests.support.documents import OPENBOOKQA, PROBLEMS
@@ -85,8 +85,8 @@ def lettered() -> list[Any]:
         "doc_to_target": "won.",
         "doc_to_choice": ["So Ann", "So Mark"],
     }
-    found = [answer_forms._add_columns(own, Dataset.from_list(rows)).to_list() for own in tasks]
-    return [*found, answer_forms._add_columns(blank, Dataset.from_list(rows[:1])).to_list()]
+    found = [letters._add_columns(own, Dataset.from_list(rows)).to_list() for own in tasks]
+    return [*found, letters._add_columns(blank, Dataset.from_list(rows[:1])).to_list()]
 
 
 def checked(gold: Any) -> Any:
@@ -155,7 +155,7 @@ CALLS: list[tuple[Callable, Callable[[], Any]]] = [
     (task_functions.plain_questions, questions),
     (judges.judge_answers, lambda: judged()[0]),
     (judges.score, lambda: judged()[1]),
-    (answer_forms._add_columns, lettered),
+    (letters._add_columns, lettered),
     (
         programs.run_tests,
         lambda: executed(lambda: programs.run_tests([[BODY, "    return 1\n"]], [PROBLEM])),

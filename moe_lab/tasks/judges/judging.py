@@ -59,17 +59,16 @@ def _verdicts(
     """
     by_judge: list[dict[str, Verdict]] = [{} for _ in exchanges]
     for judge in judges:
-        contents = (
-            json.dumps([judge.identity, *exchange], sort_keys=True) for exchange in exchanges
-        )
-        keys = [hashlib.sha256(content.encode()).hexdigest() for content in contents]
-        missing = {key: one for key, one in zip(keys, exchanges, strict=True) if key not in log}
+        keys = [_key(judge, exchange) for exchange in exchanges]
+        missing = {}
+        for key, exchange in zip(keys, exchanges, strict=True):
+            if key not in log:
+                missing[key] = exchange
         if missing:
             start = time.perf_counter()
-            if (folder := judge.folder()) is not None:
-                room = ROOM * sum((folder / name).stat().st_size for name in known_weights(folder))
-                if room > free_memory(resolve_device(judge.config.device)):
-                    free()
+            memory = _memory_of(judge)
+            if memory and memory > free_memory(resolve_device(judge.config.device)):
+                free()
             with Progress(len(missing), f"judge {judge.name}", "answer") as progress:
                 for key, verdict in zip(missing, judge.judge(list(missing.values())), strict=True):
                     log.answer(key, verdict, {})
@@ -80,3 +79,18 @@ def _verdicts(
             if not exchange.answer.strip():
                 verdicts[judge.name] = log[key] | {"empty": True}
     return by_judge
+
+
+def _key(judge: Judge, exchange: Exchange) -> str:
+    """The key of a verdict in the log."""
+    content = json.dumps([judge.identity, *exchange], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _memory_of(judge: Judge) -> int:
+    """The estimated bytes of a judge; 0 without a model."""
+    folder = judge.folder()
+    if folder is None:
+        return 0
+    weights = [folder / name for name in known_weights(folder)]
+    return ROOM * sum(file.stat().st_size for file in weights)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 from moe_lab.results.code import versioned
@@ -43,17 +42,20 @@ def in_chat(config: dict[str, Any]) -> dict[str, Any]:
     reply that writes the function again at its `def`. So generation has none, and only lm-eval's filter cuts at them.
     """
     stops = config["generation_kwargs"]["until"]
-    filters = {"extract_code": run_extracted, "create_test": partial(run_cut, stops)}
     return {
         **config,
         "doc_to_text": INSTRUCTION,
         "gen_prefix": PREFIX,
         "generation_kwargs": {**config["generation_kwargs"], "until": []},
         "filter_list": [
-            {"name": name, "filter": [{"function": "custom", "filter_fn": function}]}
-            for name, function in filters.items()
+            _filter("extract_code", run_extracted),
+            _filter("create_test", partial(run_cut, stops)),
         ],
     }
+
+
+def _filter(name: str, function: Callable) -> dict[str, Any]:
+    return {"name": name, "filter": [{"function": "custom", "filter_fn": function}]}
 
 
 @versioned("run what lm-eval cuts from a reply", 1)
@@ -61,17 +63,20 @@ def run_cut(
     stops: list[str], responses: list[list[str]], documents: list[dict[str, Any]]
 ) -> list[list[str]]:
     """lm-eval filter: outcomes of what lm-eval takes from a reply, its text up to a stop word or a fence."""
-    end = re.compile("|".join(map(re.escape, [*stops, "```"])))
-    return run_tests([[end.split(text)[0] for text in texts] for texts in responses], documents)
+    end = re.compile("|".join(re.escape(stop) for stop in [*stops, "```"]))
+    cut = []
+    for texts in responses:
+        cut.append([end.split(text)[0] for text in texts])
+    return run_tests(cut, documents)
 
 
 @versioned("run the function in a reply", 1)
 def run_extracted(responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
     """lm-eval filter: outcomes of the functions that `completion` finds in replies."""
-    pairs = zip(responses, documents, strict=True)
-    return run_tests(
-        [[completion(document, text) for text in texts] for texts, document in pairs], documents
-    )
+    extracted = []
+    for texts, document in zip(responses, documents, strict=True):
+        extracted.append([completion(document, text) for text in texts])
+    return run_tests(extracted, documents)
 
 
 def completion(document: dict[str, Any], reply: str) -> str:
@@ -83,10 +88,10 @@ def completion(document: dict[str, Any], reply: str) -> str:
     parts are added if the function needs them. `from __future__` is left out, since it may only begin a program.
     """
     parts = _parts(_FUTURE.sub("", reply))
-    for i, part in enumerate(parts):
+    for number, part in enumerate(parts):
         completed = _completed(document, part)
         if completed is not None:
-            others = parts[:i] + parts[i + 1 :]
+            others = parts[:number] + parts[number + 1 :]
             return completed + _missing_definitions(document["prompt"] + completed, others)
     return reply
 
@@ -94,16 +99,20 @@ def completion(document: dict[str, Any], reply: str) -> str:
 def _parts(reply: str) -> list[str]:
     """The texts between fences. A fence in a list is indented, and so are the lines after it: not here."""
     parts = []
-    start, indent = 0, 0
+    start = 0
+    indent = 0
     for fence in _FENCE.finditer(reply):
         parts.append(_unindented(reply[start : fence.start()], indent))
-        start, indent = fence.end(), len(fence["indent"] or "")
+        start = fence.end()
+        indent = len(fence["indent"] or "")
     parts.append(_unindented(reply[start:], indent))
     return parts
 
 
 def _unindented(text: str, width: int) -> str:
-    return re.sub(rf"^[ \t]{{0,{width}}}", "", text, flags=re.MULTILINE) if width else text
+    if not width:
+        return text
+    return re.sub(rf"^[ \t]{{0,{width}}}", "", text, flags=re.MULTILINE)
 
 
 def _completed(document: dict[str, Any], part: str) -> str | None:
@@ -113,8 +122,10 @@ def _completed(document: dict[str, Any], part: str) -> str | None:
         lines = part.split("\n")
         while lines:
             source = prompt + start + "\n".join(lines)
-            if (last := _last_line(source, document["entry_point"])) is not None:
-                return "\n".join(source.split("\n")[:last])[len(prompt) :]
+            last_line = _last_line(source, document["entry_point"])
+            if last_line is not None:
+                program = "\n".join(source.split("\n")[:last_line])
+                return program[len(prompt) :]
             lines.pop()
     return None
 
@@ -136,26 +147,32 @@ def _missing_definitions(source: str, others: list[str]) -> str:
 
 def _definitions(part: str) -> list[tuple[str, str]]:
     """(name, text) of what a part defines or imports; empty if it is no Python."""
-    lines, found = part.split("\n"), []
+    lines = part.split("\n")
+    definitions = []
     for node in _statements(part) or []:
         if not isinstance(node, _DEFINITIONS):
             continue
-        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
-        text = "\n".join(lines[first - 1 : node.end_lineno])
-        found += [(name, text) for name in _bound_by([node])]
-    return found
+        first_line = node.lineno
+        for decorator in getattr(node, "decorator_list", []):
+            first_line = min(first_line, decorator.lineno)
+        text = "\n".join(lines[first_line - 1 : node.end_lineno])
+        for name in _bound_by([node]):
+            definitions.append((name, text))
+    return definitions
 
 
 def _undefined(source: str) -> list[str]:
     """Names that a program reads and never binds."""
     nodes = list(ast.walk(ast.parse(source)))
     bound = _bound_by(nodes)
-    read = [
-        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    ]
-    return [
-        name for name in dict.fromkeys(read) if name not in bound and not hasattr(builtins, name)
-    ]
+    undefined = []
+    for node in nodes:
+        if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
+            continue
+        name = node.id
+        if name not in bound and name not in undefined and not hasattr(builtins, name):
+            undefined.append(name)
+    return undefined
 
 
 def _bound_by(nodes: Sequence[ast.AST]) -> set[str]:
@@ -192,15 +209,22 @@ def _last_line(source: str, name: str) -> int | None:
     None if the source is no Python, or if its last function of this name is a stub.
     """
     body = _statements(source) or []
-    for i in reversed(range(len(body))):
-        node = body[i]
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            if _is_stub(node):
-                return None
-            return list(takewhile(lambda node: isinstance(node, _DEFINITIONS), body[i:]))[
-                -1
-            ].end_lineno
-    return None
+    place = None
+    for number, statement in enumerate(body):
+        if isinstance(statement, ast.FunctionDef) and statement.name == name:
+            place = number
+    if place is None:
+        return None
+    function, *following = body[place:]
+    assert isinstance(function, ast.FunctionDef)
+    if _is_stub(function):
+        return None
+    last: ast.stmt = function
+    for statement in following:
+        if not isinstance(statement, _DEFINITIONS):
+            break
+        last = statement
+    return last.end_lineno
 
 
 def _is_stub(function: ast.FunctionDef) -> bool:
@@ -214,6 +238,8 @@ def _does_nothing(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Constant)
     if isinstance(statement, ast.Raise) and statement.exc is not None:
-        raised = statement.exc.func if isinstance(statement.exc, ast.Call) else statement.exc
+        raised = statement.exc
+        if isinstance(raised, ast.Call):
+            raised = raised.func
         return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
     return False

@@ -7,11 +7,11 @@ commands; they only write no tables.
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from moe_lab.config.terminal import print_message
 from moe_lab.errors import MoeLabError, RunHeldError
@@ -43,60 +43,101 @@ def is_worker() -> bool:
     return WORKER in os.environ
 
 
-@dataclass(frozen=True)
-class Step:
-    """A run of a job, or its trainings and studies."""
+class Step(ABC):
+    """What is computed of a job in one attempt."""
 
-    job: Job
-    run: Run | None = None
-    """None: the trainings and studies."""
+    run_id: str | None = None
+    """None: of trainings and studies."""
+
+    def __init__(self, job: Job):
+        self.job = job
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Used in messages; a step is attempted again under the same name."""
+
+    @property
+    @abstractmethod
+    def folders(self) -> list[Path]:
+        """Folders whose status.json may say that it failed."""
+
+    def is_stored(self) -> bool:
+        """Whether nothing is left to compute."""
+        return False
+
+    def check_free(self) -> None:
+        """Raise RunHeldError if another process holds what it needs, as far as is known before it begins."""
+
+    @abstractmethod
+    def make(self, models: ModelPool) -> Outcome | None:
+        """Compute it. Returns the result of a run."""
+
+    def failure(self) -> str | None:
+        """Why it failed in another worker of the same command; None if it did not, or is stored."""
+        attempt = os.environ.get(ATTEMPT)
+        if attempt is None or self.is_stored():
+            return None
+        for folder in self.folders:
+            reason = RunFolder(folder, "").failure(attempt)
+            if reason:
+                return reason
+        return None
+
+
+class Preparation(Step):
+    """The trainings and studies of a job, after which its runs are known.
+
+    That another process holds a training is found only when it begins.
+    """
 
     @property
     def name(self) -> str:
-        return self.job.name if self.run is None else self.run.folder.name
+        return self.job.name
 
     @property
-    def stored(self) -> bool:
-        run = self.run
-        return run is not None and run.done and run.measured and not run.config.rerun
+    def folders(self) -> list[Path]:
+        return self.job.folders
 
-    def failure(self) -> str | None:
-        """Why it failed in another worker of the same command."""
-        attempt = os.environ.get(ATTEMPT)
-        folders = [self.run.folder] if self.run is not None else self.job.folders
-        reasons = (RunFolder(folder, "").failure(attempt) for folder in folders if attempt)
-        return next(filter(None, reasons), None)
+    def make(self, models: ModelPool) -> None:
+        self.job.make_ready(models)
 
-    def check_free(self, before: RunHeldError | None) -> None:
-        """Raise RunHeldError if another process holds what it needs. `before`: the error of the last attempt, if any.
 
-        That another process holds its training is found only when the run begins, which is announced and logged.
-        """
-        if (
-            before is not None
-            and before.folder is not None
-            and RunFolder(before.folder, "").is_held()
-        ):
-            raise before
-        if self.run is not None:
-            self.run.check_free()
+class RunStep(Step):
+    """A run of a job."""
 
-    def make(self, models: ModelPool) -> Outcome | None:
-        """Compute the step. The results and figures of a run are sent to its logger, once."""
+    def __init__(self, job: Job, run: Run):
+        super().__init__(job)
+        self.run = run
+        self.run_id = run.run_id
+
+    @property
+    def name(self) -> str:
+        return self.run.folder.name
+
+    @property
+    def folders(self) -> list[Path]:
+        return [self.run.folder]
+
+    def is_stored(self) -> bool:
+        return self.run.done and self.run.measured and not self.run.config.rerun
+
+    def check_free(self) -> None:
+        self.run.check_free()
+
+    def make(self, models: ModelPool) -> Outcome:
+        """Execute the run. Its results and figures are sent to its logger, once."""
         from moe_lab.runs.execute import execute
 
         run = self.run
-        if run is None:
-            self.job.tune(models)
-            return None
-        # a run follows one study
-        config = replace(run.config, tuning=replace(self.job.config.tuning, seeds=1))
-        place: dict[str, Any] = {
-            "name": run.folder.name,
-            "group": self.job.group,
-            "folder": run.folder,
-        }
-        with open_logger(config, kind="run", **place) as logger:
+        tuning = replace(self.job.config.tuning, seeds=1)  # a run follows one study
+        with open_logger(
+            replace(run.config, tuning=tuning),
+            kind="run",
+            name=run.folder.name,
+            group=self.job.group,
+            folder=run.folder,
+        ) as logger:
             outcome = execute(run, models, begin=logger.begin)
             figures: list[Path] = []
             if why_not_writable(run.config.output_dir) is None:  # else the result was stored
@@ -108,6 +149,105 @@ class Step:
         return outcome
 
 
+class Queue:
+    """The steps of some jobs that are left to attempt, and the results of the others."""
+
+    def __init__(self, jobs: Sequence[Job], models: ModelPool, *, wait: bool):
+        self.models = models
+        self.wait = wait
+        self.steps: deque[Step] = deque()
+        self.outcomes: dict[str, Outcome] = {}
+        """By run id."""
+        self.failures: dict[str, Failure] = {}
+        """By name of the step."""
+        self._announced: set[str] = set()
+        """Names of steps."""
+        self._held: dict[str, RunHeldError] = {}
+        """The errors of postponed steps, by name."""
+        self._postponed = 0
+        """The number of steps that were postponed since one was made or failed."""
+        self._waiting = ""
+        """The last message about a step that is waited for."""
+        runs_to_come = 0
+        for job in jobs:
+            if job.timed and is_worker():
+                continue
+            if job.runs:
+                self.steps.extend(RunStep(job, run) for run in job.runs)
+            else:
+                self.steps.append(Preparation(job))
+                runs_to_come += job.coming
+        self._total = len({step.name for step in self.steps}) + runs_to_come
+
+    def attempt_next(self) -> None:
+        """Attempt the first step. It is removed, unless another process holds it: then it is put last."""
+        step = self.steps.popleft()
+        failure = step.failure()
+        if self._is_settled(step, failure):
+            return
+        try:
+            if failure is not None:
+                raise MoeLabError(failure)
+            self._check_free(step)
+            self._announce(step)
+            outcome = step.make(self.models)
+        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, RunHeldError) and self.wait:
+                self._postpone(step, error)
+            else:
+                self._fail(step, error)
+        else:
+            self._finish(step, outcome)
+
+    def _is_settled(self, step: Step, failure: str | None) -> bool:
+        """Whether the step has ended, in this process or, for a worker, in another one."""
+        if step.name in self.failures:
+            return True
+        if isinstance(step, RunStep) and step.run_id in self.outcomes and step.run.measured:
+            return True
+        return is_worker() and (failure is not None or step.is_stored())
+
+    def _check_free(self, step: Step) -> None:
+        """Raise RunHeldError if another process holds what the step needs, or what it needed in its last attempt."""
+        held = self._held.get(step.name)
+        if held is not None and held.folder is not None and RunFolder(held.folder, "").is_held():
+            raise held
+        step.check_free()
+
+    def _announce(self, step: Step) -> None:
+        if self._total > 1 and step.name not in self._announced:
+            self._announced.add(step.name)
+            print_message(f"[{len(self._announced)}/{self._total}] {step.name}")
+
+    def _postpone(self, step: Step, error: RunHeldError) -> None:
+        """Put the step last. If other processes hold all that are left, wait a moment."""
+        self._held[step.name] = error
+        self.steps.append(step)
+        self._postponed += 1
+        if self._postponed < len(self.steps):
+            return
+        if str(error) != self._waiting:
+            self._waiting = str(error)
+            print_message(f"Waiting: {self._waiting}")
+        time.sleep(PAUSE)
+        self._postponed = 0
+
+    def _fail(self, step: Step, error: BaseException) -> None:
+        """Keep the error. An interruption ends the queue."""
+        self.failures[step.name] = Failure(step.name, step.run_id, error)
+        self._postponed = 0
+        if isinstance(error, KeyboardInterrupt):
+            self.steps.clear()
+
+    def _finish(self, step: Step, outcome: Outcome | None) -> None:
+        """Keep the result of a run. The runs of a job whose trainings and studies are finished come next."""
+        self._postponed = 0
+        if outcome is not None:
+            self.outcomes[outcome.run.run_id] = outcome
+        else:
+            self.steps.extendleft(RunStep(step.job, run) for run in reversed(step.job.runs))
+
+
 def run_all(
     jobs: Sequence[Job], models: ModelPool, *, wait: bool = True
 ) -> tuple[list[Outcome], list[Failure]]:
@@ -117,53 +257,13 @@ def run_all(
 
     `wait`: whether to wait for runs that another process holds. If not, they fail with a RunHeldError.
     """
-    queue: deque[Step] = deque()
-    for job in jobs:
-        if not (job.timed and is_worker()):  # before the runs are known, a step leads to them
-            queue.extend([Step(job, run) for run in job.runs] or [Step(job)])
-    total = len({step.name for step in queue}) + sum(
-        step.job.coming for step in queue if step.run is None
-    )
-    outcomes: dict[str, Outcome] = {}
-    failures: dict[str, Failure] = {}
-    announced: dict[str, None] = {}
-    blocked: dict[str, RunHeldError] = {}
-    held, waiting = 0, ""
-    while queue:
-        step = queue.popleft()
-        run, stored = step.run, step.stored
-        failed = None if stored else step.failure()
-        made = run is not None and run.run_id in outcomes and run.measured
-        if made or step.name in failures or (is_worker() and (stored or failed)):
-            continue
-        try:
-            if failed:
-                raise MoeLabError(failed)
-            step.check_free(blocked.get(step.name))
-            if total > 1 and step.name not in announced:
-                announced[step.name] = None
-                print_message(f"[{len(announced)}/{total}] {step.name}")
-            outcome = step.make(models)
-        except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, RunHeldError) and wait:
-                blocked[step.name] = error
-                queue.append(step)
-                held += 1
-                if held >= len(queue):  # other processes hold all remaining steps
-                    if str(error) != waiting:
-                        waiting = str(error)
-                        print_message(f"Waiting: {waiting}")
-                    time.sleep(PAUSE)
-                    held = 0
-                continue
-            failures[step.name] = Failure(step.name, None if run is None else run.run_id, error)
-            if isinstance(error, KeyboardInterrupt):
-                break
-        else:
-            if outcome is not None:
-                outcomes[outcome.run.run_id] = outcome
-            else:
-                queue.extendleft(Step(step.job, one) for one in reversed(step.job.runs))
-        held = 0
-    done = [outcomes[run.run_id] for run in distinct_runs(jobs) if run.run_id in outcomes]
-    return done, [failure for failure in failures.values() if failure.run_id not in outcomes]
+    queue = Queue(jobs, models, wait=wait)
+    while queue.steps:
+        queue.attempt_next()
+    outcomes = [
+        queue.outcomes[run.run_id] for run in distinct_runs(jobs) if run.run_id in queue.outcomes
+    ]
+    failures = [
+        failure for failure in queue.failures.values() if failure.run_id not in queue.outcomes
+    ]
+    return outcomes, failures

@@ -11,8 +11,8 @@ from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.forward.layers import runs_on_kv_cache
 from moe_lab.methods.method import Method, TrainingMethod
 from moe_lab.models.memory import weight_bytes
-from moe_lab.runs.jobs import Training
 from moe_lab.runs.run import Run
+from moe_lab.runs.trainings import Training
 from moe_lab.runs.tuning.study import Study
 from moe_lab.tasks.loading import once
 from moe_lab.tasks.requests import Workload, workload_of_tasks

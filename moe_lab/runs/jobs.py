@@ -1,78 +1,21 @@
 """The jobs of a command: configurations with their studies, trainings and runs."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from moe_lab.config.schema import Config, LauncherConfig, LoggerConfig, ModelConfig, TuningConfig
-from moe_lab.config.validators import build
-from moe_lab.errors import ConfigError
+from moe_lab.config.schema import Config, LauncherConfig, LoggerConfig
 from moe_lab.methods import get_method
-from moe_lab.methods.method import TrainingMethod
 from moe_lab.methods.profile import expecting
-from moe_lab.models.facts import ModelFacts
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.identity import folder_name, task_label
 from moe_lab.runs.config import in_cell
-from moe_lab.runs.prepare import facts_of, prepare
+from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Run
+from moe_lab.runs.trainings import Training
 from moe_lab.runs.tuning.prepare import prepare_study
 from moe_lab.runs.tuning.study import Study
-
-
-class Training:
-    """The training that makes the model of a configuration with a recipe (`model.recipe`, keys of method=pretrain).
-
-    Each seed of a run has a model of its own, whose training has the run's seed: a mean over seeds is over trainings.
-    """
-
-    def __init__(self, config: Config):
-        """Raises ConfigError for a recipe that method=pretrain does not take."""
-        assert config.model.recipe is not None
-        if issubclass(get_method(config.method.name), TrainingMethod):
-            raise ConfigError(
-                f"method={config.method.name} trains, and model={config.model.name} is trained on first use. Use "
-                "another model, or give the recipe's keys to method=pretrain."
-            )
-        method = get_method("pretrain")
-        keys: dict[str, Any] = {"name": "pretrain", **config.model.recipe}
-        self.evaluated = config
-        self.config = replace(
-            config,
-            method=build(method.Config, keys, prefix="model.recipe."),
-            model=ModelConfig(name=config.model.name, tokenizer=config.model.tokenizer),
-            tuning=TuningConfig(),
-            metrics="none",
-            baseline=False,
-        )
-        self.method: Any = method(self.config.method)
-
-    @cached_property
-    def facts(self) -> ModelFacts:
-        """The facts of the trained model."""
-        return self.method.trained_facts(self.config, facts_of(self.config))
-
-    @property
-    def folder(self) -> Path:
-        """The trained model's folder."""
-        return Path(self.method.trained(self.config, self.facts).folder)
-
-    def left(self) -> dict[str, tuple[int, int]]:
-        """The remaining optimizer steps and tokens by name of the model's folder; empty if the model is trained."""
-        return self.method.training_left(self.config, self.facts)
-
-    def make(self, free: Callable[[], None] = lambda: None) -> Config:
-        """Finish the training. Returns the configuration with the trained model.
-
-        Raises RunHeldError if another process trains it. `free` removes other models from memory before the training.
-        """
-        trained = self.method.resolve_model(self.config, self.facts, free).model
-        model = replace(self.evaluated.model, path=trained.path, tokenizer=None, recipe=None)
-        return replace(self.evaluated, model=model)
-
 
 PROFILE = "profile"
 """As a cell's `method.temperature`: use the temperatures of the study in its scale's `profile`."""
@@ -102,8 +45,9 @@ class Job:
 
     def _prepare_runs(self) -> None:
         """Prepare the runs with the profiles of the finished studies."""
-        configs = [self.evaluated or study.tuned_config() for study in self.studies]
-        self.runs = [run for config in configs for run in runs_of(config)]
+        self.runs = []
+        for study in self.studies:
+            self.runs += runs_of(self.evaluated or study.tuned_config())
 
     def expected_runs(self) -> list[Run]:
         """A run after each study, with a placeholder for the profile of a study that is not finished.
@@ -122,14 +66,18 @@ class Job:
         if self.trainings:
             task = task_label(self.config.task.name)
             return f"{self.trainings[0].folder.name}, then {self.config.method.name} on {task}"
-        unfinished: list[Any] = [study for study in self.studies if study.profile() is None]
-        return str((unfinished or self.studies or self.runs)[0].folder.name)
+        for study in self.studies:
+            if study.profile() is None:
+                return study.folder.name
+        finished: Sequence[Study | Run] = self.studies or self.runs
+        return finished[0].folder.name
 
     @property
     def folders(self) -> list[Path]:
         """The folders of its trainings and studies."""
-        trainings = [training.folder for training in self.trainings]
-        return [*trainings, *(study.folder for study in self.studies)]
+        folders = [training.folder for training in self.trainings]
+        folders += [study.folder for study in self.studies]
+        return folders
 
     def is_stored(self) -> bool:
         """Whether the results of all its runs are stored, so that nothing is written."""
@@ -142,15 +90,16 @@ class Job:
         """The number of runs after the missing trainings and studies."""
         return len(self.trainings) or max(len(seeds_of(self.config)), len(self.studies))
 
-    def tune(self, models: ModelPool) -> None:
+    def make_ready(self, models: ModelPool) -> None:
         """Finish the trainings and studies, and prepare the runs with their models and profiles."""
         from moe_lab.runs.tuning.tune import tune
 
         if self.trainings:
-            made = _job_of_models(
-                self.config, [training.make(models.free) for training in self.trainings]
-            )
-            self.trainings, self.studies, self.runs = [], made.studies, made.runs
+            trained = [training.make(models.free) for training in self.trainings]
+            following = _job_of_models(self.config, trained)
+            self.trainings = []
+            self.studies = following.studies
+            self.runs = following.runs
             self.check_judges()
         for study in self.studies:
             tune(study, models, self.group)
@@ -159,10 +108,11 @@ class Job:
 
     def check_judges(self) -> None:
         """Raise the error of a judge that cannot judge a missing result, because a key or a model is missing."""
-        for judge in (
-            judge for run in with_baselines(self.runs) if not run.done for judge in run.judges
-        ):
-            judge.check()
+        for run in with_baselines(self.runs):
+            if run.done:
+                continue
+            for judge in run.judges:
+                judge.check()
 
 
 def job_of(config: Config) -> Job:
@@ -171,31 +121,41 @@ def job_of(config: Config) -> Job:
         return _job_of_recipe(config)
     if config.tuning.name == "none":
         return Job(config, runs=runs_of(config))
-    seeds = range(config.seed, config.seed + config.num_studies)
-    return Job(config, [prepare_study(replace(config, seed=seed)) for seed in seeds])
+    studies = []
+    for index in range(config.num_studies):
+        studies.append(prepare_study(replace(config, seed=config.seed + index)))
+    return Job(config, studies)
 
 
 def _job_of_recipe(config: Config) -> Job:
     """The job of a model that is trained on first use: a training, and with tuning a study, for each seed."""
-    seeds = [
-        replace(one, seeds=1, tuning=replace(one.tuning, seeds=1))
-        for one in consecutive_seeds(config)
-    ]
-    trainings = [Training(one) for one in seeds]
-    if all(not training.left() for training in trainings):
+    trainings = []
+    for seeded in consecutive_seeds(config):
+        tuning = replace(seeded.tuning, seeds=1)
+        trainings.append(Training(replace(seeded, seeds=1, tuning=tuning)))
+    if not any(training.left() for training in trainings):
         return _job_of_models(config, [training.make() for training in trainings])
-    # the errors of the run after the training that need no weights
-    evaluated = replace(seeds[0], model=trainings[0].config.model)
-    (prepare if config.tuning.name == "none" else prepare_study)(evaluated, trainings[0].facts)
+    # raises the errors of the first run after its training that need no weights
+    first = trainings[0]
+    evaluated = replace(first.evaluated, model=first.config.model)
+    if config.tuning.name == "none":
+        prepare(evaluated, first.facts)
+    else:
+        prepare_study(evaluated, first.facts)
     return Job(config, trainings=trainings)
 
 
 def _job_of_models(config: Config, trained: Sequence[Config]) -> Job:
     """The job of a configuration with a trained model for each seed."""
-    parts = [job_of(one) for one in trained]
-    if studies := [study for part in parts for study in part.studies]:
+    studies: list[Study] = []
+    runs: list[Run] = []
+    for evaluated in trained:
+        job = job_of(evaluated)
+        studies += job.studies
+        runs += job.runs
+    if studies:
         return Job(config, studies)
-    return Job(config, runs=[run for part in parts for run in part.runs])
+    return Job(config, runs=runs)
 
 
 def jobs_of(configs: Sequence[Config], *, compute: bool = True) -> list[Job]:
@@ -206,15 +166,24 @@ def jobs_of(configs: Sequence[Config], *, compute: bool = True) -> list[Job]:
     jobs = []
     for config in configs:
         with in_cell(config.overrides, alone=len(configs) == 1):
-            jobs.append(job_of(config))
+            job = job_of(config)
             if compute:
-                jobs[-1].check_judges()
+                job.check_judges()
+        jobs.append(job)
     if len(jobs) > 1 or jobs[0].coming > 1 or jobs[0].studies:
-        names = [(one.model.name, one.method.name, task_label(one.task.name)) for one in configs]
-        labels = [task_label(dict.fromkeys(part)) for part in zip(*names, strict=True)]
+        group = _group(configs)
         for job in jobs:
-            job.group = folder_name(*labels, digest=digest_of(configs))
+            job.group = group
     return by_model(jobs)
+
+
+def _group(configs: Sequence[Config]) -> str:
+    """The logger's group of a command: its models, methods and tasks, and an id."""
+    models = [config.model.name for config in configs]
+    methods = [config.method.name for config in configs]
+    tasks = [task_label(config.task.name) for config in configs]
+    labels = [task_label(dict.fromkeys(names)) for names in (models, methods, tasks)]
+    return folder_name(*labels, digest=digest_of(configs))
 
 
 def digest_of(configs: Sequence[Config]) -> str:
@@ -234,7 +203,7 @@ def job_after(study: Study, config: Config) -> Job:
 
 def runs_of(config: Config) -> list[Run]:
     """The runs of a configuration, one per seed."""
-    return [prepare(one) for one in seeds_of(config)]
+    return [prepare(seeded) for seeded in seeds_of(config)]
 
 
 def consecutive_seeds(config: Config) -> list[Config]:
@@ -245,14 +214,18 @@ def consecutive_seeds(config: Config) -> list[Config]:
 def seeds_of(config: Config) -> list[Config]:
     """A configuration per seed; only one for a method without randomness."""
     seeds = consecutive_seeds(config)
-    one = len(seeds) == 1 or not get_method(config.method.name)(config.method).random
-    return seeds[:1] if one else seeds
+    if len(seeds) == 1 or get_method(config.method.name)(config.method).random:
+        return seeds
+    return seeds[:1]
 
 
 def repeated_studies(jobs: Sequence[Job]) -> list[list[str]]:
     """The run ids of each job with a study or a model per seed. Its runs differ in these and share one summary."""
-    several = (job for job in jobs if len(job.studies) > 1 or job.config.model.recipe is not None)
-    return [[run.run_id for run in job.runs] for job in several]
+    repeated = []
+    for job in jobs:
+        if len(job.studies) > 1 or job.config.model.recipe is not None:
+            repeated.append([run.run_id for run in job.runs])
+    return repeated
 
 
 def by_model(jobs: Sequence[Job]) -> list[Job]:
@@ -272,9 +245,10 @@ def by_model(jobs: Sequence[Job]) -> list[Job]:
 def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
     """All runs of the jobs, each id once. A run with metrics is preferred over one of the same id without."""
     distinct: dict[str, Run] = {}
-    for run in (run for job in jobs for run in job.runs):
-        if run.run_id not in distinct or run.config.metrics != "none":
-            distinct[run.run_id] = run
+    for job in jobs:
+        for run in job.runs:
+            if run.run_id not in distinct or run.config.metrics != "none":
+                distinct[run.run_id] = run
     return list(distinct.values())
 
 
@@ -282,6 +256,7 @@ def with_baselines(runs: Sequence[Run]) -> list[Run]:
     """The runs, each once, after the runs that it is compared with."""
     ordered: dict[str, Run] = {}
     for run in runs:
-        for one in (*run.compared_runs.values(), run):
-            ordered.setdefault(one.run_id, one)
+        for compared in run.compared_runs.values():
+            ordered.setdefault(compared.run_id, compared)
+        ordered.setdefault(run.run_id, run)
     return list(ordered.values())

@@ -149,7 +149,7 @@ def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, 
         )
 
     monkeypatch.setattr(cells, "job_after", job_after)
-    monkeypatch.setattr(Job, "tune", Mock(side_effect=ResultsError("no trial is finished")))
+    monkeypatch.setattr(Job, "make_ready", Mock(side_effect=ResultsError("no trial is finished")))
     assert run_command(capsys, "experiment=table_p").code == 1
     assert [(config.method.n, config.tuning.n_trials) for config in studies] == [(2, 2)]
     assert after == [("study", 4), ("study", 8)]

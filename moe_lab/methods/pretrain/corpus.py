@@ -10,7 +10,7 @@ consist of end tokens, or have documents that are trained on.
 import hashlib
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
+from moe_lab.config.terminal import print_message
 from moe_lab.errors import ModelError, TaskError
 from moe_lab.methods.data_files import data_files, read_rows
 from moe_lab.methods.pretrain.config import left_out_note
@@ -42,6 +43,8 @@ SAMPLE = 20_000
 """Documents that a tokenizer is trained on."""
 DOCUMENTS = 1000
 """Documents that are tokenized together."""
+LARGE = 2**30
+"""Bytes of files that take seconds to read, so that the command says what it does."""
 _packed: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 """The last result of `pack_once`."""
 
@@ -94,6 +97,11 @@ class Corpus:
         )
 
     def _find_left_out(self) -> LeftOut:
+        size = sum(file.stat().st_size for file in self.files)
+        if size >= LARGE:
+            print_message(
+                f"Looking for empty and duplicate documents in {size / 2**30:.1f} GiB of training data."
+            )
         seen: set[bytes] = set()
         numbers = set()
         empty = 0
@@ -119,10 +127,11 @@ class Corpus:
             draw = import_module(GENERATED[self.generated]).documents
             for index in count():
                 yield from draw(0, index, GROUP)
-        for row, place in (each for file in self.files for each in read_rows(file)):
-            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-                raise TaskError(f"{place}: no text. A row needs a column `text`.")
-            yield row["text"]
+        for file in self.files:
+            for row, place in read_rows(file):
+                if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                    raise TaskError(f"{place}: no text. A row needs a column `text`.")
+                yield row["text"]
 
 
 def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
@@ -132,20 +141,24 @@ def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
             files=(), size=size, identity={dataset: WORLD_VERSION, "size": size}, generated=dataset
         )
     files, source = data_files(config, dataset, KNOWN)
-    own = []
-    for path in files if source is None else []:
-        with path.open("rb") as file:
-            own.append(
-                {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "format": path.suffix}
-            )
-    content: dict[str, Any] = source or (
-        own[0] if len(own) == 1 else {"files": own}
-    )  # without their names
+    content = _content_of(files) if source is None else source
     corpus = Corpus(files=tuple(files), size=size, identity={**content, "size": size})
     corpus = corpus.without_empty_and_duplicates()
     if next(corpus.documents(), None) is None:
         raise TaskError(f"method.dataset={dataset} has no text.")
     return corpus
+
+
+def _content_of(files: Sequence[Path]) -> dict[str, Any]:
+    """The identity of files by their content, without their names."""
+    digests = []
+    for path in files:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digests.append({"sha256": digest, "format": path.suffix})
+    if len(digests) == 1:
+        return digests[0]
+    return {"files": digests}
 
 
 def tokenizer_of(config: Config, corpus: Corpus) -> Any:

@@ -277,6 +277,7 @@ def _run(
 
 def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
     """(planned tokens at the measured number of new tokens, and of the neighbours that were found; measured tokens)."""
+    from moe_lab.engine.planned import Prompt
     from moe_lab.runs.budget import workload_of
 
     run, cost = outcome.run, outcome.results.cost
@@ -290,13 +291,12 @@ def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
             lengths.append(-(-left // answers))
             left, answers = left - lengths[-1], answers - 1
         left_lengths = iter(lengths)
-        generated = {
-            settings: {
-                text: (prompt, tuple(next(left_lengths) for _ in most))
-                for text, (prompt, most) in prompts.items()
-            }
-            for settings, prompts in asked.generated.items()
-        }
+        generated: dict[str, dict[str, Prompt]] = {}
+        for settings, prompts in asked.generated.items():
+            generated[settings] = {}
+            for text, prompt in prompts.items():
+                new = tuple(next(left_lengths) for _ in prompt.new)
+                generated[settings][text] = Prompt(prompt.ids, new)
         parts.append((weight, replace(asked, generated=generated)))
     whole = replace(workload, asked=tuple(parts))
     method = run.config.method.name

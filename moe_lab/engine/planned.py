@@ -15,6 +15,20 @@ NEW_TOKENS = 256
 Ids = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt after which texts are generated."""
+
+    ids: Ids
+    new: tuple[int, ...]
+    """The number of new tokens of each of its answers."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens with the longest answer."""
+        return len(self.ids) + max(self.new)
+
+
 @dataclass
 class Asked:
     """Requests as token ids. Equal ones are asked once."""
@@ -23,8 +37,8 @@ class Asked:
     """The continuations of each context."""
     texts: dict[str, list[tuple[Ids, Ids]]] = field(default_factory=dict)
     """The windows of each text that is scored whole: a context, and the tokens after it."""
-    generated: dict[str, dict[str, tuple[Ids, tuple[int, ...]]]] = field(default_factory=dict)
-    """By generation settings and text: a prompt, and the number of new tokens of each of its answers."""
+    generated: dict[str, dict[str, Prompt]] = field(default_factory=dict)
+    """By generation settings and text."""
 
     def read(self, encoder: Encoder, kind: str, args: tuple, repeats: int = 1) -> None:
         """Add a request of lm-eval, with `repeats` answers of the greatest length if they are generated."""
@@ -36,12 +50,11 @@ class Asked:
         else:
             from lm_eval.models.utils import normalize_gen_kwargs
 
-            most = normalize_gen_kwargs(args[1], NEW_TOKENS)["max_gen_toks"]
-            prompt = tuple(encoder.prompt(args[0], encoder.lm.max_length - most))
-            self.generated.setdefault(repr(sorted(args[1].items())), {})[args[0]] = (
-                prompt,
-                (most,) * repeats,
-            )
+            text, settings = args
+            most = normalize_gen_kwargs(settings, NEW_TOKENS)["max_gen_toks"]
+            ids = tuple(encoder.prompt(text, encoder.lm.max_length - most))
+            prompts = self.generated.setdefault(repr(sorted(settings.items())), {})
+            prompts[text] = Prompt(ids, (most,) * repeats)
 
     def add(self, other: Asked) -> None:
         """Take over the requests of another one."""
@@ -54,55 +67,66 @@ class Asked:
     def alone(self, each_continuation: bool) -> Iterator[Asked]:
         """Each request by itself: a context with its continuations or with one of them, a window, an answer."""
         for context, continuations in self.scored.items():
-            parts = [{ids: None} for ids in continuations] if each_continuation else [continuations]
-            for part in parts:
-                yield Asked(scored={context: part})
+            if each_continuation:
+                for ids in continuations:
+                    yield Asked(scored={context: {ids: None}})
+            else:
+                yield Asked(scored={context: continuations})
         for text, windows in self.texts.items():
             for window in windows:
                 yield Asked(texts={text: [window]})
         for settings, prompts in self.generated.items():
-            for text, (prompt, new) in prompts.items():
-                for count in new:
-                    yield Asked(generated={settings: {text: (prompt, (count,))}})
+            for text, prompt in prompts.items():
+                for count in prompt.new:
+                    yield Asked(generated={settings: {text: Prompt(prompt.ids, (count,))}})
+
+    @property
+    def pairs(self) -> list[tuple[Ids, Ids]]:
+        """Each context with each of its continuations."""
+        pairs = []
+        for context, continuations in self.scored.items():
+            for ids in continuations:
+                pairs.append((context, ids))
+        return pairs
+
+    @property
+    def windows(self) -> list[tuple[Ids, Ids]]:
+        """The windows of all texts that are scored whole."""
+        return [window for windows in self.texts.values() for window in windows]
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The prompts of all generation settings."""
+        return [prompt for prompts in self.generated.values() for prompt in prompts.values()]
 
     @property
     def answers(self) -> int:
         """Scored and generated answers."""
-        return sum(map(len, self.scored.values())) + len(self.texts) + len(self.new_tokens)
+        return len(self.pairs) + len(self.texts) + len(self.new_tokens)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest request with its answer."""
-        pairs = [
-            (context, ids)
-            for context, continuations in self.scored.items()
-            for ids in continuations
-        ]
-        pairs += [window for windows in self.texts.values() for window in windows]
-        prompts = [each for of_settings in self.generated.values() for each in of_settings.values()]
-        scored = [len(context) + len(ids) for context, ids in pairs]
-        return max(scored + [len(prompt) + max(new) for prompt, new in prompts], default=0)
+        lengths = [len(context) + len(ids) for context, ids in [*self.pairs, *self.windows]]
+        lengths += [prompt.longest for prompt in self.prompts]
+        return max(lengths, default=0)
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts; a prompt counts once for all its answers."""
-        prompts = [
-            prompt for of_settings in self.generated.values() for prompt, _ in of_settings.values()
-        ]
-        return sum(map(len, self.scored)) + sum(map(len, prompts))
+        of_contexts = sum(len(context) for context in self.scored)
+        return of_contexts + sum(len(prompt.ids) for prompt in self.prompts)
 
     @property
     def answer_tokens(self) -> int:
         """Tokens of all answers."""
-        scored = sum(len(ids) for continuations in self.scored.values() for ids in continuations)
-        texts = sum(len(ids) for windows in self.texts.values() for _, ids in windows)
-        return scored + texts + sum(self.new_tokens)
+        scored = sum(len(ids) for _, ids in [*self.pairs, *self.windows])
+        return scored + sum(self.new_tokens)
 
     @property
     def new_tokens(self) -> list[int]:
         """The length of each generated answer."""
-        of_prompts = [new for prompts in self.generated.values() for _, new in prompts.values()]
-        return [count for new in of_prompts for count in new]
+        return [count for prompt in self.prompts for count in prompt.new]
 
 
 def planned_tokens(asked: Asked, ensemble: Ensemble, *, shares_beginnings: bool = True) -> int:
@@ -120,49 +144,61 @@ def planned_tokens(asked: Asked, ensemble: Ensemble, *, shares_beginnings: bool 
     if not shares_beginnings:
         single = asked.alone(each_continuation=ensemble.plain)
         return sum(planned_tokens(request, ensemble) for request in single)
-    pairs = [(context, list(continuations)) for context, continuations in asked.scored.items()]
-    windows = [(context, [ids]) for texts in asked.texts.values() for context, ids in texts]
+    of_contexts = []
+    for context, continuations in asked.scored.items():
+        of_contexts.append(ScoringRequest(context, list(continuations), noise_key=0))
+    of_texts = [ScoringRequest(context, [ids], noise_key=0) for context, ids in asked.windows]
     total = 0
-    for requests in (pairs, windows):
+    for requests in (of_contexts, of_texts):
         if requests:
-            total += tokens_to_score(
-                ensemble, [ScoringRequest(*request, noise_key=0) for request in requests]
-            )
-    return total + sum(
-        _generating(list(prompts.values()), ensemble) for prompts in asked.generated.values()
-    )
-
-
-def _generating(prompts: Sequence[tuple[Ids, tuple[int, ...]]], ensemble: Ensemble) -> int:
-    """The last new token of an answer is not read. Without a cache all tokens are read again for every new one."""
-    n, clean = ensemble.n, ensemble.prefill == "clean"
-    each = [(prompt, count) for prompt, new in prompts for count in new]
-    new, lengths = sum(count for _, count in each), sum(len(prompt) for prompt, _ in each)
-    if not ensemble.own_history:
-        return _read_once([prompt for prompt, _ in each]) + n * new - len(each)
-    if ensemble.cache == "standard":
-        beginnings = [prompt[:-1] for prompt, _ in each]
-        return (
-            _read_once(list(dict.fromkeys(beginnings))) + n * new
-            if clean
-            else n * (lengths + new - len(each))
-        )
-    total = 0
-    for step in range(max(count for _, count in each)):
-        active = [prompt for prompt, count in each if count > step]
-        read = [prompt[:-1] for prompt in active] if clean else []
-        total += _read_once(list(dict.fromkeys(read))) + n * sum(
-            step + (1 if clean else len(prompt)) for prompt in active
-        )
+            total += tokens_to_score(ensemble, requests)
+    for prompts in asked.generated.values():
+        total += _tokens_to_generate(list(prompts.values()), ensemble)
     return total
+
+
+def _tokens_to_generate(prompts: Sequence[Prompt], ensemble: Ensemble) -> int:
+    """The tokens that are read for all answers to prompts with the same generation settings.
+
+    The last new token of an answer is not read. Without a cache all tokens are read again for every new one.
+    """
+    answers = [(prompt.ids, count) for prompt in prompts for count in prompt.new]
+    prompt_tokens = sum(len(ids) for ids, _ in answers)
+    new_tokens = sum(count for _, count in answers)
+    n = ensemble.n
+    if not ensemble.own_history:
+        return _read_once([ids for ids, _ in answers]) + n * new_tokens - len(answers)
+
+    reads_prompts_once = ensemble.prefill == "clean"
+    if ensemble.cache == "standard":
+        if reads_prompts_once:
+            return _beginnings([ids for ids, _ in answers]) + n * new_tokens
+        return n * (prompt_tokens + new_tokens - len(answers))
+
+    total = 0
+    for step in range(max(count for _, count in answers)):
+        active = [ids for ids, count in answers if count > step]
+        if reads_prompts_once:
+            total += _beginnings(active)
+        for ids in active:
+            own_prompt = 1 if reads_prompts_once else len(ids)
+            total += n * (own_prompt + step)
+    return total
+
+
+def _beginnings(prompts: Sequence[Ids]) -> int:
+    """Tokens of prompts without their last ones, equal ones and common beginnings read once."""
+    beginnings = dict.fromkeys(ids[:-1] for ids in prompts)
+    return _read_once(list(beginnings))
 
 
 def _read_once(prompts: Sequence[Ids]) -> int:
     """Tokens of prompts whose common beginnings are read once."""
     from moe_lab.engine.forward.batch import group_by_prefix
 
-    groups = group_by_prefix(prompts)
-    return sum(
-        group.shared + sum(len(prompts[i]) - group.shared for i in group.members)
-        for group in groups
-    )
+    tokens = 0
+    for group in group_by_prefix(prompts):
+        tokens += group.shared
+        for number in group.members:
+            tokens += len(prompts[number]) - group.shared
+    return tokens

@@ -22,7 +22,7 @@ from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.hf import Request, encoder_of
 from moe_lab.engine.lm import EngineLM
-from moe_lab.engine.planned import Asked, planned_tokens
+from moe_lab.engine.planned import Asked, Prompt, planned_tokens
 from moe_lab.engine.scoring import Budget
 from moe_lab.methods import get_method
 from moe_lab.models.memory import weight_bytes
@@ -214,9 +214,8 @@ def test_planned_tokens_are_those_that_are_counted(kind, name):
     whole.answer(kind, list(map(Request, ASKED[kind])), lambda *_: None)
     most = planned_tokens(asked, Ensemble(**ENSEMBLES[name]))
     for prompts in asked.generated.values():
-        prompts |= {
-            text: (prompt, (lengths.pop(0),)) for text, (prompt, _) in list(prompts.items())
-        }
+        for asked_text, prompt in list(prompts.items()):
+            prompts[asked_text] = Prompt(prompt.ids, (lengths.pop(0),))
     planned = planned_tokens(asked, Ensemble(**ENSEMBLES[name]))
     assert planned == whole.cost["tokens_in"] <= most
 
@@ -239,9 +238,8 @@ def test_the_longest_request_has_its_longest_answer():
     scored = {(1, 2, 3): {(4,): None, (5, 6): None}}
     assert Asked(scored).longest == 5
     assert Asked(scored, {"a": [((1,), (2,) * 6)]}).longest == 7
-    assert (
-        Asked(scored, generated={"": {"a": ((1, 2), (3, 9)), "b": ((1,) * 4, (1,))}}).longest == 11
-    )
+    prompts = {"a": Prompt((1, 2), (3, 9)), "b": Prompt((1,) * 4, (1,))}
+    assert Asked(scored, generated={"": prompts}).longest == 11
     assert Asked().longest == 0
 
 

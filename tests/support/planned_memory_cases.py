@@ -18,7 +18,7 @@ from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.forward.ensemble import Ensemble, ScaleSweep
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.pass_size import pass_budget, planned_memory
-from moe_lab.engine.planned import Asked
+from moe_lab.engine.planned import Asked, Prompt
 from moe_lab.engine.sampling import Decoding, GenerationState, Sampler
 from moe_lab.engine.scoring import ScoringRequest
 from moe_lab.methods.c3po import method
@@ -62,7 +62,7 @@ class Case:
         self.asked = Asked()
         if self.kind == "generation":
             key = repr([("do_sample", self.sampled)])
-            self.asked.generated[key] = {str(prompt): (prompt, (self.new,)) for prompt in prompts}
+            self.asked.generated[key] = {str(ids): Prompt(ids, (self.new,)) for ids in prompts}
         for prompt in [] if self.kind == "generation" else prompts:
             self.asked.scored[prompt] = dict.fromkeys(
                 _ids(rng, 8) for _ in range(rng.choice([1, 4]))
@@ -107,7 +107,8 @@ class Case:
         for prompts in self.asked.generated.values():
             sampler = Sampler(model, GenerationConfig(do_sample=self.sampled), 0)
             states = [
-                GenerationState(i, prompt, i) for i, (prompt, _) in enumerate(prompts.values())
+                GenerationState(number, prompt.ids, number)
+                for number, prompt in enumerate(prompts.values())
             ]
             engine.generate(
                 states, Decoding(sampler, lambda generated: False, self.new), lambda state: None

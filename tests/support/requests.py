@@ -1,10 +1,10 @@
 """Requests of given sizes, for estimates."""
 
-from moe_lab.engine.planned import Asked
+from moe_lab.engine.planned import Asked, Prompt
 from moe_lab.tasks.requests import Workload
 
 
 def generating(documents: int, prompt: int, new: int, each: int = 1) -> Workload:
     """Documents with `each` prompts of `prompt` tokens, which begin differently, and answers of `new` tokens."""
-    prompts = {str(i): ((i,) * prompt, (new,)) for i in range(documents * each)}
+    prompts = {str(i): Prompt((i,) * prompt, (new,)) for i in range(documents * each)}
     return Workload(documents, ((1, Asked(generated={"": prompts})),))

@@ -34,38 +34,46 @@ def is_experts(module: nn.Module) -> bool:
 
 def parameter_groups(model: nn.Module) -> Groups:
     """The parameters by group; all are "other" in a dense model. Raises ModelError for a layer without experts."""
-    experts: dict[int, nn.Parameter] = {}
-    routers: dict[int, nn.Parameter] = {}
-    found = find_routers(model)
-    for router in found:
-        modules = [
-            with_wrapper(router.block, each) for each in router.block.modules() if is_experts(each)
-        ]
+    routers = find_routers(model)
+    of_experts: dict[int, nn.Parameter] = {}
+    for router in routers:
+        modules = []
+        for module in router.block.modules():
+            if is_experts(module):
+                modules.append(with_wrapper(router.block, module))
         if not modules:
             raise ModelError(f"No experts were found next to the router {router.name}.")
-        experts |= _by_id(modules)
-    for router in found:
-        own_parameters = _by_id([with_wrapper(router.block, router.module)])
-        routers |= {key: own for key, own in own_parameters.items() if key not in experts}
-    if found and not (routers and experts):
+        of_experts |= _by_id(modules)
+    of_routers: dict[int, nn.Parameter] = {}
+    for router in routers:
+        for key, parameter in _by_id([with_wrapper(router.block, router.module)]).items():
+            if key not in of_experts:
+                of_routers[key] = parameter
+    if routers and not (of_routers and of_experts):
         raise ModelError(
             f"{type(model).__name__}: its routers or experts have no parameters to freeze."
         )
-    shared = _by_id(
-        [module for name, module in model.named_modules() if name.rpartition(".")[2] in SHARED]
-    )
-    taken = routers.keys() | experts.keys() | shared.keys()
-    other = [parameter for parameter in model.parameters() if id(parameter) not in taken]
+    shared_modules = []
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in SHARED:
+            shared_modules.append(module)
+    of_shared = _by_id(shared_modules)
+
+    taken = of_routers.keys() | of_experts.keys() | of_shared.keys()
     return {
-        "router": list(routers.values()),
-        "experts": list(experts.values()),
-        "shared_experts": list(shared.values()),
-        "other": other,
+        "router": list(of_routers.values()),
+        "experts": list(of_experts.values()),
+        "shared_experts": list(of_shared.values()),
+        "other": [parameter for parameter in model.parameters() if id(parameter) not in taken],
     }
 
 
 def _by_id(modules: Sequence[nn.Module]) -> dict[int, nn.Parameter]:
-    return {id(parameter): parameter for module in modules for parameter in module.parameters()}
+    parameters = {}
+    for module in modules:
+        for parameter in module.parameters():
+            parameters[id(parameter)] = parameter
+    return parameters
 
 
 def counts(groups: Groups) -> dict[str, int]:
@@ -81,4 +89,7 @@ def empty_model(config: Any) -> Any:
 
 def trainable(groups: Groups) -> Groups:
     """The groups, without the parameters that the model itself does not train (`requires_grad=False`)."""
-    return {name: [each for each in group if each.requires_grad] for name, group in groups.items()}
+    trained = {}
+    for name, parameters in groups.items():
+        trained[name] = [parameter for parameter in parameters if parameter.requires_grad]
+    return trained

@@ -84,8 +84,40 @@ class Router:
         return self.family.rule.weights(self.module, logits_TE, index_TK)
 
 
-Policy = Callable[[Router, Routing], Routing | None]
+PolicyFunction = Callable[[Router, Routing], Routing | None]
 """Called with a router's decision. Returns other weights and indices, or None for no change."""
+
+
+class Policy:
+    """Decides at every routing decision, and counts.
+
+    A subclass has its own `__call__`. `Policy(function)` is the policy of a plain function, which counts nothing.
+    """
+
+    observes = False
+    """Whether it changes no decision. An observer gets those of final policies, too (`routed`)."""
+    repeatable = False
+    """Whether it reads no value of the device and keeps no count on the host, so that a GPU may repeat a step of
+    decoding without calling it (`engine/forward/decode_step.py`)."""
+    real_T: Tensor | None = None
+    """bool: False for the padding of the next pass, which `counts` leaves out. None: the pass has no padding."""
+
+    def __init__(self, function: PolicyFunction):
+        self._function = function
+
+    @staticmethod
+    def of(policy: "Policy | PolicyFunction") -> "Policy":
+        """The policy itself, or that of a plain function."""
+        return policy if isinstance(policy, Policy) else Policy(policy)
+
+    def __call__(self, router: Router, routing: Routing) -> Routing | None:
+        return self._function(router, routing)
+
+    def counts(self) -> dict[str, int]:
+        """What was counted so far, by name. A policy that counts has all of its names before the first pass."""
+        return {}
+
+
 _last: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 """The handles of final policies and of the observers inside them, by router: all other policies decide before."""
 
@@ -137,9 +169,14 @@ def no_router_message(model: str, model_type: str) -> str:
 
 @contextmanager
 def routed(
-    model: nn.Module, policy: Policy, first: int = 0, *, repeats: bool = False, final: bool = False
+    model: nn.Module,
+    policy: PolicyFunction,
+    first: int = 0,
+    *,
+    repeats: bool = False,
+    final: bool = False,
 ) -> Iterator[list[Router]]:
-    """Call `policy` at every routing decision of `model` inside the context.
+    """Call `policy`, a `Policy` or a function, at every routing decision of `model` inside the context.
 
     Contexts nest: an inner policy gets the decisions of the outer one. The model is restored on exit, also after an
     exception. A pass without gradients waits for no device.
@@ -160,17 +197,17 @@ def routed(
     routers = require_routers(model)
     if reason := getattr(routers[0].module, "fixed_routing", None):
         raise ModelError(fixed_message(type(model).__name__, reason))
-    routers = routers[first:]
+    installed, routers = Policy.of(policy), routers[first:]
     watch = _Watch(model, routers, repeats)
     handles: list[Any] = []
     for router in routers:
-        decide, seam = watch.decide(router, policy), router.family.seam
+        decide, seam = watch.decide(router, installed), router.family.seam
         if seam:
             own = seam(router.module, decide)
         else:
             own = [router.module.register_forward_hook(TransientHook(_hook(decide)))]
         handles += own
-        if final or (getattr(policy, "observes", False) and _last.get(router.module)):
+        if final or (installed.observes and _last.get(router.module)):
             _last.setdefault(router.module, []).extend(own)
         else:
             for handle in _last.get(router.module, ()):

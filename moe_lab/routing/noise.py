@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Router, Routing
+from moe_lab.routing.counting import DecisionCounter
+from moe_lab.routing.hook import Policy, Router, Routing
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices that have no float64. Their noise is computed on the CPU."""
@@ -171,58 +172,7 @@ class NoisyTokens:
         return replace(self, position=position)
 
 
-class DecisionCounter:
-    """Counts decisions, and those with another set of experts than the one before. It does not wait for the device.
-
-    Decisions of several layers are compared together: a step of generation has few operations.
-    """
-
-    def __init__(self) -> None:
-        self._pairs: dict[tuple[torch.device, int], list[tuple[Tensor, Tensor]]] = {}
-        self._sums: dict[torch.device, Tensor] = {}
-        """int64 [2]: changed decisions, and all of those that were counted on the device."""
-        self._all = 0
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """(changed decisions, all decisions) that are compared so far."""
-        sums = [each.tolist() for each in self._sums.values()]
-        return sum(changed for changed, _ in sums), self._all + sum(every for _, every in sums)
-
-    def add(self, index_NK: Tensor, before_TK: Tensor) -> None:
-        """Keep the decisions for N of T tokens, and those before them, until `compare`."""
-        self._pairs.setdefault((index_NK.device, index_NK.shape[-1]), []).append(
-            (index_NK, before_TK)
-        )
-
-    def compare(self, tokens: NoisyTokens | None = None) -> None:
-        """Count the decisions that were added for these tokens; None: for all tokens of the pass."""
-        for pairs in self._pairs.values():
-            index_LNK, before_LNK = (torch.stack(each) for each in zip(*pairs, strict=True))
-            if tokens is not None:
-                before_LNK = before_LNK[:, tokens.index.to(before_LNK.device)]
-            kept_LNK = (index_LNK[..., None] == before_LNK[..., None, :]).any(dim=-1)
-            self.count(kept_LNK.all(dim=-1), tokens and tokens.counted)
-        self._pairs.clear()
-
-    def count(self, kept: Tensor, counted: Tensor | None = None) -> None:
-        """Count decisions, of which some are the same as before: bool. `counted` says which; None: all.
-
-        The sums stay in place, so that a graph of the device can add to them.
-        """
-        if kept.device not in self._sums:
-            with torch.inference_mode(False):  # so that passes of either mode may add to it
-                self._sums[kept.device] = torch.zeros(2, dtype=torch.int64, device=kept.device)
-        changed_and_all = self._sums[kept.device]
-        if counted is None:
-            changed_and_all[0] += (~kept).sum()
-            self._all += kept.numel()
-        else:
-            counted = counted.to(kept.device).expand_as(kept)
-            changed_and_all += torch.stack([counted & ~kept, counted]).flatten(1).sum(dim=-1)
-
-
-class GumbelTopK:
+class GumbelTopK(Policy):
     """A policy: the tokens given to `expect` choose their experts with noise. Other tokens are not changed.
 
     Args:
@@ -270,17 +220,18 @@ class GumbelTopK:
         """Whether no layer has noise."""
         return not self._noisy_layers
 
-    @property
-    def decisions(self) -> tuple[int, int]:
-        """(noisy decisions with another set of experts than the clean one, all noisy decisions) so far.
+    def counts(self) -> dict[str, int]:
+        """`changed_decisions`, noisy ones with another set of experts than the clean one, and `noisy_decisions`.
 
         A decision is one token of one sample in one layer with a temperature above 0.
         """
         self._compare()
-        return self._counter.counts
+        changed, noisy = self._counter.counts
+        return {"changed_decisions": changed, "noisy_decisions": noisy}
 
     def _compare(self) -> None:
-        self._counter.compare(self._tokens)
+        if self._tokens is not None:
+            self._counter.compare(self._tokens.index, self._tokens.counted)
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         if not self._expected:

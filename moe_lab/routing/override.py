@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Policy, Router, Routing, routed
+from moe_lab.routing.hook import PolicyFunction, Router, Routing, routed
 from moe_lab.routing.policies import widened
 
 
 @contextmanager
-def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
+def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]:
     """Route the tokens of `model(...)` and `model.generate(...)` inside the context by `policy`; yields the routers.
 
         def second_best(router, routing):

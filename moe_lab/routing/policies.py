@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Router, Routing
-from moe_lab.routing.noise import DecisionCounter, NoisyTokens
+from moe_lab.routing.counting import DecisionCounter
+from moe_lab.routing.hook import Policy, Router, Routing
+from moe_lab.routing.noise import NoisyTokens
 from moe_lab.routing.rules import LOGITS
 
 
-class Remix:
+class Remix(Policy):
     """Routes the first W tokens of each of the N sequences of a pass by given probabilities. Others are not changed.
 
     The probabilities replace the router's. Their logarithms, shifted to the log-sum-exp of the router's logits, go
@@ -102,7 +103,7 @@ class Places:
     """float32: share of that pathway. The rest are the token's own probabilities."""
 
 
-class Override:
+class Override(Policy):
     """Routes the tokens given to `expect` by a mixture of given probabilities and their own. Others are not changed.
 
     The mixture replaces the router's probabilities: top-k and weights are computed from it by the family's rule.
@@ -149,7 +150,7 @@ def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
     return allowed_LEE | itself_EE
 
 
-class PartnersOnly:
+class PartnersOnly(Policy):
     """Collaboration-constrained routing (C2R, Zhang et al. 2025): a policy that takes experts among partners.
 
     Each token keeps its expert with the largest score, and takes the others of its top-k from that expert's partners.
@@ -164,10 +165,10 @@ class PartnersOnly:
         self.allowed_LEE = allowed_LEE
         self._counter = DecisionCounter()
 
-    @property
-    def decisions(self) -> tuple[int, int]:
-        """(changed decisions, all decisions) so far. A decision is one token in one layer."""
-        return self._counter.counts
+    def counts(self) -> dict[str, int]:
+        """Changed decisions (`constrained_decisions`) and all of them. A decision is one token in one layer."""
+        changed, decisions = self._counter.counts
+        return {"constrained_decisions": changed, "routing_decisions": decisions}
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         logits_TE, weights_TK, index_TK = routing
@@ -178,7 +179,7 @@ class PartnersOnly:
         self.allowed_LEE = self.allowed_LEE.to(device)  # once: its place stays there
         allowed_TE = self.allowed_LEE[router.layer, :E, :E][first_T]
         kept_T = allowed_TE.gather(-1, index_TK).all(dim=-1)
-        self._counter.count(kept_T)
+        self._counter.count(kept_T, self.real_T)
         partners_TK = router.choose(
             scores_TE.masked_fill(~allowed_TE, -torch.inf), index_TK.shape[-1]
         )
@@ -195,7 +196,7 @@ MARGIN = 0.01
 """How far a steered expert's score is above the largest, or below the smallest: that of SteerMoE's code."""
 
 
-class Steered:
+class Steered(Policy):
     """Steered routing (SteerMoE, Fayyaz et al. 2025): a policy that forces experts in or out for every token.
 
     The score of an expert that is forced in becomes MARGIN above the largest score of the token, that of an expert
@@ -212,21 +213,22 @@ class Steered:
         self.layers = frozenset(sign_LE.any(dim=-1).nonzero()[:, 0].tolist())
         self._counter = DecisionCounter()
 
-    @property
-    def decisions(self) -> tuple[int, int]:
-        """(decisions with another set of experts than the router's, all decisions) so far."""
-        return self._counter.counts
+    def counts(self) -> dict[str, int]:
+        """`constrained_decisions`, with another set of experts than the router's, and all decisions."""
+        changed, decisions = self._counter.counts
+        return {"constrained_decisions": changed, "routing_decisions": decisions}
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         logits_TE, weights_TK, index_TK = routing
         if router.layer not in self.layers:
-            self._counter.count(torch.ones(len(logits_TE), dtype=torch.bool))
+            kept_T = torch.ones(len(logits_TE), dtype=torch.bool, device=logits_TE.device)
+            self._counter.count(kept_T, self.real_T)
             return None
         self.sign_LE = self.sign_LE.to(logits_TE.device)  # once: its place stays there
         sign_E = self.sign_LE[router.layer, : logits_TE.shape[-1]]
         chosen_TK = router.choose(_forced(router.scores(logits_TE), sign_E), index_TK.shape[-1])
         self._counter.add(chosen_TK, index_TK)
-        self._counter.compare()
+        self._counter.compare(counted_N=self.real_T)
         rule = router.family.rule
         if (
             rule.noise == LOGITS
@@ -251,11 +253,9 @@ def _forced(scores_TE: Tensor, sign_E: Tensor) -> Tensor:
 
 
 class SampleRouting(Protocol):
-    """A policy that routes the samples of an ensemble, all but the first sample of each token.
+    """A policy that routes the samples of an ensemble, all but the first sample of each token."""
 
-    A policy with `repeatable = True` says that it asks for no value of the device and keeps no count on the host, so
-    that a GPU may repeat a step of decoding without calling it (`engine/forward/decode_step.py`).
-    """
+    repeatable: bool
 
     def expect(self, tokens: NoisyTokens | None) -> None:
         """Set the samples of the next forward pass, which are called its noisy tokens; None: no token."""
@@ -264,9 +264,7 @@ class SampleRouting(Protocol):
     def noiseless(self) -> bool:
         """Whether all samples are routed as the router routes them."""
 
-    @property
-    def decisions(self) -> tuple[int, int]:
-        """(decisions with another set of experts than the router's, all decisions that count) so far."""
+    def counts(self) -> dict[str, int]: ...
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None: ...
 
@@ -275,7 +273,7 @@ Choose = Callable[[Router, Routing, NoisyTokens], Tensor]
 """(router, its decision for N tokens, the keys of these tokens) -> int64 [N, C]: distinct experts."""
 
 
-class OtherExperts:
+class OtherExperts(Policy):
     """A `SampleRouting`: the tokens given to `expect` take the experts of `choose`. Other tokens are not changed.
 
     Weights follow the family's rule for these C experts. Where C is not K, the tokens with fewer experts get more, with
@@ -285,7 +283,6 @@ class OtherExperts:
     """
 
     noiseless = False
-    decisions = (0, 0)
 
     def __init__(self, choose: Choose, repeatable: bool = False):
         self.choose, self.repeatable = choose, repeatable

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Router, Routing, opened, routed
+from moe_lab.routing.hook import Policy, Router, Routing, opened, routed
 from moe_lab.routing.passes import PassTokens, pass_tokens, transformers_model
 
 
-class Record:
+class Record(Policy):
     """Logits, weights and indices per MoE layer, of all tokens of all forward passes, without padding.
 
     Tokens are in the order of the passes, and within a pass sequence by sequence. `sequences` and `positions` identify

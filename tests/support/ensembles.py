@@ -200,5 +200,5 @@ def generated(model, ensemble):
 
     decoding = Decoding(choose, lambda state: len(state.generated) == ENDS[state.index], max(ENDS))
     KVEngine(forward, Budget(4000)).generate(states, decoding, lambda state: None)
-    decisions = ensemble.routing and ensemble.routing.decisions
+    decisions = ensemble.routing and ensemble.routing.counts()
     return [state.generated for state in states], scores, forward.tokens_in, decisions

@@ -167,7 +167,7 @@ def step_logits(model, compiled):
                 count=2,
             )
             found.append(forward(tokens, cache))
-    return torch.stack(found), len(graphs), ensemble.routing.decisions
+    return torch.stack(found), len(graphs), ensemble.routing.counts()
 
 
 @pytest.mark.slow

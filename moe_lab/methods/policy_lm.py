@@ -16,6 +16,7 @@ from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.methods.base import engine_options
 from moe_lab.models.facts import LoadedModel
 from moe_lab.routing import Policy, PolicyFunction, routed
+from moe_lab.routing.hook import as_policy
 
 
 class PolicyLM(EngineLM):
@@ -72,6 +73,6 @@ class _Padding(Observer):
 @contextmanager
 def with_policy(model: LoadedModel, policy: PolicyFunction, config: Config) -> Iterator[PolicyLM]:
     """The LM of the model under the policy."""
-    installed = Policy.of(policy)
+    installed = as_policy(policy)
     with routed(model.model, installed):
         yield PolicyLM(model.model, model.tokenizer, installed, **engine_options(config))

@@ -44,22 +44,17 @@ class TokenSums:
         return total, tokens
 
 
-class DecisionCounter:
-    """Counts decisions, and those with another set of experts than the one before.
+class DecisionCounter(TokenSums):
+    """Counts decisions with another set of experts than the one before, and all of them.
 
     Decisions of several layers are compared together: a step of generation has few operations.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._pairs: dict[tuple[torch.device, int], list[tuple[Tensor, Tensor]]] = {}
-        self._sums = TokenSums()
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """(changed decisions, all decisions) that are compared so far."""
-        return self._sums.totals
-
-    def add(self, index_NK: Tensor, before_TK: Tensor) -> None:
+    def decided(self, index_NK: Tensor, before_TK: Tensor) -> None:
         """Keep the decisions for N of T tokens, and those before them, until `compare`."""
         key = index_NK.device, index_NK.shape[-1]
         self._pairs.setdefault(key, []).append((index_NK, before_TK))
@@ -81,4 +76,4 @@ class DecisionCounter:
 
     def count(self, kept: Tensor, counted: Tensor | None = None) -> None:
         """Count decisions, of which some are the same as before (bool). `counted` says which; None: all."""
-        self._sums.add(~kept, counted)
+        self.add(~kept, counted)

@@ -83,6 +83,16 @@ class Router:
         """Combine weights [T, K] of the experts `index_TK`, as the router computes them."""
         return self.family.rule.weights(self.module, logits_TE, index_TK)
 
+    def widened(self, routing: Routing, C: int) -> Routing:
+        """The same decision with C distinct experts for each token, at least K; added experts have weight 0."""
+        more = C - routing.index_TK.shape[-1]
+        if not more:
+            return routing
+        others_TE = self.scores(routing.logits_TE).scatter(-1, routing.index_TK, -torch.inf)
+        index_TC = torch.cat([routing.index_TK, others_TE.topk(more, dim=-1).indices], dim=-1)
+        weights_TC = torch.nn.functional.pad(routing.weights_TK, (0, more))
+        return Routing(routing.logits_TE, weights_TC, index_TC)
+
 
 PolicyFunction = Callable[[Router, Routing], Routing | None]
 """Called with a router's decision. Returns other weights and indices, or None for no change."""
@@ -105,17 +115,17 @@ class Policy:
     def __init__(self, function: PolicyFunction):
         self._function = function
 
-    @staticmethod
-    def of(policy: "Policy | PolicyFunction") -> "Policy":
-        """The policy itself, or that of a plain function."""
-        return policy if isinstance(policy, Policy) else Policy(policy)
-
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         return self._function(router, routing)
 
     def counts(self) -> dict[str, int]:
         """What was counted so far, by name. A policy that counts has all of its names before the first pass."""
         return {}
+
+
+def as_policy(policy: PolicyFunction) -> Policy:
+    """The policy itself, or that of a plain function."""
+    return policy if isinstance(policy, Policy) else Policy(policy)
 
 
 _last: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
@@ -197,7 +207,7 @@ def routed(
     routers = require_routers(model)
     if reason := getattr(routers[0].module, "fixed_routing", None):
         raise ModelError(fixed_message(type(model).__name__, reason))
-    installed, routers = Policy.of(policy), routers[first:]
+    installed, routers = as_policy(policy), routers[first:]
     watch = _Watch(model, routers, repeats)
     handles: list[Any] = []
     for router in routers:
@@ -205,7 +215,7 @@ def routed(
         if seam:
             own = seam(router.module, decide)
         else:
-            own = [router.module.register_forward_hook(TransientHook(_hook(decide)))]
+            own = [router.module.register_forward_hook(_RouterHook(decide))]
         handles += own
         if final or (installed.observes and _last.get(router.module)):
             _last.setdefault(router.module, []).extend(own)
@@ -230,14 +240,12 @@ def routed(
                 ]
 
 
-def _hook(decide: Decide) -> Callable[[nn.Module, tuple, tuple], tuple | None]:
-    """A hook on a router that returns (logits, weights, indices)."""
+class _RouterHook(TransientHook):
+    """A hook on a router that returns (logits, weights, indices). Its function takes and returns a `Routing`."""
 
-    def hook(module: nn.Module, args: tuple, output: tuple) -> tuple | None:
-        changed = decide(Routing(*output))
+    def __call__(self, module: nn.Module, args: tuple, output: tuple) -> tuple | None:
+        changed = self.function(Routing(*output))
         return None if changed is None else tuple(changed)
-
-    return hook
 
 
 class _Watch:

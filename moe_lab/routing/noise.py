@@ -10,18 +10,17 @@ T = tokens, N = noisy tokens among them, L = noisy layers, E = experts, K = expe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from moe_lab.errors import RoutingError
 from moe_lab.routing.counting import DecisionCounter
-from moe_lab.routing.hook import Policy, Router, Routing
+from moe_lab.routing.hook import Router, Routing
+from moe_lab.routing.samples import NoisyTokens, SamplePolicy, noisy_choice, with_experts
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices that have no float64. Their noise is computed on the CPU."""
@@ -152,28 +151,8 @@ def _shift(z: Any, bits: int) -> Any:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-@dataclass(frozen=True)
-class NoisyTokens:
-    """The tokens of the next forward pass that are routed with noise, and the keys of their noise. All int64 [N]."""
-
-    index: Tensor
-    """Indices among the T tokens of the pass."""
-    document: Tensor
-    repeat: Tensor
-    row: Tensor
-    position: Tensor
-    counted: Tensor | None = None
-    """bool [N]: the tokens whose decisions count; None: all."""
-    known: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """What a policy has computed of everything but the positions, by policy and layers."""
-
-    def at(self, position: Tensor) -> Self:
-        """The next tokens of the same samples. What is known of these stays."""
-        return replace(self, position=position)
-
-
-class GumbelTopK(Policy):
-    """A policy: the tokens given to `expect` choose their experts with noise. Other tokens are not changed.
+class GumbelTopK(SamplePolicy):
+    """Samples choose their experts with noise.
 
     Args:
         temperatures: one per MoE layer; 0: no noise.
@@ -182,7 +161,7 @@ class GumbelTopK(Policy):
             `chooses_by_logits`.
         antithetic: rows 2j-1 and 2j have antithetic noise (`gumbel`).
 
-    Raises RoutingError in a pass before the first `expect`. `moe_lab.RoE` runs a model with this policy.
+    `moe_lab.RoE` runs a model with this policy.
     """
 
     repeatable = True
@@ -195,6 +174,7 @@ class GumbelTopK(Policy):
         *,
         antithetic: bool = False,
     ):
+        super().__init__()
         self.temperatures = list(temperatures)
         self.seed = seed
         self.perturbed_weights = perturbed_weights
@@ -202,8 +182,7 @@ class GumbelTopK(Policy):
         self._noisy_layers = [
             layer for layer, temperature in enumerate(temperatures) if temperature > 0
         ]
-        self._expected = False
-        self._tokens: NoisyTokens | None = None
+        self.noiseless = not self._noisy_layers
         self._noise: dict[int, Tensor] = {}
         """float32 [N, E] of some layers, by layer: noise times temperature."""
         self._constants: dict[Any, list[Tensor]] = {}
@@ -211,14 +190,9 @@ class GumbelTopK(Policy):
         self._counter = DecisionCounter()
 
     def expect(self, tokens: NoisyTokens | None) -> None:
-        """Set the noisy tokens of the next forward pass; None: no token."""
         self._compare()
-        self._expected, self._tokens, self._noise = True, tokens, {}
-
-    @property
-    def noiseless(self) -> bool:
-        """Whether no layer has noise."""
-        return not self._noisy_layers
+        self._noise = {}
+        super().expect(tokens)
 
     def counts(self) -> dict[str, int]:
         """`changed_decisions`, noisy ones with another set of experts than the clean one, and `noisy_decisions`.
@@ -226,7 +200,7 @@ class GumbelTopK(Policy):
         A decision is one token of one sample in one layer with a temperature above 0.
         """
         self._compare()
-        changed, noisy = self._counter.counts
+        changed, noisy = self._counter.totals
         return {"changed_decisions": changed, "noisy_decisions": noisy}
 
     def _compare(self) -> None:
@@ -234,50 +208,41 @@ class GumbelTopK(Policy):
             self._counter.compare(self._tokens.index, self._tokens.counted)
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        if not self._expected:
-            raise RoutingError(
-                "GumbelTopK has no tokens: `expect` was not called, so nothing would change. Call it before each pass; "
-                "moe_lab.RoE(model, tokenizer) does."
-            )
-        if self._tokens is None or self.temperatures[router.layer] == 0:
+        tokens = self.tokens
+        if tokens is None or self.temperatures[router.layer] == 0:
             return None
-        device = routing.logits_TE.device  # layers may be on several devices
-        chosen = self._tokens.index.to(device)
-        logits_NE = routing.logits_TE[chosen]
-        noise_NE = self._noise_of(self._tokens, router.layer, logits_NE.shape[-1]).to(device)
-        noisy_NE = router.scores(logits_NE) + noise_NE
-        index_NK = router.choose(noisy_NE, routing.index_TK.shape[-1])
-        source_NE = logits_NE
+        logits_NE = tokens.of(routing.logits_TE)
+        noise_NE = self._noise_of(tokens, router.layer, logits_NE.shape[-1])
+        noisy_NE, index_NK = noisy_choice(router, logits_NE, noise_NE, routing.index_TK.shape[-1])
+        self._counter.decided(index_NK, routing.index_TK)
         if self.perturbed_weights:
-            source_NE = router.family.rule.logits(noisy_NE).to(logits_NE.dtype)
-        weights_NK = router.weights(source_NE, index_NK)
-        self._counter.add(index_NK, routing.index_TK)
-        return routing.changed(chosen, weights_NK, index_NK)
+            logits_NE = router.family.rule.logits(noisy_NE).to(logits_NE.dtype)
+        return with_experts(router, routing, tokens, logits_NE, index_NK)
 
-    def _noise_of(self, t: NoisyTokens, layer: int, n_experts: int) -> Tensor:
+    def _noise_of(self, tokens: NoisyTokens, layer: int, n_experts: int) -> Tensor:
         """float32 [N, E]: noise times temperature.
 
         Few tokens get the noise of all layers at once: a step of generation has few operations.
         """
         if layer not in self._noise:
-            size = NOISE_BYTES * max(1, len(t.index)) * n_experts
+            device = tokens.position.device
+            size = NOISE_BYTES * max(1, len(tokens.position)) * n_experts
             at = self._noisy_layers.index(layer)
             layers = self._noisy_layers[at : at + max(1, AT_ONCE_BYTES // size)]
-            key, constant = (self, *layers), (t.index.device, n_experts, *layers)
+            key, constant = (self, *layers), (device, n_experts, *layers)
             if constant not in self._constants:
-                temperatures = [self.temperatures[one] for one in layers]
+                temperatures = [self.temperatures[noisy] for noisy in layers]
                 self._constants[constant] = [
-                    torch.tensor(each, device=t.index.device)
-                    for each in (layers, temperatures, range(n_experts))
+                    torch.tensor(numbers, device=device)
+                    for numbers in (layers, temperatures, range(n_experts))
                 ]
             layer_L, temperature_L, expert_E = self._constants[constant]
-            if key not in t.known:
-                t.known[key] = _hash(
-                    self.seed, t.document, t.repeat, t.row, layer_L, self.antithetic
+            if key not in tokens.known:
+                tokens.known[key] = _hash(
+                    self.seed, tokens.document, tokens.repeat, tokens.row, layer_L, self.antithetic
                 )
-            noise_LNE = _noise_at(
-                t.known[key], t.position, expert_E, t.row if self.antithetic else None
-            )
+            antithetic_row = tokens.row if self.antithetic else None
+            noise_LNE = _noise_at(tokens.known[key], tokens.position, expert_E, antithetic_row)
             self._noise = dict(zip(layers, noise_LNE * temperature_L[:, None, None], strict=True))
             self._compare()
         return self._noise[layer]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
 from moe_lab.routing.hook import PolicyFunction, Router, Routing, routed
-from moe_lab.routing.policies import widened
 
 
 @contextmanager
@@ -103,4 +102,4 @@ def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
         problem = "weights_TK are NaN or infinite"
     if problem:
         raise RoutingError(f"The policy's decision for {router.name} is none: {problem}.")
-    return widened(router, changed, K)
+    return router.widened(changed, K)

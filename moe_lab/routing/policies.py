@@ -5,17 +5,13 @@ each, P = re-routed tokens of a pass, L = MoE layers, E = experts (the maximum o
 C = given experts.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from moe_lab.errors import RoutingError
 from moe_lab.routing.counting import DecisionCounter
 from moe_lab.routing.hook import Policy, Router, Routing
-from moe_lab.routing.noise import NoisyTokens
 from moe_lab.routing.rules import LOGITS
 
 
@@ -55,7 +51,7 @@ class Remix(Policy):
             index_RC = self.experts[router.layer].to(own_RE.device).flatten(0, 1)
         weights_RC = router.weights(given_RE, index_RC).to(routing.weights_TK.dtype)
         if S > W:
-            usual = widened(router, routing, index_RC.shape[-1])
+            usual = router.widened(routing, index_RC.shape[-1])
             weights_RC = _in_front(weights_RC, usual.weights_TK, N)
             index_RC = _in_front(index_RC, usual.index_TK, N)
         return Routing(routing.logits_TE, weights_RC, index_RC)
@@ -71,18 +67,6 @@ def logits_of(probs_NE: Tensor, router: Router, own_NE: Tensor) -> Tensor:
     size_N1 = router.family.rule.scores(router.module, own_NE).logsumexp(-1, keepdim=True)
     scores_NE = probs_NE.clamp(min=torch.finfo(probs_NE.dtype).tiny).log() + size_N1
     return router.family.rule.logits(scores_NE)
-
-
-def widened(router: Router, routing: Routing, C: int) -> Routing:
-    """The same decision with C distinct experts for each token, at least K; added experts have weight 0."""
-    more = C - routing.index_TK.shape[-1]
-    if not more:
-        return routing
-    others_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK, -torch.inf)
-    index_TC = torch.cat([routing.index_TK, others_TE.topk(more, dim=-1).indices], dim=-1)
-    return Routing(
-        routing.logits_TE, torch.nn.functional.pad(routing.weights_TK, (0, more)), index_TC
-    )
 
 
 def _in_front(own_RC: Tensor, all_TC: Tensor, N: int) -> Tensor:
@@ -167,7 +151,7 @@ class PartnersOnly(Policy):
 
     def counts(self) -> dict[str, int]:
         """Changed decisions (`constrained_decisions`) and all of them. A decision is one token in one layer."""
-        changed, decisions = self._counter.counts
+        changed, decisions = self._counter.totals
         return {"constrained_decisions": changed, "routing_decisions": decisions}
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
@@ -215,7 +199,7 @@ class Steered(Policy):
 
     def counts(self) -> dict[str, int]:
         """`constrained_decisions`, with another set of experts than the router's, and all decisions."""
-        changed, decisions = self._counter.counts
+        changed, decisions = self._counter.totals
         return {"constrained_decisions": changed, "routing_decisions": decisions}
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
@@ -227,7 +211,7 @@ class Steered(Policy):
         self.sign_LE = self.sign_LE.to(logits_TE.device)  # once: its place stays there
         sign_E = self.sign_LE[router.layer, : logits_TE.shape[-1]]
         chosen_TK = router.choose(_forced(router.scores(logits_TE), sign_E), index_TK.shape[-1])
-        self._counter.add(chosen_TK, index_TK)
+        self._counter.decided(chosen_TK, index_TK)
         self._counter.compare(counted_N=self.real_T)
         rule = router.family.rule
         if (
@@ -247,64 +231,3 @@ def _forced(scores_TE: Tensor, sign_E: Tensor) -> Tensor:
     highest_T1 = scores_TE.amax(dim=-1, keepdim=True) + MARGIN
     lowest_T1 = scores_TE.amin(dim=-1, keepdim=True) - MARGIN
     return torch.where(sign_E > 0, highest_T1, torch.where(sign_E < 0, lowest_T1, scores_TE))
-
-
-# The routing of an ensemble's samples: what the ensemble needs of a policy, and samples that take other experts
-
-
-class SampleRouting(Protocol):
-    """A policy that routes the samples of an ensemble, all but the first sample of each token."""
-
-    repeatable: bool
-
-    def expect(self, tokens: NoisyTokens | None) -> None:
-        """Set the samples of the next forward pass, which are called its noisy tokens; None: no token."""
-
-    @property
-    def noiseless(self) -> bool:
-        """Whether all samples are routed as the router routes them."""
-
-    def counts(self) -> dict[str, int]: ...
-
-    def __call__(self, router: Router, routing: Routing) -> Routing | None: ...
-
-
-Choose = Callable[[Router, Routing, NoisyTokens], Tensor]
-"""(router, its decision for N tokens, the keys of these tokens) -> int64 [N, C]: distinct experts."""
-
-
-class OtherExperts(Policy):
-    """A `SampleRouting`: the tokens given to `expect` take the experts of `choose`. Other tokens are not changed.
-
-    Weights follow the family's rule for these C experts. Where C is not K, the tokens with fewer experts get more, with
-    weight 0, so that all tokens of the pass have the same number.
-
-    Raises RoutingError in a pass before the first `expect`.
-    """
-
-    noiseless = False
-
-    def __init__(self, choose: Choose, repeatable: bool = False):
-        self.choose, self.repeatable = choose, repeatable
-        self._expected = False
-        self._tokens: NoisyTokens | None = None
-
-    def expect(self, tokens: NoisyTokens | None) -> None:
-        """Set the tokens of the next forward pass that take other experts; None: no token."""
-        self._expected, self._tokens = True, tokens
-
-    def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        if not self._expected:
-            raise RoutingError(
-                "OtherExperts has no tokens: `expect` was not called. Call it before each pass."
-            )
-        if self._tokens is None:
-            return None
-        index_N = self._tokens.index.to(routing.index_TK.device)
-        own = Routing(*(part[index_N] for part in routing))
-        index_NC = self.choose(router, own, self._tokens)
-        weights_NC = router.weights(own.logits_TE, index_NC).to(own.weights_TK.dtype)
-        width = max(index_NC.shape[-1], routing.index_TK.shape[-1])
-        others = widened(router, Routing(own.logits_TE, weights_NC, index_NC), width)
-        usual = widened(router, routing, width)
-        return usual.changed(index_N, others.weights_TK, others.index_TK)

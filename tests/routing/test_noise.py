@@ -14,7 +14,8 @@ from scipy.stats import chisquare
 from moe_lab.errors import RoutingError
 from moe_lab.routing import GumbelTopK, Routing, family_of, find_routers, routed
 from moe_lab.routing import noise as noise_module
-from moe_lab.routing.noise import NoisyTokens, document_key, gumbel
+from moe_lab.routing.noise import document_key, gumbel
+from moe_lab.routing.samples import NoisyTokens
 from tests.support.models import make_model
 from tests.support.slow_routing import noisy_tokens, slow_hash
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing import OtherExperts, Router, Routing, find_routers, record, routed
+from moe_lab.methods.scmoe import of_rank
+from moe_lab.routing import GumbelTopK, OtherExperts, Router, Routing, find_routers, record, routed
 from moe_lab.routing.dynamic import TopP, router_shares
-from moe_lab.routing.noise import NoisyTokens
 from moe_lab.routing.policies import PartnersOnly, Remix, Steered, partners_of
+from moe_lab.routing.samples import NoisyTokens
 from tests.support.models import small_model
 from tests.support.tiers import by_family
 
@@ -242,6 +243,24 @@ def test_samples_take_the_chosen_experts_with_the_weights_of_the_family(count, f
     with torch.no_grad(), routed(model, check):
         model(IDS)
     assert seen == list(range(len(seen))) and seen
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "deepseek_v3"]))
+def test_all_tokens_of_a_pass_need_no_indices(family):
+    router = find_routers(small_model(family))[0]
+    T, E = 9, router.module.weight.shape[0]
+    logits_TE = torch.randn(T, E, generator=torch.Generator().manual_seed(0))
+    index_TK = router.choose(router.scores(logits_TE), 2)
+    routing = Routing(logits_TE, router.weights(logits_TE, index_TK), index_TK)
+    keys = [torch.arange(T)] * 4
+    for make in (lambda: OtherExperts(of_rank(2)), lambda: GumbelTopK([1.0], seed=0)):
+        found = []
+        for index in (None, torch.arange(T)):
+            policy = make()
+            policy.expect(NoisyTokens(index, *keys))
+            changed = policy(router, routing)
+            found.append((changed.index_TK[:, 0].tolist(), changed.weights_TK[:, 0].tolist()))
+        assert found[0] == found[1]
 
 
 def test_a_pass_without_samples_is_the_models_own_and_one_that_nobody_announced_is_refused():

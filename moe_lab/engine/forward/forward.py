@@ -197,7 +197,7 @@ class EnsembleForward:
         logits_MnV = logits[0, : count * self.ensemble.n].view(
             count, self.ensemble.n, logits.shape[-1]
         )
-        return logits_MnV, len(places.noisy.index) if places else 0
+        return logits_MnV, len(places.noisy.position) if places else 0
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         """The output head's input, [B, R, hidden] -> [1, M n, hidden]."""

@@ -1,11 +1,7 @@
-"""Policies that route by given probabilities (C3PO), among partner experts (C2R) and to steered experts (SteerMoE).
+"""Policies that constrain a router's choice: to partner experts (C2R), and to steered experts (SteerMoE).
 
-T = tokens of a pass, N = sequences of a pass (or with pathways), S = tokens of each sequence, W = re-routed tokens of
-each, P = re-routed tokens of a pass, L = MoE layers, E = experts (the maximum over layers), K = experts per token,
-C = given experts.
+T = tokens of a pass, L = MoE layers, E = experts (the maximum over layers), K = experts per token.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,110 +9,6 @@ from torch import Tensor
 from moe_lab.routing.counting import DecisionCounter
 from moe_lab.routing.hook import Policy, Router, Routing
 from moe_lab.routing.rules import LOGITS
-
-
-class Remix(Policy):
-    """Routes the first W tokens of each of the N sequences of a pass by given probabilities. Others are not changed.
-
-    The probabilities replace the router's. Their logarithms, shifted to the log-sum-exp of the router's logits, go
-    through the family's rule, so that the router's own probabilities change nothing.
-
-    Args:
-        probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
-        experts: int64 [N, W, C] of the same layers: experts that all contribute. None: the K experts that the router
-            chooses at these probabilities.
-    """
-
-    def __init__(self, probs: dict[int, Tensor], experts: dict[int, Tensor] | None = None):
-        self.probs, self.experts = probs, experts
-
-    @property
-    def needs_grad(self) -> bool:
-        """Whether some probabilities require gradients."""
-        return torch.is_grad_enabled() and any(
-            probs_NWE.requires_grad for probs_NWE in self.probs.values()
-        )
-
-    def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        if router.layer not in self.probs:
-            return None
-        probs_NWE = self.probs[router.layer].to(routing.logits_TE.device)
-        N, W, _ = probs_NWE.shape
-        S, K = len(routing.logits_TE) // N, routing.index_TK.shape[-1]
-        own_RE = routing.logits_TE.unflatten(0, (N, S))[:, :W].flatten(0, 1)
-        given_RE = logits_of(probs_NWE.flatten(0, 1), router, own_RE)
-        if self.experts is None:
-            index_RC = router.choose(router.scores(given_RE.detach()), K)
-        else:
-            index_RC = self.experts[router.layer].to(own_RE.device).flatten(0, 1)
-        weights_RC = router.weights(given_RE, index_RC).to(routing.weights_TK.dtype)
-        if S > W:
-            usual = router.widened(routing, index_RC.shape[-1])
-            weights_RC = _in_front(weights_RC, usual.weights_TK, N)
-            index_RC = _in_front(index_RC, usual.index_TK, N)
-        return Routing(routing.logits_TE, weights_RC, index_RC)
-
-
-def router_probs(router: Router, logits_TE: Tensor) -> Tensor:
-    """float32 [T, E]: the softmax of a router's logits, without the bias for choosing experts."""
-    return router.family.rule.scores(router.module, logits_TE).softmax(dim=-1)
-
-
-def logits_of(probs_NE: Tensor, router: Router, own_NE: Tensor) -> Tensor:
-    """Logits with these probabilities and the log-sum-exp of the router's own, on which some rules depend."""
-    size_N1 = router.family.rule.scores(router.module, own_NE).logsumexp(-1, keepdim=True)
-    scores_NE = probs_NE.clamp(min=torch.finfo(probs_NE.dtype).tiny).log() + size_N1
-    return router.family.rule.logits(scores_NE)
-
-
-def _in_front(own_RC: Tensor, all_TC: Tensor, N: int) -> Tensor:
-    """`all_TC` of N sequences with the first tokens of each replaced by `own_RC`."""
-    own_NWC, all_NSC = own_RC.unflatten(0, (N, -1)), all_TC.unflatten(0, (N, -1))
-    return torch.cat([own_NWC, all_NSC[:, own_NWC.shape[1] :]], dim=1).flatten(0, 1)
-
-
-@dataclass(frozen=True)
-class Places:
-    """The re-routed tokens of the next pass and their pathways. All [P]."""
-
-    index: Tensor
-    """int64: indices among the T tokens."""
-    pathway: Tensor
-    """int64: index of each token's pathway among N x W."""
-    share: Tensor
-    """float32: share of that pathway. The rest are the token's own probabilities."""
-
-
-class Override(Policy):
-    """Routes the tokens given to `expect` by a mixture of given probabilities and their own. Others are not changed.
-
-    The mixture replaces the router's probabilities: top-k and weights are computed from it by the family's rule.
-
-    Args:
-        probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
-    """
-
-    def __init__(self, probs: dict[int, Tensor]):
-        self.probs = {layer: probs_NWE.detach().flatten(0, 1) for layer, probs_NWE in probs.items()}
-        self._places: Places | None = None
-
-    def expect(self, places: Places | None) -> None:
-        """Set the re-routed tokens of the next forward pass; None: no token."""
-        self._places = places
-
-    def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        if self._places is None or router.layer not in self.probs:
-            return None
-        device = routing.logits_TE.device
-        chosen = self._places.index.to(device)
-        own_PE = routing.logits_TE[chosen]
-        given_PE = self.probs[router.layer][self._places.pathway].to(device)
-        share_P1 = self._places.share[:, None].to(device)
-        mixed_PE = torch.lerp(router_probs(router, own_PE), given_PE.float(), share_P1)
-        logits_PE = logits_of(mixed_PE, router, own_PE)
-        index_PK = router.choose(router.scores(logits_PE), routing.index_TK.shape[-1])
-        weights_PK = router.weights(logits_PE, index_PK)
-        return routing.changed(chosen, weights_PK, index_PK)
 
 
 def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:

@@ -15,7 +15,8 @@ from moe_lab.errors import RoutingError
 from moe_lab.methods.scmoe import of_rank
 from moe_lab.routing import GumbelTopK, OtherExperts, Router, Routing, find_routers, record, routed
 from moe_lab.routing.dynamic import TopP, router_shares
-from moe_lab.routing.policies import PartnersOnly, Remix, Steered, partners_of
+from moe_lab.routing.policies import PartnersOnly, Steered, partners_of
+from moe_lab.routing.remix import Places, Remix
 from moe_lab.routing.samples import NoisyTokens
 from tests.support.models import small_model
 from tests.support.tiers import by_family
@@ -124,6 +125,28 @@ def test_a_mixture_needs_gradients_if_a_layer_of_it_does():
     assert Remix(probs).needs_grad
     with torch.no_grad():
         assert not Remix(probs).needs_grad
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "gpt_oss", "deepseek_v2"]))
+def test_named_tokens_with_the_whole_pathway_are_re_routed_as_the_first_ones_are(family):
+    """Bit for bit, in float32; no token is the router's own decision."""
+    model = small_model(family)
+    _, E, _ = sizes(model)
+    draw = torch.Generator().manual_seed(3)
+    probs = {layer: torch.randn(3, 2, E, generator=draw).softmax(-1) for layer in (0, 2)}
+    (B, S), W = IDS.shape, 2
+    index_P = torch.tensor([b * S + w for b in range(B) for w in range(W)])
+    first, named, nothing = Remix(probs), Remix(probs), Remix(probs)
+    named.places = Places(index_P, torch.arange(B * W), torch.ones(B * W))
+    nothing.places = Places(index_P[:0], index_P[:0])
+    logits = []
+    with torch.no_grad():
+        plain = model(IDS).logits
+        for policy in (first, named, nothing):
+            with routed(model, policy):
+                logits.append(model(IDS).logits)
+    assert torch.equal(logits[0], logits[1]) and torch.equal(logits[2], plain)
+    assert not torch.equal(logits[0], plain)
 
 
 # Top-p

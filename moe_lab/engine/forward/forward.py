@@ -193,6 +193,8 @@ class EnsembleForward:
             cache=cache,
             use_cache=True,
         ).logits
+        if self.ensemble.routing:
+            self.ensemble.routing.expect(None)  # counts the decisions of this pass
         count = len(tokens.logit_positions_M)
         logits_MnV = logits[0, : count * self.ensemble.n].view(
             count, self.ensemble.n, logits.shape[-1]

@@ -20,7 +20,7 @@ from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
-    from moe_lab.routing.hook import PolicyFunction
+    from moe_lab.routing import PolicyFunction
     from moe_lab.runs.plan import Plan
     from moe_lab.runs.results import Results
 

@@ -16,7 +16,7 @@ from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.methods.base import engine_options
 from moe_lab.models.facts import LoadedModel
 from moe_lab.routing import Policy, PolicyFunction, routed
-from moe_lab.routing.hook import as_policy
+from moe_lab.routing.policy import as_policy
 
 
 class PolicyLM(EngineLM):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from moe_lab.routing.hook import PolicyFunction, Router, Routing
+from moe_lab.routing import PolicyFunction, Router, Routing
 from moe_lab.routing.override import override
 
 TOKENS = 16

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.routing.hook import Router, Routing
+    from moe_lab.routing import Router, Routing
     from moe_lab.routing.samples import Choose, NoisyTokens
 
 BETAS = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -9,11 +9,9 @@ those that are installed later: a method inside it decides first (noise, masks),
 T = tokens of a forward pass, all sequences flattened, E = experts, K = experts per token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter
 from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -22,15 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import ModelError, RoutingError
-from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
-from moe_lab.routing.passes import (
-    ONE_THREAD,
-    around,
-    in_backward,
-    in_use,
-    on_passes,
-    transformers_model,
-)
+from moe_lab.routing.families import UNSUPPORTED, supported
+from moe_lab.routing.passes import ONE_THREAD, in_backward, on_passes, transformers_model
+from moe_lab.routing.policy import Policy, PolicyFunction, as_policy
+from moe_lab.routing.router import Router, find_routers
 from moe_lab.routing.rules import Decide, Routing
 from moe_lab.routing.transient import TransientHook
 
@@ -54,93 +47,8 @@ def is_left_out(module: nn.Module) -> bool:
     return module in _left_out
 
 
-@dataclass(frozen=True)
-class Router:
-    """A router of a model."""
-
-    layer: int
-    """Number of its MoE layer, counted from 0."""
-    name: str
-    """Its module name in the model."""
-    module: nn.Module
-    family: Family
-    block: nn.Module
-    """The module that calls the router."""
-
-    def scores(self, logits_TE: Tensor) -> Tensor:
-        """float32 [T, E]: the scores by which the router chooses experts, and to which noise is added."""
-        scores_TE = self.family.rule.scores(self.module, logits_TE)
-        if (path := self.family.bias) is None:
-            return scores_TE
-        owner = self.module if hasattr(self.module, path.partition(".")[0]) else self.block
-        return scores_TE + attrgetter(path)(owner).float().reshape(-1)
-
-    def choose(self, scores_TE: Tensor, k: int) -> Tensor:
-        """int64 [T, k]: the experts that the router chooses at these scores."""
-        return self.family.rule.choose(self.module, scores_TE, k)
-
-    def weights(self, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-        """Combine weights [T, K] of the experts `index_TK`, as the router computes them."""
-        return self.family.rule.weights(self.module, logits_TE, index_TK)
-
-    def widened(self, routing: Routing, C: int) -> Routing:
-        """The same decision with C distinct experts for each token, at least K; added experts have weight 0."""
-        more = C - routing.index_TK.shape[-1]
-        if not more:
-            return routing
-        others_TE = self.scores(routing.logits_TE).scatter(-1, routing.index_TK, -torch.inf)
-        index_TC = torch.cat([routing.index_TK, others_TE.topk(more, dim=-1).indices], dim=-1)
-        weights_TC = torch.nn.functional.pad(routing.weights_TK, (0, more))
-        return Routing(routing.logits_TE, weights_TC, index_TC)
-
-
-PolicyFunction = Callable[[Router, Routing], Routing | None]
-"""Called with a router's decision. Returns other weights and indices, or None for no change."""
-
-
-class Policy:
-    """Decides at every routing decision, and counts.
-
-    A subclass has its own `__call__`. `Policy(function)` is the policy of a plain function, which counts nothing.
-    """
-
-    observes = False
-    """Whether it changes no decision. An observer gets those of final policies, too (`routed`)."""
-    repeatable = False
-    """Whether it reads no value of the device and keeps no count on the host, so that a GPU may repeat a step of
-    decoding without calling it (`engine/forward/decode_step.py`)."""
-    real_T: Tensor | None = None
-    """bool: False for the padding of the next pass, which `counts` leaves out. None: the pass has no padding."""
-
-    def __init__(self, function: PolicyFunction):
-        self._function = function
-
-    def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        return self._function(router, routing)
-
-    def counts(self) -> dict[str, int]:
-        """What was counted so far, by name. A policy that counts has all of its names before the first pass."""
-        return {}
-
-
-def as_policy(policy: PolicyFunction) -> Policy:
-    """The policy itself, or that of a plain function."""
-    return policy if isinstance(policy, Policy) else Policy(policy)
-
-
 _last: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 """The handles of final policies and of the observers inside them, by router: all other policies decide before."""
-
-
-def find_routers(model: nn.Module) -> list[Router]:
-    """All routers of a model, in the order of its layers; empty for a model without a supported router."""
-    routers: list[Router] = []
-    for name, module in model.named_modules():
-        if (family := family_of(module)) and in_use(model, name):
-            block = around(model, name)
-            if family.block in (None, type(block).__name__):
-                routers.append(Router(len(routers), name, module, family, block))
-    return routers
 
 
 def require_routers(model: nn.Module) -> list[Router]:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from moe_lab.routing.counting import DecisionCounter
-from moe_lab.routing.hook import Router, Routing
+from moe_lab.routing.router import Router
+from moe_lab.routing.rules import Routing
 from moe_lab.routing.samples import NoisyTokens, SamplePolicy, noisy_choice, with_experts
 
 WITHOUT_FLOAT64 = frozenset({"mps"})

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import PolicyFunction, Router, Routing, routed
+from moe_lab.routing.hook import routed
+from moe_lab.routing.policy import PolicyFunction
+from moe_lab.routing.router import Router
+from moe_lab.routing.rules import Routing
 
 
 @contextmanager

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from moe_lab.routing.counting import DecisionCounter
-from moe_lab.routing.hook import Policy, Router, Routing
-from moe_lab.routing.rules import LOGITS
+from moe_lab.routing.policy import Policy
+from moe_lab.routing.router import Router
+from moe_lab.routing.rules import LOGITS, Routing
 
 
 def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:

@@ -17,8 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Policy, Router, Routing, opened, routed
+from moe_lab.routing.hook import opened, routed
 from moe_lab.routing.passes import PassTokens, pass_tokens, transformers_model
+from moe_lab.routing.policy import Policy
+from moe_lab.routing.router import Router
+from moe_lab.routing.rules import Routing
 
 
 class Record(Policy):

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe_lab.routing.hook import Policy, Router, Routing
+from moe_lab.routing.policy import Policy
+from moe_lab.routing.router import Router
+from moe_lab.routing.rules import Routing
 
 
 @dataclass(frozen=True)

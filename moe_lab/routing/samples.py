@@ -11,7 +11,9 @@ from typing import Any, Self
 from torch import Tensor
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Policy, Router, Routing
+from moe_lab.routing.policy import Policy
+from moe_lab.routing.router import Router
+from moe_lab.routing.rules import Routing
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from transformers import TrainerCallback
 from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.models.designs.routers import DesignRouter
-from moe_lab.routing.hook import Router, Routing, find_routers, routed, why_fixed
+from moe_lab.routing import Router, Routing, find_routers, routed
+from moe_lab.routing.hook import why_fixed
 from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.samples import NoisyTokens, SamplePolicy, noisy_choice, with_experts
 

@@ -101,3 +101,32 @@ def test_an_observer_leaves_padding_out_too(tokenizer):
     expected = by_hand(lm, again)
     assert once == expected
     assert policy.counts() == {name: 2 * value for name, value in expected.items()}
+
+
+class Seen(Policy):
+    """Counts the tokens that are no padding, and changes nothing."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def counts(self) -> dict[str, int]:
+        return {"seen_tokens": self.tokens}
+
+    def __call__(self, router: Router, routing: Routing) -> None:
+        real_T = self.real_T
+        self.tokens += len(routing.index_TK) if real_T is None else int(real_T.sum())
+
+
+def test_what_a_policy_of_ones_own_counts_is_in_the_cost(tokenizer):
+    model, policy = small_model("olmoe"), Seen()
+    with routed(model, policy):
+        lm = lm_of(model, tokenizer, policy)
+        answered(lm, "loglikelihood_rolling", TEXTS)
+    assert lm.cost["seen_tokens"] == 4 * lm.cost["tokens_in"] > 0
+
+
+def test_a_function_counts_nothing_and_needs_no_other_engine(tokenizer):
+    model = small_model("qwen3_next")
+    with routed(model, lambda router, routing: None):
+        lm = lm_of(model, tokenizer, Policy(lambda router, routing: None))
+    assert lm.engine is None and "routing_decisions" not in lm.cost

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.models.designs.routers import DesignRouter
-from moe_lab.routing import Router, Routing, find_routers, routed
+from moe_lab.routing import Policy, Router, Routing, find_routers, routed
 from moe_lab.routing.hook import why_fixed
 from moe_lab.routing.noise import gumbel_for_tokens
 from moe_lab.routing.samples import NoisyTokens, SamplePolicy, noisy_choice, with_experts
@@ -130,7 +130,7 @@ class RoutingNoise(SamplePolicy):
         return with_experts(router, routing, tokens, logits_TE, index_TK)
 
 
-class TrainingRouting:
+class TrainingRouting(Policy):
     """A policy that records every layer's decisions of a training pass, after optional noise on them."""
 
     def __init__(self, noise: RoutingNoise | None):

@@ -77,9 +77,9 @@ def with_experts(
 
     Where C is not K, the tokens with fewer experts get more, with weight 0: all tokens of a pass have the same number.
     """
-    weights_NC = router.weights(logits_NE, index_NC).to(routing.weights_TK.dtype)
+    weights_NC = router.weights(logits_NE, index_NC)
     if tokens.index is None:
-        return Routing(routing.logits_TE, weights_NC, index_NC)
+        return Routing(routing.logits_TE, weights_NC.to(routing.weights_TK.dtype), index_NC)
     width = max(index_NC.shape[-1], routing.index_TK.shape[-1])
     samples = router.widened(Routing(logits_NE, weights_NC, index_NC), width)
     others = router.widened(routing, width)

@@ -21,7 +21,8 @@ from moe_lab.engine.sampling import unsupported
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.facts import LoadedModel, ModelFacts, routing_facts
 from moe_lab.models.state import check_evaluation_mode
-from moe_lab.routing.hook import find_routers, fixed_message, require_routers, why_fixed
+from moe_lab.routing import find_routers
+from moe_lab.routing.hook import fixed_message, require_routers, why_fixed
 from moe_lab.routing.passes import transformers_model
 
 

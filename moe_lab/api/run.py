@@ -20,13 +20,17 @@ from moe_lab.tasks.loading import task_cache
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
-    from moe_lab.routing.hook import Policy
+    from moe_lab.routing import PolicyFunction
     from moe_lab.runs.plan import Plan
     from moe_lab.runs.results import Results
 
 
 def run(
-    overrides: Sequence[str] = (), *, policy: Policy | None = None, quiet: bool = False, **keys: Any
+    overrides: Sequence[str] = (),
+    *,
+    policy: PolicyFunction | None = None,
+    quiet: bool = False,
+    **keys: Any,
 ) -> Results:
     """Run a command and return its results: `moe_lab.run(["method=roe", "task=toy_math", "limit=50"])`.
 

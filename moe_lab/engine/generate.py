@@ -272,32 +272,9 @@ class Prefill:
     """
 
     def __call__(self, states: list[GenerationState]) -> Prefilled:
-        return (
-            self._from_store(self.prompt_store, states)
-            if self.prompt_store
-            else self._from_prefix(states)
-        )
-
-    def _from_store(self, store: Store, states: list[GenerationState]) -> Prefilled:
-        """Cached prompts, right-aligned. The same number of tokens is read here in each sequence."""
-        forward = self.forward
-        caches = _cached(store, forward, states, self.budget)
-        shared = max(cache.length for cache in caches)
-        trees = [
-            TokenTree(s.ids, [[0]], len(s.prompt) - 1, s.noise_key, s.sample_index) for s in states
-        ]
-        width = len(trees[0])
-        cache = KVCache.right_aligned(caches, shared + width + self._room)
-        unused_B = torch.tensor([shared - cache.length for cache in caches], device=forward.device)
-        real_BT = torch.arange(shared + width, device=forward.device) >= unused_B[:, None]
-        tokens = collate(trees, shared, forward.device)
-        if not real_BT.all():
-            visible = tokens.visible(shared) & real_BT[:, None]
-            tokens = replace(tokens, visible_BSK=visible)
-        return cache, real_BT, forward.ensemble.next_scores(forward(tokens, cache))
-
-    def _from_prefix(self, states: list[GenerationState]) -> Prefilled:
-        """All tokens after the shared prefixes, in passes within the budget."""
+        """All tokens after the shared prefixes, in passes within the budget; or those after the stored prompts."""
+        if self.prompt_store:
+            return self._from_store(self.prompt_store, states)
         forward = self.forward
         caches, reals, scores = [], [], []
         limit = self.budget.tokens // (forward.ensemble.n if forward.ensemble.own_history else 1)
@@ -342,6 +319,24 @@ class Prefill:
             [torch.nn.functional.pad(part, (cache.length - part.shape[1], 0)) for part in reals]
         )
         return cache, real.to(forward.device), torch.cat(scores)
+
+    def _from_store(self, store: Store, states: list[GenerationState]) -> Prefilled:
+        """Cached prompts, right-aligned. The same number of tokens is read here in each sequence."""
+        forward = self.forward
+        caches = _cached(store, forward, states, self.budget)
+        shared = max(cache.length for cache in caches)
+        trees = [
+            TokenTree(s.ids, [[0]], len(s.prompt) - 1, s.noise_key, s.sample_index) for s in states
+        ]
+        width = len(trees[0])
+        cache = KVCache.right_aligned(caches, shared + width + self._room)
+        unused_B = torch.tensor([shared - cache.length for cache in caches], device=forward.device)
+        real_BT = torch.arange(shared + width, device=forward.device) >= unused_B[:, None]
+        tokens = collate(trees, shared, forward.device)
+        if not real_BT.all():
+            visible = tokens.visible(shared) & real_BT[:, None]
+            tokens = replace(tokens, visible_BSK=visible)
+        return cache, real_BT, forward.ensemble.next_scores(forward(tokens, cache))
 
     @property
     def _room(self) -> int:

@@ -195,7 +195,7 @@ class EngineLM(CountedHF):
         lost its beginning. cut_reasoning: replies that ended in the reasoning. decoded_in_context: answers whose text
         is not that of their tokens alone (`moe_lab.models.new_text`). eos_added, bos_scored, no_end_token: requests
         that the tokenizer adds an end token to, texts whose added beginning token is scored, and replies that no token
-        ends. changed_decisions, noisy_decisions: see `SampleRouting.decisions`.
+        ends. changed_decisions, noisy_decisions: see `GumbelTopK.counts`.
         """
         cost = Counter(self._counted)
         cost.update(self._decisions)
@@ -208,8 +208,7 @@ class EngineLM(CountedHF):
         """Counts of the current ensemble."""
         if not self.ensemble.routing:
             return {}
-        changed, noisy = self.ensemble.routing.decisions
-        return {"changed_decisions": changed, "noisy_decisions": noisy}
+        return self.ensemble.routing.counts()
 
     # lm-eval's interface -----------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.engine.scoring import OnScores, ScoringRequest, TokenScores
 from moe_lab.errors import RoutingError
 from moe_lab.routing import routed
-from moe_lab.routing.noise import NoisyTokens
+from moe_lab.routing.samples import NoisyTokens
 
 
 @dataclass

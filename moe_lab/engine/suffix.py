@@ -29,7 +29,7 @@ from moe_lab.engine.suffix_attention import SuffixLayer, suffix_attention
 from moe_lab.engine.token_span import TokenSpan
 from moe_lab.errors import ConfigError
 from moe_lab.routing import Router, Routing, routed
-from moe_lab.routing.policies import Override, Places, Remix, router_probs
+from moe_lab.routing.remix import Places, Remix, router_probs
 
 
 @dataclass(frozen=True)
@@ -308,22 +308,22 @@ class ReroutedForward(EnsembleForward):
     ):
         super().__init__(model, Ensemble())
         self.span, self.persistence = span, persistence
-        self._override = Override(probs)
+        self._remix = Remix({layer: probs_NWE.detach() for layer, probs_NWE in probs.items()})
         self._of = {(s.noise_key, s.sample_index): (n, len(s.prompt)) for n, s in enumerate(states)}
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._stack.enter_context(routed(self.model, self._override))
+        self._stack.enter_context(routed(self.model, self._remix))
         return self
 
     def _may_be_recorded(self) -> bool:
         return False  # the host finds the re-routed tokens of each pass
 
     def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
-        self._override.expect(self._places(tokens))
+        self._remix.places = self._places(tokens)
         return super().__call__(tokens, cache)
 
-    def _places(self, tokens: Tokens) -> Places | None:
+    def _places(self, tokens: Tokens) -> Places:
         """The re-routed tokens of a pass."""
         index, pathway, share = [], [], []
         S = tokens.ids_BS.shape[1]
@@ -337,9 +337,8 @@ class ReroutedForward(EnsembleForward):
                     index.append(b * S + s)
                     pathway.append(n * self.span.size + found[0])
                     share.append(found[1])
-        if not index:
-            return None
-        return Places(torch.tensor(index), torch.tensor(pathway), torch.tensor(share))
+        index_P, pathway_P = torch.tensor([index, pathway], dtype=torch.long)
+        return Places(index_P, pathway_P, torch.tensor(share))
 
     def _pathway(self, position: int, length: int) -> tuple[int, float] | None:
         """(index of the pathway, its share) of the token at `position`, for a prompt of `length` tokens."""

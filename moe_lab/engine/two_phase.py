@@ -28,7 +28,7 @@ from moe_lab.engine.scoring import (
     TreeScores,
     batches,
 )
-from moe_lab.routing.noise import NoisyTokens
+from moe_lab.routing.samples import NoisyTokens
 
 CHUNK_SAMPLES = 128
 """Noisy samples of one request in a chunk. More samples cost attention scores between samples, which are masked; fewer

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from moe_lab.models.facts import LoadedModel, ModelFacts
+    from moe_lab.routing import Policy
 
 
 NUMERICS = 1
@@ -71,7 +72,7 @@ class C2R(PolicyMethod):
     def _conversations(self, config: RunConfig) -> Data:
         return read_data(config, self.config.dataset, self.config.dataset_size)
 
-    def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Any, dict[str, Any]]:
+    def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Policy, dict[str, Any]]:
         from moe_lab.routing.policies import PartnersOnly, partners_of
 
         pairs_LEE, profile = profile_of(config, lambda: self._conversations(config), model)

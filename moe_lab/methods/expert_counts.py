@@ -18,6 +18,7 @@ from moe_lab.methods.policy_method import PolicyMethod, Settings
 
 if TYPE_CHECKING:
     from moe_lab.models.facts import LoadedModel, ModelFacts
+    from moe_lab.routing import Policy
 
 TENTHS = range(1, 10)
 """Values of 10 p in the grid of top-p."""
@@ -53,10 +54,10 @@ class ExpertCount(PolicyMethod):
         """The number of experts instead of null."""
         return {self.most_key: self.most(facts)}
 
-    def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Any, dict[str, Any]]:
-        from moe_lab.routing.dynamic import TopP as Policy
+    def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Policy, dict[str, Any]]:
+        from moe_lab.routing import dynamic
 
-        return Policy(getattr(self.config, "p", 1.0), self.most(model.facts)), {}
+        return dynamic.TopP(getattr(self.config, "p", 1.0), self.most(model.facts)), {}
 
 
 def most_experts(facts: ModelFacts) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import LoadedModel, ModelFacts
+    from moe_lab.routing import PolicyFunction
 
 Settings = dict[str, float]
 """Values of the keys of a method that are tuned."""
@@ -63,7 +64,9 @@ class PolicyMethod(Method):
         """The ensemble on a model with these facts; None if the method is a policy."""
         return None
 
-    def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Any, dict[str, Any]]:
+    def policy(
+        self, model: LoadedModel, config: RunConfig
+    ) -> tuple[PolicyFunction, dict[str, Any]]:
         """(the policy on this model, `EngineLM.session_info`) of a method without an ensemble."""
         raise NotImplementedError
 

@@ -5,19 +5,18 @@ A policy that draws random numbers, or that counts its calls, gives other result
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from moe_lab.routing.hook import Policy, Router, Routing
+from moe_lab.routing import PolicyFunction, Router, Routing
 from moe_lab.routing.override import override
 
 TOKENS = 16
 """The length of the passes: enough for a token whose drawn experts differ."""
 
 
-def repeats_itself(model: Any, policy: Policy) -> bool:
+def repeats_itself(model: Any, policy: PolicyFunction) -> bool:
     """Whether a policy returns the same decisions in two passes over the same tokens.
 
     Decisions are compared where the router's logits are the same in both passes, since kernels of a GPU may round
@@ -48,9 +47,7 @@ def _gpus(device: torch.device) -> list[torch.device]:
     return [] if device.type == "cpu" else [device]
 
 
-def _recorded(
-    policy: Policy, decisions: list[Decision]
-) -> Callable[[Router, Routing], Routing | None]:
+def _recorded(policy: PolicyFunction, decisions: list[Decision]) -> PolicyFunction:
     def recorded(router: Router, routing: Routing) -> Routing | None:
         given = Routing(*(tensor.clone() for tensor in routing))
         changed = policy(router, routing)

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.models.facts import ModelFacts
-    from moe_lab.routing.hook import Router, Routing
-    from moe_lab.routing.noise import NoisyTokens
-    from moe_lab.routing.policies import Choose
+    from moe_lab.routing import Router, Routing
+    from moe_lab.routing.samples import Choose, NoisyTokens
 
 BETAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """The strengths of the paper's search (section 3.2)."""
@@ -71,7 +70,7 @@ class SelfContrast(PolicyMethod):
     def ensemble_for(self, facts: ModelFacts | None, seed: int) -> Ensemble:
         """The strong and the weak sample; only the strong one if beta is 0. The model makes no difference."""
         from moe_lab.engine.forward.ensemble import Contrast, Ensemble
-        from moe_lab.routing.policies import OtherExperts
+        from moe_lab.routing.samples import OtherExperts
 
         own = self.config
         contrast = Contrast(own.beta, own.alpha)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from moe_lab.models.facts import LoadedModel, ModelFacts
+    from moe_lab.routing import Policy
 
 SETS = ("positive", "negative")
 RIGHT, WRONG = ":right", ":wrong"
@@ -102,7 +103,7 @@ class Steer(PolicyMethod):
             config, f"method.{which}", getattr(self.config, which), self.config.dataset_size
         )
 
-    def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Any, dict[str, Any]]:
+    def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Policy, dict[str, Any]]:
         from moe_lab.routing.policies import Steered
 
         own = self.config

@@ -5,20 +5,25 @@ routing decisions. `gumbel` is the keyed noise that RoE adds to router logits.
 """
 
 from moe_lab.routing.families import Family, family_of, family_of_type, supported
-from moe_lab.routing.hook import Policy, Router, Routing, find_routers, routed
+from moe_lab.routing.hook import routed
 from moe_lab.routing.noise import GumbelTopK, document_key, gumbel
-from moe_lab.routing.policies import OtherExperts, SampleRouting
+from moe_lab.routing.policy import Policy, PolicyFunction
 from moe_lab.routing.record import Record, record
+from moe_lab.routing.router import Router, find_routers
+from moe_lab.routing.rules import Routing
+from moe_lab.routing.samples import NoisyTokens, OtherExperts, SamplePolicy
 
 __all__ = [
     "Family",
     "GumbelTopK",
+    "NoisyTokens",
     "OtherExperts",
     "Policy",
+    "PolicyFunction",
     "Record",
     "Router",
     "Routing",
-    "SampleRouting",
+    "SamplePolicy",
     "document_key",
     "family_of",
     "family_of_type",

@@ -6,11 +6,13 @@ T = tokens of a pass, E = experts, K = experts per token of the model, C = the m
 import torch
 from torch import Tensor
 
-from moe_lab.routing.hook import Router, Routing
-from moe_lab.routing.rules import LOGITS
+from moe_lab.routing.counting import TokenSums
+from moe_lab.routing.policy import Policy
+from moe_lab.routing.router import Router
+from moe_lab.routing.rules import LOGITS, Routing
 
 
-class TopP:
+class TopP(Policy):
     """A policy: each token takes its first experts whose probabilities sum to at least p (Huang et al. 2024).
 
     Experts are taken in the order in which the router chooses them. Their weights follow the family's rule for the
@@ -23,26 +25,20 @@ class TopP:
 
     def __init__(self, p: float, most: int | None):
         self.p, self.most = p, most
-        self._real_T: Tensor | None = None
-        self._counted: dict[torch.device, Tensor] = {}
+        self._experts = TokenSums()
 
-    def expect(self, real_T: Tensor | None) -> None:
-        """Set which tokens of the next forward passes are counted (bool); None: all."""
-        self._real_T = real_T
-
-    @property
     def counts(self) -> dict[str, int]:
         """`chosen_experts` of all tokens and layers so far, and `routing_decisions`, one per token and layer."""
-        by_device = zip(*(counted.tolist() for counted in self._counted.values()), strict=True)
-        return dict(zip(("chosen_experts", "routing_decisions"), map(sum, by_device), strict=False))
+        chosen, decisions = self._experts.totals
+        return {"chosen_experts": chosen, "routing_decisions": decisions}
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         K = routing.index_TK.shape[-1]
         if self.p == 1 and self.most == K:  # the router's own decision, bit for bit
-            self._count(torch.full_like(routing.index_TK[:, 0], K))
+            self._experts.add(torch.full_like(routing.index_TK[:, 0], K), self.real_T)
             return None
         index_TC, count_T = self._chosen(router, routing.logits_TE)
-        self._count(count_T)
+        self._experts.add(count_T, self.real_T)
         return Routing(routing.logits_TE, _weights(router, routing, index_TC, count_T), index_TC)
 
     def _chosen(self, router: Router, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,11 +53,6 @@ class TopP:
         count_T = 1 + (reached_TC[:, : most - 1] < self.p).sum(dim=-1)
         # columns that no token takes would be computed with weight 0: one read of the device saves them
         return index_TC[:, : int(count_T.max())], count_T
-
-    def _count(self, count_T: Tensor) -> None:
-        real_T = torch.ones_like(count_T) if self._real_T is None else self._real_T.to(count_T)
-        counted = torch.stack([(count_T * real_T).sum(), real_T.sum()])
-        self._counted[count_T.device] = self._counted.get(count_T.device, 0) + counted
 
 
 def router_shares(router: Router, logits_TE: Tensor) -> Tensor:

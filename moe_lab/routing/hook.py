@@ -9,11 +9,9 @@ those that are installed later: a method inside it decides first (noise, masks),
 T = tokens of a forward pass, all sequences flattened, E = experts, K = experts per token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter
 from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -22,15 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import ModelError, RoutingError
-from moe_lab.routing.families import UNSUPPORTED, Family, family_of, supported
-from moe_lab.routing.passes import (
-    ONE_THREAD,
-    around,
-    in_backward,
-    in_use,
-    on_passes,
-    transformers_model,
-)
+from moe_lab.routing.families import UNSUPPORTED, supported
+from moe_lab.routing.passes import ONE_THREAD, in_backward, on_passes, transformers_model
+from moe_lab.routing.policy import Policy, PolicyFunction, as_policy
+from moe_lab.routing.router import Router, find_routers
 from moe_lab.routing.rules import Decide, Routing
 from moe_lab.routing.transient import TransientHook
 
@@ -54,51 +47,8 @@ def is_left_out(module: nn.Module) -> bool:
     return module in _left_out
 
 
-@dataclass(frozen=True)
-class Router:
-    """A router of a model."""
-
-    layer: int
-    """Number of its MoE layer, counted from 0."""
-    name: str
-    """Its module name in the model."""
-    module: nn.Module
-    family: Family
-    block: nn.Module
-    """The module that calls the router."""
-
-    def scores(self, logits_TE: Tensor) -> Tensor:
-        """float32 [T, E]: the scores by which the router chooses experts, and to which noise is added."""
-        scores_TE = self.family.rule.scores(self.module, logits_TE)
-        if (path := self.family.bias) is None:
-            return scores_TE
-        owner = self.module if hasattr(self.module, path.partition(".")[0]) else self.block
-        return scores_TE + attrgetter(path)(owner).float().reshape(-1)
-
-    def choose(self, scores_TE: Tensor, k: int) -> Tensor:
-        """int64 [T, k]: the experts that the router chooses at these scores."""
-        return self.family.rule.choose(self.module, scores_TE, k)
-
-    def weights(self, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-        """Combine weights [T, K] of the experts `index_TK`, as the router computes them."""
-        return self.family.rule.weights(self.module, logits_TE, index_TK)
-
-
-Policy = Callable[[Router, Routing], Routing | None]
-"""Called with a router's decision. Returns other weights and indices, or None for no change."""
 _last: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 """The handles of final policies and of the observers inside them, by router: all other policies decide before."""
-
-
-def find_routers(model: nn.Module) -> list[Router]:
-    """All routers of a model, in the order of its layers; empty for a model without a supported router."""
-    routers: list[Router] = []
-    for name, module in model.named_modules():
-        if (family := family_of(module)) and in_use(model, name):
-            block = around(model, name)
-            if family.block in (None, type(block).__name__):
-                routers.append(Router(len(routers), name, module, family, block))
-    return routers
 
 
 def require_routers(model: nn.Module) -> list[Router]:
@@ -137,9 +87,14 @@ def no_router_message(model: str, model_type: str) -> str:
 
 @contextmanager
 def routed(
-    model: nn.Module, policy: Policy, first: int = 0, *, repeats: bool = False, final: bool = False
+    model: nn.Module,
+    policy: PolicyFunction,
+    first: int = 0,
+    *,
+    repeats: bool = False,
+    final: bool = False,
 ) -> Iterator[list[Router]]:
-    """Call `policy` at every routing decision of `model` inside the context.
+    """Call `policy`, a `Policy` or a function, at every routing decision of `model` inside the context.
 
     Contexts nest: an inner policy gets the decisions of the outer one. The model is restored on exit, also after an
     exception. A pass without gradients waits for no device.
@@ -160,17 +115,17 @@ def routed(
     routers = require_routers(model)
     if reason := getattr(routers[0].module, "fixed_routing", None):
         raise ModelError(fixed_message(type(model).__name__, reason))
-    routers = routers[first:]
+    installed, routers = as_policy(policy), routers[first:]
     watch = _Watch(model, routers, repeats)
     handles: list[Any] = []
     for router in routers:
-        decide, seam = watch.decide(router, policy), router.family.seam
+        decide, seam = watch.decide(router, installed), router.family.seam
         if seam:
             own = seam(router.module, decide)
         else:
-            own = [router.module.register_forward_hook(TransientHook(_hook(decide)))]
+            own = [router.module.register_forward_hook(_RouterHook(decide))]
         handles += own
-        if final or (getattr(policy, "observes", False) and _last.get(router.module)):
+        if final or (installed.observes and _last.get(router.module)):
             _last.setdefault(router.module, []).extend(own)
         else:
             for handle in _last.get(router.module, ()):
@@ -193,14 +148,12 @@ def routed(
                 ]
 
 
-def _hook(decide: Decide) -> Callable[[nn.Module, tuple, tuple], tuple | None]:
-    """A hook on a router that returns (logits, weights, indices)."""
+class _RouterHook(TransientHook):
+    """A hook on a router that returns (logits, weights, indices). Its function takes and returns a `Routing`."""
 
-    def hook(module: nn.Module, args: tuple, output: tuple) -> tuple | None:
-        changed = decide(Routing(*output))
+    def __call__(self, module: nn.Module, args: tuple, output: tuple) -> tuple | None:
+        changed = self.function(Routing(*output))
         return None if changed is None else tuple(changed)
-
-    return hook
 
 
 class _Watch:

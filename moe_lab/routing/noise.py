@@ -10,17 +10,18 @@ T = tokens, N = noisy tokens among them, L = noisy layers, E = experts, K = expe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Router, Routing
+from moe_lab.routing.counting import DecisionCounter
+from moe_lab.routing.router import Router
+from moe_lab.routing.rules import Routing
+from moe_lab.routing.samples import NoisyTokens, SamplePolicy, noisy_choice, with_experts
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices that have no float64. Their noise is computed on the CPU."""
@@ -151,79 +152,8 @@ def _shift(z: Any, bits: int) -> Any:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-@dataclass(frozen=True)
-class NoisyTokens:
-    """The tokens of the next forward pass that are routed with noise, and the keys of their noise. All int64 [N]."""
-
-    index: Tensor
-    """Indices among the T tokens of the pass."""
-    document: Tensor
-    repeat: Tensor
-    row: Tensor
-    position: Tensor
-    counted: Tensor | None = None
-    """bool [N]: the tokens whose decisions count; None: all."""
-    known: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """What a policy has computed of everything but the positions, by policy and layers."""
-
-    def at(self, position: Tensor) -> Self:
-        """The next tokens of the same samples. What is known of these stays."""
-        return replace(self, position=position)
-
-
-class DecisionCounter:
-    """Counts decisions, and those with another set of experts than the one before. It does not wait for the device.
-
-    Decisions of several layers are compared together: a step of generation has few operations.
-    """
-
-    def __init__(self) -> None:
-        self._pairs: dict[tuple[torch.device, int], list[tuple[Tensor, Tensor]]] = {}
-        self._sums: dict[torch.device, Tensor] = {}
-        """int64 [2]: changed decisions, and all of those that were counted on the device."""
-        self._all = 0
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """(changed decisions, all decisions) that are compared so far."""
-        sums = [each.tolist() for each in self._sums.values()]
-        return sum(changed for changed, _ in sums), self._all + sum(every for _, every in sums)
-
-    def add(self, index_NK: Tensor, before_TK: Tensor) -> None:
-        """Keep the decisions for N of T tokens, and those before them, until `compare`."""
-        self._pairs.setdefault((index_NK.device, index_NK.shape[-1]), []).append(
-            (index_NK, before_TK)
-        )
-
-    def compare(self, tokens: NoisyTokens | None = None) -> None:
-        """Count the decisions that were added for these tokens; None: for all tokens of the pass."""
-        for pairs in self._pairs.values():
-            index_LNK, before_LNK = (torch.stack(each) for each in zip(*pairs, strict=True))
-            if tokens is not None:
-                before_LNK = before_LNK[:, tokens.index.to(before_LNK.device)]
-            kept_LNK = (index_LNK[..., None] == before_LNK[..., None, :]).any(dim=-1)
-            self.count(kept_LNK.all(dim=-1), tokens and tokens.counted)
-        self._pairs.clear()
-
-    def count(self, kept: Tensor, counted: Tensor | None = None) -> None:
-        """Count decisions, of which some are the same as before: bool. `counted` says which; None: all.
-
-        The sums stay in place, so that a graph of the device can add to them.
-        """
-        if kept.device not in self._sums:
-            with torch.inference_mode(False):  # so that passes of either mode may add to it
-                self._sums[kept.device] = torch.zeros(2, dtype=torch.int64, device=kept.device)
-        changed_and_all = self._sums[kept.device]
-        if counted is None:
-            changed_and_all[0] += (~kept).sum()
-            self._all += kept.numel()
-        else:
-            counted = counted.to(kept.device).expand_as(kept)
-            changed_and_all += torch.stack([counted & ~kept, counted]).flatten(1).sum(dim=-1)
-
-
-class GumbelTopK:
-    """A policy: the tokens given to `expect` choose their experts with noise. Other tokens are not changed.
+class GumbelTopK(SamplePolicy):
+    """Samples choose their experts with noise.
 
     Args:
         temperatures: one per MoE layer; 0: no noise.
@@ -232,7 +162,7 @@ class GumbelTopK:
             `chooses_by_logits`.
         antithetic: rows 2j-1 and 2j have antithetic noise (`gumbel`).
 
-    Raises RoutingError in a pass before the first `expect`. `moe_lab.RoE` runs a model with this policy.
+    `moe_lab.RoE` runs a model with this policy.
     """
 
     repeatable = True
@@ -245,6 +175,7 @@ class GumbelTopK:
         *,
         antithetic: bool = False,
     ):
+        super().__init__()
         self.temperatures = list(temperatures)
         self.seed = seed
         self.perturbed_weights = perturbed_weights
@@ -252,8 +183,7 @@ class GumbelTopK:
         self._noisy_layers = [
             layer for layer, temperature in enumerate(temperatures) if temperature > 0
         ]
-        self._expected = False
-        self._tokens: NoisyTokens | None = None
+        self.noiseless = not self._noisy_layers
         self._noise: dict[int, Tensor] = {}
         """float32 [N, E] of some layers, by layer: noise times temperature."""
         self._constants: dict[Any, list[Tensor]] = {}
@@ -261,72 +191,59 @@ class GumbelTopK:
         self._counter = DecisionCounter()
 
     def expect(self, tokens: NoisyTokens | None) -> None:
-        """Set the noisy tokens of the next forward pass; None: no token."""
         self._compare()
-        self._expected, self._tokens, self._noise = True, tokens, {}
+        self._noise = {}
+        super().expect(tokens)
 
-    @property
-    def noiseless(self) -> bool:
-        """Whether no layer has noise."""
-        return not self._noisy_layers
-
-    @property
-    def decisions(self) -> tuple[int, int]:
-        """(noisy decisions with another set of experts than the clean one, all noisy decisions) so far.
+    def counts(self) -> dict[str, int]:
+        """`changed_decisions`, noisy ones with another set of experts than the clean one, and `noisy_decisions`.
 
         A decision is one token of one sample in one layer with a temperature above 0.
         """
         self._compare()
-        return self._counter.counts
+        changed, noisy = self._counter.totals
+        return {"changed_decisions": changed, "noisy_decisions": noisy}
 
     def _compare(self) -> None:
-        self._counter.compare(self._tokens)
+        if self._tokens is not None:
+            self._counter.compare(self._tokens.index, self._tokens.counted)
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        if not self._expected:
-            raise RoutingError(
-                "GumbelTopK has no tokens: `expect` was not called, so nothing would change. Call it before each pass; "
-                "moe_lab.RoE(model, tokenizer) does."
-            )
-        if self._tokens is None or self.temperatures[router.layer] == 0:
+        tokens = self.tokens
+        if tokens is None or self.temperatures[router.layer] == 0:
             return None
-        device = routing.logits_TE.device  # layers may be on several devices
-        chosen = self._tokens.index.to(device)
-        logits_NE = routing.logits_TE[chosen]
-        noise_NE = self._noise_of(self._tokens, router.layer, logits_NE.shape[-1]).to(device)
-        noisy_NE = router.scores(logits_NE) + noise_NE
-        index_NK = router.choose(noisy_NE, routing.index_TK.shape[-1])
-        source_NE = logits_NE
+        logits_NE = tokens.of(routing.logits_TE)
+        noise_NE = self._noise_of(tokens, router.layer, logits_NE.shape[-1])
+        noisy_NE, index_NK = noisy_choice(router, logits_NE, noise_NE, routing.index_TK.shape[-1])
+        self._counter.decided(index_NK, routing.index_TK)
         if self.perturbed_weights:
-            source_NE = router.family.rule.logits(noisy_NE).to(logits_NE.dtype)
-        weights_NK = router.weights(source_NE, index_NK)
-        self._counter.add(index_NK, routing.index_TK)
-        return routing.changed(chosen, weights_NK, index_NK)
+            logits_NE = router.family.rule.logits(noisy_NE).to(logits_NE.dtype)
+        return with_experts(router, routing, tokens, logits_NE, index_NK)
 
-    def _noise_of(self, t: NoisyTokens, layer: int, n_experts: int) -> Tensor:
+    def _noise_of(self, tokens: NoisyTokens, layer: int, n_experts: int) -> Tensor:
         """float32 [N, E]: noise times temperature.
 
         Few tokens get the noise of all layers at once: a step of generation has few operations.
         """
         if layer not in self._noise:
-            size = NOISE_BYTES * max(1, len(t.index)) * n_experts
+            device = tokens.position.device
+            size = NOISE_BYTES * max(1, len(tokens.position)) * n_experts
             at = self._noisy_layers.index(layer)
             layers = self._noisy_layers[at : at + max(1, AT_ONCE_BYTES // size)]
-            key, constant = (self, *layers), (t.index.device, n_experts, *layers)
+            key, constant = (self, *layers), (device, n_experts, *layers)
             if constant not in self._constants:
-                temperatures = [self.temperatures[one] for one in layers]
+                temperatures = [self.temperatures[noisy] for noisy in layers]
                 self._constants[constant] = [
-                    torch.tensor(each, device=t.index.device)
-                    for each in (layers, temperatures, range(n_experts))
+                    torch.tensor(numbers, device=device)
+                    for numbers in (layers, temperatures, range(n_experts))
                 ]
             layer_L, temperature_L, expert_E = self._constants[constant]
-            if key not in t.known:
-                t.known[key] = _hash(
-                    self.seed, t.document, t.repeat, t.row, layer_L, self.antithetic
+            if key not in tokens.known:
+                tokens.known[key] = _hash(
+                    self.seed, tokens.document, tokens.repeat, tokens.row, layer_L, self.antithetic
                 )
-            noise_LNE = _noise_at(
-                t.known[key], t.position, expert_E, t.row if self.antithetic else None
-            )
+            antithetic_row = tokens.row if self.antithetic else None
+            noise_LNE = _noise_at(tokens.known[key], tokens.position, expert_E, antithetic_row)
             self._noise = dict(zip(layers, noise_LNE * temperature_L[:, None, None], strict=True))
             self._compare()
         return self._noise[layer]

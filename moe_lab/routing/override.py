@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Policy, Router, Routing, routed
-from moe_lab.routing.policies import widened
+from moe_lab.routing.hook import routed
+from moe_lab.routing.policy import PolicyFunction
+from moe_lab.routing.router import Router
+from moe_lab.routing.rules import Routing
 
 
 @contextmanager
-def override(model: nn.Module, policy: Policy) -> Iterator[list[Router]]:
+def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]:
     """Route the tokens of `model(...)` and `model.generate(...)` inside the context by `policy`; yields the routers.
 
         def second_best(router, routing):
@@ -103,4 +105,4 @@ def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
         problem = "weights_TK are NaN or infinite"
     if problem:
         raise RoutingError(f"The policy's decision for {router.name} is none: {problem}.")
-    return widened(router, changed, K)
+    return router.widened(changed, K)

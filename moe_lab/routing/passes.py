@@ -159,7 +159,7 @@ def with_wrapper(block: nn.Module, module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class PassTokens:
-    """The tokens of a forward pass, as the inputs of `model(...)` give them. All [T], on the CPU."""
+    """The tokens of a forward pass, as the inputs of `model(...)` give them. All [T], on the device of these."""
 
     real_T: Tensor
     """bool: False for padding."""
@@ -174,36 +174,43 @@ class PassTokens:
 
 @contextmanager
 def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iterator[None]:
-    """Call `on_pass` before every forward pass of the model inside the context."""
-    begun, last = 0, 0
+    """Call `on_pass` before every forward pass of the model inside the context. No pass waits for the device."""
+    begun: int | Tensor = 0
+    """The number of the newest sequences' first one."""
+    newest: int | Tensor = 0
+    """How many these are. Packed texts are counted on the device."""
 
     def before(args: tuple, kwargs: dict) -> None:
-        nonlocal begun, last
+        nonlocal begun, newest
         inputs: Any = args[0] if args else kwargs.get("input_ids")
-        B, S = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
+        if inputs is None:
+            inputs = kwargs["inputs_embeds"]
+        (B, S), device = inputs.shape[:2], inputs.device
         cache = cache_of(kwargs)
-        mask = kwargs.get("attention_mask")
         cached = 0 if cache is None else int(cache.get_seq_length())
-        positions, real_BS = kwargs.get("position_ids"), torch.ones(B, S, dtype=torch.bool)
+        mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+        real_BS = torch.ones(B, S, dtype=torch.bool, device=device)
         if isinstance(mask, Tensor) and mask.dim() == 2:
-            real = mask.bool().cpu()
-            real_BS, position_BS = real[:, -S:], (real.cumsum(dim=1) - 1)[:, -S:]
+            real = mask.to(device).bool()
+            real_BS = real[:, -S:]
+            position_BS = (real.cumsum(dim=1) - 1)[:, -S:]
         elif isinstance(positions, Tensor) and positions.dim() == 2:
-            position_BS = positions.cpu().expand(B, S)
+            position_BS = positions.to(device).expand(B, S)
         else:
-            position_BS = torch.arange(cached, cached + S).expand(B, S)
+            position_BS = torch.arange(cached, cached + S, device=device).expand(B, S)
         if cached:
-            sequence_BS = (begun + torch.arange(B))[:, None].expand(B, S)
+            number_BS = torch.arange(B, device=device)[:, None].expand(B, S)
         else:
-            begins_BS = torch.zeros(B, S, dtype=torch.long)
+            begins_BS = torch.zeros(B, S, dtype=torch.long, device=device)
             begins_BS[:, 0] = 1
             # as in transformers, a position that does not follow the one before begins a text
             if mask is None:
                 begins_BS[:, 1:] = position_BS.diff(dim=1) != 1
             number_BS = begins_BS.flatten().cumsum(0).view(B, S) - 1
-            begun += last
-            sequence_BS, last = begun + number_BS, 1 + int(number_BS.max())
-        on_pass(PassTokens(*(each.reshape(-1) for each in (real_BS, sequence_BS, position_BS))))
+            begun = begun + newest
+            newest = 1 + number_BS[-1, -1]
+        sequence_BS = begun + number_BS
+        on_pass(PassTokens(real_BS.reshape(-1), sequence_BS.reshape(-1), position_BS.reshape(-1)))
 
     handles = on_passes(model, before)
     try:

@@ -1,137 +1,15 @@
-"""Policies that route by given probabilities (C3PO), among partner experts (C2R) and to steered experts (SteerMoE).
+"""Policies that constrain a router's choice: to partner experts (C2R), and to steered experts (SteerMoE).
 
-T = tokens of a pass, N = sequences of a pass (or with pathways), S = tokens of each sequence, W = re-routed tokens of
-each, P = re-routed tokens of a pass, L = MoE layers, E = experts (the maximum over layers), K = experts per token,
-C = given experts.
+T = tokens of a pass, L = MoE layers, E = experts (the maximum over layers), K = experts per token.
 """
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Router, Routing
-from moe_lab.routing.noise import DecisionCounter, NoisyTokens
-from moe_lab.routing.rules import LOGITS
-
-
-class Remix:
-    """Routes the first W tokens of each of the N sequences of a pass by given probabilities. Others are not changed.
-
-    The probabilities replace the router's. Their logarithms, shifted to the log-sum-exp of the router's logits, go
-    through the family's rule, so that the router's own probabilities change nothing.
-
-    Args:
-        probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
-        experts: int64 [N, W, C] of the same layers: experts that all contribute. None: the K experts that the router
-            chooses at these probabilities.
-    """
-
-    def __init__(self, probs: dict[int, Tensor], experts: dict[int, Tensor] | None = None):
-        self.probs, self.experts = probs, experts
-
-    @property
-    def needs_grad(self) -> bool:
-        """Whether some probabilities require gradients."""
-        return torch.is_grad_enabled() and any(
-            probs_NWE.requires_grad for probs_NWE in self.probs.values()
-        )
-
-    def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        if router.layer not in self.probs:
-            return None
-        probs_NWE = self.probs[router.layer].to(routing.logits_TE.device)
-        N, W, _ = probs_NWE.shape
-        S, K = len(routing.logits_TE) // N, routing.index_TK.shape[-1]
-        own_RE = routing.logits_TE.unflatten(0, (N, S))[:, :W].flatten(0, 1)
-        given_RE = logits_of(probs_NWE.flatten(0, 1), router, own_RE)
-        if self.experts is None:
-            index_RC = router.choose(router.scores(given_RE.detach()), K)
-        else:
-            index_RC = self.experts[router.layer].to(own_RE.device).flatten(0, 1)
-        weights_RC = router.weights(given_RE, index_RC).to(routing.weights_TK.dtype)
-        if S > W:
-            usual = widened(router, routing, index_RC.shape[-1])
-            weights_RC = _in_front(weights_RC, usual.weights_TK, N)
-            index_RC = _in_front(index_RC, usual.index_TK, N)
-        return Routing(routing.logits_TE, weights_RC, index_RC)
-
-
-def router_probs(router: Router, logits_TE: Tensor) -> Tensor:
-    """float32 [T, E]: the softmax of a router's logits, without the bias for choosing experts."""
-    return router.family.rule.scores(router.module, logits_TE).softmax(dim=-1)
-
-
-def logits_of(probs_NE: Tensor, router: Router, own_NE: Tensor) -> Tensor:
-    """Logits with these probabilities and the log-sum-exp of the router's own, on which some rules depend."""
-    size_N1 = router.family.rule.scores(router.module, own_NE).logsumexp(-1, keepdim=True)
-    scores_NE = probs_NE.clamp(min=torch.finfo(probs_NE.dtype).tiny).log() + size_N1
-    return router.family.rule.logits(scores_NE)
-
-
-def widened(router: Router, routing: Routing, C: int) -> Routing:
-    """The same decision with C distinct experts for each token, at least K; added experts have weight 0."""
-    more = C - routing.index_TK.shape[-1]
-    if not more:
-        return routing
-    others_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK, -torch.inf)
-    index_TC = torch.cat([routing.index_TK, others_TE.topk(more, dim=-1).indices], dim=-1)
-    return Routing(
-        routing.logits_TE, torch.nn.functional.pad(routing.weights_TK, (0, more)), index_TC
-    )
-
-
-def _in_front(own_RC: Tensor, all_TC: Tensor, N: int) -> Tensor:
-    """`all_TC` of N sequences with the first tokens of each replaced by `own_RC`."""
-    own_NWC, all_NSC = own_RC.unflatten(0, (N, -1)), all_TC.unflatten(0, (N, -1))
-    return torch.cat([own_NWC, all_NSC[:, own_NWC.shape[1] :]], dim=1).flatten(0, 1)
-
-
-@dataclass(frozen=True)
-class Places:
-    """The re-routed tokens of the next pass and their pathways. All [P]."""
-
-    index: Tensor
-    """int64: indices among the T tokens."""
-    pathway: Tensor
-    """int64: index of each token's pathway among N x W."""
-    share: Tensor
-    """float32: share of that pathway. The rest are the token's own probabilities."""
-
-
-class Override:
-    """Routes the tokens given to `expect` by a mixture of given probabilities and their own. Others are not changed.
-
-    The mixture replaces the router's probabilities: top-k and weights are computed from it by the family's rule.
-
-    Args:
-        probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
-    """
-
-    def __init__(self, probs: dict[int, Tensor]):
-        self.probs = {layer: probs_NWE.detach().flatten(0, 1) for layer, probs_NWE in probs.items()}
-        self._places: Places | None = None
-
-    def expect(self, places: Places | None) -> None:
-        """Set the re-routed tokens of the next forward pass; None: no token."""
-        self._places = places
-
-    def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        if self._places is None or router.layer not in self.probs:
-            return None
-        device = routing.logits_TE.device
-        chosen = self._places.index.to(device)
-        own_PE = routing.logits_TE[chosen]
-        given_PE = self.probs[router.layer][self._places.pathway].to(device)
-        share_P1 = self._places.share[:, None].to(device)
-        mixed_PE = torch.lerp(router_probs(router, own_PE), given_PE.float(), share_P1)
-        logits_PE = logits_of(mixed_PE, router, own_PE)
-        index_PK = router.choose(router.scores(logits_PE), routing.index_TK.shape[-1])
-        weights_PK = router.weights(logits_PE, index_PK)
-        return routing.changed(chosen, weights_PK, index_PK)
+from moe_lab.routing.counting import DecisionCounter
+from moe_lab.routing.policy import Policy
+from moe_lab.routing.router import Router
+from moe_lab.routing.rules import LOGITS, Routing
 
 
 def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
@@ -149,7 +27,7 @@ def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
     return allowed_LEE | itself_EE
 
 
-class PartnersOnly:
+class PartnersOnly(Policy):
     """Collaboration-constrained routing (C2R, Zhang et al. 2025): a policy that takes experts among partners.
 
     Each token keeps its expert with the largest score, and takes the others of its top-k from that expert's partners.
@@ -164,10 +42,10 @@ class PartnersOnly:
         self.allowed_LEE = allowed_LEE
         self._counter = DecisionCounter()
 
-    @property
-    def decisions(self) -> tuple[int, int]:
-        """(changed decisions, all decisions) so far. A decision is one token in one layer."""
-        return self._counter.counts
+    def counts(self) -> dict[str, int]:
+        """Changed decisions (`constrained_decisions`) and all of them. A decision is one token in one layer."""
+        changed, decisions = self._counter.totals
+        return {"constrained_decisions": changed, "routing_decisions": decisions}
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         logits_TE, weights_TK, index_TK = routing
@@ -178,7 +56,7 @@ class PartnersOnly:
         self.allowed_LEE = self.allowed_LEE.to(device)  # once: its place stays there
         allowed_TE = self.allowed_LEE[router.layer, :E, :E][first_T]
         kept_T = allowed_TE.gather(-1, index_TK).all(dim=-1)
-        self._counter.count(kept_T)
+        self._counter.count(kept_T, self.real_T)
         partners_TK = router.choose(
             scores_TE.masked_fill(~allowed_TE, -torch.inf), index_TK.shape[-1]
         )
@@ -195,7 +73,7 @@ MARGIN = 0.01
 """How far a steered expert's score is above the largest, or below the smallest: that of SteerMoE's code."""
 
 
-class Steered:
+class Steered(Policy):
     """Steered routing (SteerMoE, Fayyaz et al. 2025): a policy that forces experts in or out for every token.
 
     The score of an expert that is forced in becomes MARGIN above the largest score of the token, that of an expert
@@ -212,21 +90,22 @@ class Steered:
         self.layers = frozenset(sign_LE.any(dim=-1).nonzero()[:, 0].tolist())
         self._counter = DecisionCounter()
 
-    @property
-    def decisions(self) -> tuple[int, int]:
-        """(decisions with another set of experts than the router's, all decisions) so far."""
-        return self._counter.counts
+    def counts(self) -> dict[str, int]:
+        """`constrained_decisions`, with another set of experts than the router's, and all decisions."""
+        changed, decisions = self._counter.totals
+        return {"constrained_decisions": changed, "routing_decisions": decisions}
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         logits_TE, weights_TK, index_TK = routing
         if router.layer not in self.layers:
-            self._counter.count(torch.ones(len(logits_TE), dtype=torch.bool))
+            kept_T = torch.ones(len(logits_TE), dtype=torch.bool, device=logits_TE.device)
+            self._counter.count(kept_T, self.real_T)
             return None
         self.sign_LE = self.sign_LE.to(logits_TE.device)  # once: its place stays there
         sign_E = self.sign_LE[router.layer, : logits_TE.shape[-1]]
         chosen_TK = router.choose(_forced(router.scores(logits_TE), sign_E), index_TK.shape[-1])
-        self._counter.add(chosen_TK, index_TK)
-        self._counter.compare()
+        self._counter.decided(chosen_TK, index_TK)
+        self._counter.compare(counted_N=self.real_T)
         rule = router.family.rule
         if (
             rule.noise == LOGITS
@@ -245,69 +124,3 @@ def _forced(scores_TE: Tensor, sign_E: Tensor) -> Tensor:
     highest_T1 = scores_TE.amax(dim=-1, keepdim=True) + MARGIN
     lowest_T1 = scores_TE.amin(dim=-1, keepdim=True) - MARGIN
     return torch.where(sign_E > 0, highest_T1, torch.where(sign_E < 0, lowest_T1, scores_TE))
-
-
-# The routing of an ensemble's samples: what the ensemble needs of a policy, and samples that take other experts
-
-
-class SampleRouting(Protocol):
-    """A policy that routes the samples of an ensemble, all but the first sample of each token.
-
-    A policy with `repeatable = True` says that it asks for no value of the device and keeps no count on the host, so
-    that a GPU may repeat a step of decoding without calling it (`engine/forward/decode_step.py`).
-    """
-
-    def expect(self, tokens: NoisyTokens | None) -> None:
-        """Set the samples of the next forward pass, which are called its noisy tokens; None: no token."""
-
-    @property
-    def noiseless(self) -> bool:
-        """Whether all samples are routed as the router routes them."""
-
-    @property
-    def decisions(self) -> tuple[int, int]:
-        """(decisions with another set of experts than the router's, all decisions that count) so far."""
-
-    def __call__(self, router: Router, routing: Routing) -> Routing | None: ...
-
-
-Choose = Callable[[Router, Routing, NoisyTokens], Tensor]
-"""(router, its decision for N tokens, the keys of these tokens) -> int64 [N, C]: distinct experts."""
-
-
-class OtherExperts:
-    """A `SampleRouting`: the tokens given to `expect` take the experts of `choose`. Other tokens are not changed.
-
-    Weights follow the family's rule for these C experts. Where C is not K, the tokens with fewer experts get more, with
-    weight 0, so that all tokens of the pass have the same number.
-
-    Raises RoutingError in a pass before the first `expect`.
-    """
-
-    noiseless = False
-    decisions = (0, 0)
-
-    def __init__(self, choose: Choose, repeatable: bool = False):
-        self.choose, self.repeatable = choose, repeatable
-        self._expected = False
-        self._tokens: NoisyTokens | None = None
-
-    def expect(self, tokens: NoisyTokens | None) -> None:
-        """Set the tokens of the next forward pass that take other experts; None: no token."""
-        self._expected, self._tokens = True, tokens
-
-    def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        if not self._expected:
-            raise RoutingError(
-                "OtherExperts has no tokens: `expect` was not called. Call it before each pass."
-            )
-        if self._tokens is None:
-            return None
-        index_N = self._tokens.index.to(routing.index_TK.device)
-        own = Routing(*(part[index_N] for part in routing))
-        index_NC = self.choose(router, own, self._tokens)
-        weights_NC = router.weights(own.logits_TE, index_NC).to(own.weights_TK.dtype)
-        width = max(index_NC.shape[-1], routing.index_TK.shape[-1])
-        others = widened(router, Routing(own.logits_TE, weights_NC, index_NC), width)
-        usual = widened(router, routing, width)
-        return usual.changed(index_N, others.weights_TK, others.index_TK)

@@ -17,11 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import Router, Routing, opened, routed
+from moe_lab.routing.hook import opened, routed
 from moe_lab.routing.passes import PassTokens, pass_tokens, transformers_model
+from moe_lab.routing.policy import Policy
+from moe_lab.routing.router import Router
+from moe_lab.routing.rules import Routing
 
 
-class Record:
+class Record(Policy):
     """Logits, weights and indices per MoE layer, of all tokens of all forward passes, without padding.
 
     Tokens are in the order of the passes, and within a pass sequence by sequence. `sequences` and `positions` identify
@@ -32,7 +35,13 @@ class Record:
 
     def __init__(self) -> None:
         self._parts: dict[int, list[Routing]] = {}
-        self._tokens: list[PassTokens] = []
+        self._positions: list[Tensor] = []
+        self._sequences: list[Tensor] = []
+        """Of the real tokens of each pass [N], on the CPU."""
+        self._count = 0
+        """Tokens of the pass, padding included."""
+        self._real_N = torch.zeros(0, dtype=torch.long)
+        """The real tokens among them."""
 
     def __repr__(self) -> str:
         experts = "/".join(map(str, dict.fromkeys(self.experts)))
@@ -40,8 +49,11 @@ class Record:
         return f"Record({len(self._parts)} MoE layers{of}, {len(self.positions):,} tokens)"
 
     def expect(self, tokens: PassTokens) -> None:
-        """Set the tokens of the next forward pass."""
-        self._tokens.append(tokens)
+        """Set the tokens of the next forward pass. The host waits for the device once, to leave padding out."""
+        self._count = len(tokens.real_T)
+        self._real_N = tokens.real_T.nonzero()[:, 0]
+        self._sequences.append(tokens.sequence_T[self._real_N].cpu())
+        self._positions.append(tokens.position_T[self._real_N].cpu())
 
     @property
     def logits(self) -> list[Tensor]:
@@ -69,16 +81,12 @@ class Record:
 
         The texts of a packed row are sequences of their own.
         """
-        return self._of_tokens("sequence_T")
+        return _joined(self._sequences)
 
     @property
     def positions(self) -> Tensor:
         """int64 [tokens]: index of each token in its sequence, padding not counted."""
-        return self._of_tokens("position_T")
-
-    def _of_tokens(self, field: str) -> Tensor:
-        parts = [getattr(tokens, field)[tokens.real_T] for tokens in self._tokens]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
+        return _joined(self._positions)
 
     def _stacked(self, field: int) -> list[Tensor]:
         return [
@@ -86,16 +94,18 @@ class Record:
         ]
 
     def __call__(self, router: Router, routing: Routing) -> None:
-        real_T = self._tokens[-1].real_T if self._tokens else torch.zeros(0)
-        if len(routing.logits_TE) != len(real_T):
+        if len(routing.logits_TE) != self._count:
             raise RoutingError(
-                f"A router decides for {len(routing.logits_TE)} tokens, but the model was called with {len(real_T)}. "
+                f"A router decides for {len(routing.logits_TE)} tokens, but the model was called with {self._count}. "
                 "model(...) and model.generate can be recorded; an ensemble runs later layers on their own."
             )
-        # a mask would make the host wait for the device
-        at_N = real_T.nonzero()[:, 0].to(routing.index_TK.device)
-        kept = Routing(*(tensor.detach()[at_N] for tensor in routing))
+        real_N = self._real_N.to(routing.index_TK.device)
+        kept = Routing(*(tensor.detach()[real_N] for tensor in routing))
         self._parts.setdefault(router.layer, []).append(kept)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
 
 
 @contextmanager

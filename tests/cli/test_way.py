@@ -33,13 +33,11 @@ CONFIG = (
 BESIDE = {
     "tasks/loading.py",
     "results/code.py",
-    "routing/transient.py",
     "runs/plan.py",
     *(f"config/{name}.py" for name in CONFIG),
 }
-"""The cache of tasks, edited modules of tasks, what a copy of a model does with hooks, an import hook, what follows on the
-runs, where options of plug-ins are, how overrides are quoted, which keys are texts, what is printed where, which bars
-are hidden."""
+"""The cache of tasks, edited modules of tasks, an import hook, what follows on the runs, where options of plug-ins are, how
+overrides are quoted, which keys are texts, what is printed where, which bars are hidden."""
 
 
 def documented() -> set[str]:

@@ -20,7 +20,7 @@ from moe_lab.engine.suffix import PERSISTENCE, ReroutedForward, SuffixReplay
 from moe_lab.engine.token_span import TokenSpan, check_length, named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.routing import document_key, family_of_type, find_routers, record
-from moe_lab.routing.policies import Remix
+from moe_lab.routing.remix import Remix
 from moe_lab.routing.rules import LOGITS
 from tests.support import rounding
 from tests.support.brute_prompt_tail import FAMILIES, prompts, routed_logits, whole_logits

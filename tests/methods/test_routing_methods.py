@@ -184,7 +184,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moe_lab.routing.hook import Router, Routing
+    from moe_lab.routing import Router, Routing
 
 
 @dataclass

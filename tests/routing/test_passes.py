@@ -11,7 +11,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from transformers import GenerationConfig, OlmoeForCausalLM
+from transformers import GenerationConfig, OlmoeForCausalLM, PretrainedConfig
 
 import moe_lab
 from moe_lab import C3PO, RoE, expert_metrics, freeze, override, record
@@ -185,6 +185,42 @@ def test_from_a_cache_and_from_positions(olmoe):
         [2, 2, 2, 3, 3, 3],
     ]
     assert [position for _, _, position in found] == [[0, 1, 2] * 2, [3, 3], [4, 5, 6] * 2]
+
+
+class NoValues(torch.nn.Module):
+    """A model whose inputs have no values: reading one raises an error."""
+
+    config = PretrainedConfig()
+
+    def forward(self, **inputs):
+        return inputs
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"attention_mask": torch.ones(2, 3, dtype=torch.long, device="meta")},
+        {"position_ids": torch.ones(2, 3, dtype=torch.long, device="meta")},
+    ],
+)
+def test_no_pass_waits_for_a_value_of_the_device(extra):
+    model, found = NoValues(), []
+    with pass_tokens(model, found.append):
+        for _ in range(2):
+            model(input_ids=PASS_IDS.to("meta"), **extra)
+    devices = {x.device.type for t in found for x in (t.real_T, t.sequence_T, t.position_T)}
+    assert len(found) == 2 and devices == {"meta"}
+
+
+def test_packed_texts_are_numbered_over_passes(olmoe):
+    packed = {"input_ids": PASS_IDS, "position_ids": torch.tensor([[0, 1, 0], [0, 0, 1]])}
+    found = seen(olmoe, packed, {"input_ids": PASS_IDS}, packed)
+    assert [sequence for _, sequence, _ in found] == [
+        [0, 0, 1, 2, 3, 3],
+        [4, 4, 4, 5, 5, 5],
+        [6, 6, 7, 8, 9, 9],
+    ]
 
 
 PROMPTS = ["hello", "what is a cat and why"]

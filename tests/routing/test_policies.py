@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing import OtherExperts, Router, Routing, find_routers, record, routed
+from moe_lab.methods.scmoe import of_rank
+from moe_lab.routing import GumbelTopK, OtherExperts, Router, Routing, find_routers, record, routed
 from moe_lab.routing.dynamic import TopP, router_shares
-from moe_lab.routing.noise import NoisyTokens
-from moe_lab.routing.policies import PartnersOnly, Remix, Steered, partners_of
+from moe_lab.routing.policies import PartnersOnly, Steered, partners_of
+from moe_lab.routing.remix import Places, Remix
+from moe_lab.routing.samples import NoisyTokens
 from tests.support.models import small_model
 from tests.support.tiers import by_family
 
@@ -74,7 +76,10 @@ def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family):
 
     with torch.no_grad(), routed(model, check):
         model(IDS)
-    assert policy.decisions == (len(seen), L * IDS.numel())
+    assert policy.counts() == {
+        "constrained_decisions": len(seen),
+        "routing_decisions": L * IDS.numel(),
+    }
     assert 0 < len(seen) < L * IDS.numel()
 
 
@@ -107,7 +112,10 @@ def test_steered_experts_are_in_or_out_and_changed_choices_are_counted(family):
         set(new) != set(old)
         for new, old in zip(chosen_TK.tolist(), before_TK.tolist(), strict=True)
     ]
-    assert policy.decisions == (sum(changed), L * IDS.numel())
+    assert policy.counts() == {
+        "constrained_decisions": sum(changed),
+        "routing_decisions": L * IDS.numel(),
+    }
 
 
 def test_a_mixture_needs_gradients_if_a_layer_of_it_does():
@@ -117,6 +125,28 @@ def test_a_mixture_needs_gradients_if_a_layer_of_it_does():
     assert Remix(probs).needs_grad
     with torch.no_grad():
         assert not Remix(probs).needs_grad
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "gpt_oss", "deepseek_v2"]))
+def test_named_tokens_with_the_whole_pathway_are_re_routed_as_the_first_ones_are(family):
+    """Bit for bit, in float32; no token is the router's own decision."""
+    model = small_model(family)
+    _, E, _ = sizes(model)
+    draw = torch.Generator().manual_seed(3)
+    probs = {layer: torch.randn(3, 2, E, generator=draw).softmax(-1) for layer in (0, 2)}
+    (B, S), W = IDS.shape, 2
+    index_P = torch.tensor([b * S + w for b in range(B) for w in range(W)])
+    first, named, nothing = Remix(probs), Remix(probs), Remix(probs)
+    named.places = Places(index_P, torch.arange(B * W), torch.ones(B * W))
+    nothing.places = Places(index_P[:0], index_P[:0])
+    logits = []
+    with torch.no_grad():
+        plain = model(IDS).logits
+        for policy in (first, named, nothing):
+            with routed(model, policy):
+                logits.append(model(IDS).logits)
+    assert torch.equal(logits[0], logits[1]) and torch.equal(logits[2], plain)
+    assert not torch.equal(logits[0], plain)
 
 
 # Top-p
@@ -155,7 +185,7 @@ def test_every_token_takes_its_first_experts_that_reach_p(family):
 
     with torch.no_grad(), routed(model, check):
         model(IDS)
-    assert policy.counts == {"chosen_experts": total, "routing_decisions": calls}
+    assert policy.counts() == {"chosen_experts": total, "routing_decisions": calls}
     assert calls < total < 4 * calls, "all tokens take equally many experts: the test says nothing"
 
 
@@ -177,10 +207,10 @@ def test_padding_is_not_counted():
     real_T = torch.arange(IDS.numel()) >= 5
 
     def ask(mask: Any) -> dict[str, int]:
-        policy.expect(mask)
+        policy.real_T = mask
         with torch.no_grad(), routed(model, policy):
             model(IDS)
-        return policy.counts
+        return policy.counts()
 
     assert ask(real_T) == {"chosen_experts": 2 * 4 * 55, "routing_decisions": 4 * 55}
     assert ask(None) == {"chosen_experts": 2 * 4 * 115, "routing_decisions": 4 * 115}
@@ -236,6 +266,24 @@ def test_samples_take_the_chosen_experts_with_the_weights_of_the_family(count, f
     with torch.no_grad(), routed(model, check):
         model(IDS)
     assert seen == list(range(len(seen))) and seen
+
+
+@pytest.mark.parametrize("family", by_family(["olmoe", "deepseek_v3"]))
+def test_all_tokens_of_a_pass_need_no_indices(family):
+    router = find_routers(small_model(family))[0]
+    T, E = 9, router.module.weight.shape[0]
+    logits_TE = torch.randn(T, E, generator=torch.Generator().manual_seed(0))
+    index_TK = router.choose(router.scores(logits_TE), 2)
+    routing = Routing(logits_TE, router.weights(logits_TE, index_TK), index_TK)
+    keys = [torch.arange(T)] * 4
+    for make in (lambda: OtherExperts(of_rank(2)), lambda: GumbelTopK([1.0], seed=0)):
+        found = []
+        for index in (None, torch.arange(T)):
+            policy = make()
+            policy.expect(NoisyTokens(index, *keys))
+            changed = policy(router, routing)
+            found.append((changed.index_TK[:, 0].tolist(), changed.weights_TK[:, 0].tolist()))
+        assert found[0] == found[1]
 
 
 def test_a_pass_without_samples_is_the_models_own_and_one_that_nobody_announced_is_refused():

@@ -24,7 +24,7 @@ from moe_lab.engine.sampling import (
 from moe_lab.engine.scoring import Budget, ScoringRequest
 from moe_lab.methods.scmoe import of_rank
 from moe_lab.routing import GumbelTopK, document_key, find_routers
-from moe_lab.routing.policies import OtherExperts
+from moe_lab.routing.samples import OtherExperts
 from tests.support import rounding
 from tests.support.models import make_tokenizer
 
@@ -200,5 +200,5 @@ def generated(model, ensemble):
 
     decoding = Decoding(choose, lambda state: len(state.generated) == ENDS[state.index], max(ENDS))
     KVEngine(forward, Budget(4000)).generate(states, decoding, lambda state: None)
-    decisions = ensemble.routing and ensemble.routing.decisions
+    decisions = ensemble.routing and ensemble.routing.counts()
     return [state.generated for state in states], scores, forward.tokens_in, decisions

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from moe_lab.methods.pretrain.config import architecture
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import unit_tables
-from moe_lab.routing.hook import Router, Routing
+from moe_lab.routing import Router, Routing
 from tests.support.models import make_tokenizer, small_model
 from tests.support.pretrainings import design
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moe_lab.routing.noise import NoisyTokens
+from moe_lab.routing.samples import NoisyTokens
 
 _ROUTER = re.compile(
     r"(Top[kK]Router|TokenChoiceRouter|TextRouter|V1Gate|TopKGating|Llama4Router|DbrxFFN)$"

@@ -23,7 +23,7 @@ from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from moe_lab.routing.noise import NoisyTokens
+from moe_lab.routing.samples import NoisyTokens
 from moe_lab_vllm.options import Options
 from moe_lab_vllm.requests import NAME, Requests
 from moe_lab_vllm.routers import NoisyRouters

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
+from moe_lab.routing import Router, Routing
 from moe_lab.routing.families import family_of_type
-from moe_lab.routing.hook import Router, Routing
-from moe_lab.routing.noise import GumbelTopK, NoisyTokens
+from moe_lab.routing.noise import GumbelTopK
+from moe_lab.routing.samples import NoisyTokens
 from moe_lab_vllm.options import Options
 
 Compute = Callable[..., tuple[Tensor, Tensor]]

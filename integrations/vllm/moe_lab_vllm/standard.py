@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 
-from moe_lab.routing.noise import NoisyTokens
+from moe_lab.routing.samples import NoisyTokens
 from moe_lab_vllm.options import Options
 from moe_lab_vllm.requests import NAME
 from moe_lab_vllm.routers import NoisyRouters

@@ -20,8 +20,8 @@ from vllm.model_executor.layers.fused_moe.router.fused_moe_router import FusedMo
 from integrations.vllm.tests.cases import CASES
 from integrations.vllm.tests.checkpoints import CONFIGURATIONS
 from integrations.vllm.tests.support import ENGINE, TINY, engine, generated, stored
+from moe_lab.routing import Router
 from moe_lab.routing.families import family_of_type
-from moe_lab.routing.hook import Router
 from moe_lab.routing.noise import document_key
 from moe_lab_vllm.options import Options
 from moe_lab_vllm.requests import Request, Requests, request_of

@@ -134,8 +134,6 @@ class DecodeStep:
             slot=slot,
         )
         logits_MnV, _ = self.forward.run(tokens, self.cache)
-        if self.forward.ensemble.routing:
-            self.forward.ensemble.routing.expect(None)  # counts the decisions of this step
         return self.forward.ensemble.next_scores(logits_MnV)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe_lab.routing import SampleRouting
+from moe_lab.routing import SamplePolicy
 
 STEP, STEPS = 1.02, 70
 """The scales are STEP ** -STEPS ... STEP ** STEPS: 0.25 to 4."""
@@ -77,7 +77,7 @@ class Ensemble:
     """The routing samples of a logit position: number, routing and averaging. `Ensemble()` is the base model."""
 
     n: int = 1
-    routing: SampleRouting | None = None
+    routing: SamplePolicy | None = None
     first_noisy: int = 0
     """The first MoE layer whose routing may differ between samples. All layers before it are computed once."""
     aggregate: str = "probabilities"

@@ -32,7 +32,7 @@ from moe_lab.engine.forward.layers import (
     layer_inputs,
 )
 from moe_lab.engine.forward.rotary import RotaryHooks
-from moe_lab.routing import Router, Routing, routed
+from moe_lab.routing import Policy, Router, Routing, routed
 
 if TYPE_CHECKING:
     from moe_lab.engine.hf import Request
@@ -42,7 +42,7 @@ NEVER_RECORDED: WeakSet[nn.Module] = WeakSet()
 """Models whose steps of decoding cannot be recorded (`DecodeStep`)."""
 
 
-class Observer:
+class Observer(Policy):
     """The base of observers of the base model, which does nothing.
 
     They get each pass before it runs, and each request's tokens after it.
@@ -51,7 +51,8 @@ class Observer:
     kind: Callable[[int], int] = staticmethod(lambda length: 0)
     """The kind of a text by its length (`RotaryHooks.kind`). The same tokens of two kinds may be routed differently."""
     observes = True
-    """Whether it changes no decision: it then gets those of final policies (`routed`)."""
+
+    def __init__(self) -> None: ...
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         """The observer is also a routing policy, called at every router."""
@@ -137,7 +138,7 @@ class EnsembleForward:
             devices == {self.device}
             and self.device.type == "cuda"
             and self.ensemble.cache != "none"
-            and (routing is None or getattr(routing, "repeatable", False))
+            and (routing is None or routing.repeatable)
             and type(self.observer) is Observer
             and not self.rotary.depends
             and self.model not in NEVER_RECORDED
@@ -192,11 +193,13 @@ class EnsembleForward:
             cache=cache,
             use_cache=True,
         ).logits
+        if self.ensemble.routing:
+            self.ensemble.routing.expect(None)  # counts the decisions of this pass
         count = len(tokens.logit_positions_M)
         logits_MnV = logits[0, : count * self.ensemble.n].view(
             count, self.ensemble.n, logits.shape[-1]
         )
-        return logits_MnV, len(places.noisy.index) if places else 0
+        return logits_MnV, len(places.noisy.position) if places else 0
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         """The output head's input, [B, R, hidden] -> [1, M n, hidden]."""

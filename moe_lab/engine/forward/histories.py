@@ -24,7 +24,7 @@ from moe_lab.engine.forward.layers import (
     fork_layer,
     layer_inputs,
 )
-from moe_lab.routing.noise import NoisyTokens
+from moe_lab.routing.samples import NoisyTokens
 
 
 @dataclass(frozen=True)

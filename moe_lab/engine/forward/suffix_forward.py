@@ -22,7 +22,7 @@ from moe_lab.engine.forward.layers import (
     layer_inputs,
 )
 from moe_lab.engine.forward.rotary import RotaryHooks
-from moe_lab.routing import Policy, routed
+from moe_lab.routing import PolicyFunction, routed
 from moe_lab.routing.hook import leaving_out
 
 
@@ -69,7 +69,7 @@ class SuffixForward:
         """The `SuffixBatch` of the pass that runs."""
 
     @contextmanager
-    def routed(self, policy: Policy | None) -> Iterator[None]:
+    def routed(self, policy: PolicyFunction | None) -> Iterator[None]:
         """Inside the context passes are routed by `policy`; None: by the routers themselves."""
         head = self.model.get_output_embeddings()
         with ExitStack() as stack:

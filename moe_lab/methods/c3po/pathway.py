@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from moe_lab.routing.policies import Remix
+from moe_lab.routing.remix import Remix
 
 FLOOR = 1e-9
 """Where weights are clipped. `Remix` takes logarithms, so an expert at exactly 0 would never get a gradient again."""

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.errors import ModelError
 from moe_lab.models.facts import without_rope_lengths
-from moe_lab.routing.hook import find_routers
+from moe_lab.routing import find_routers
 from moe_lab.routing.passes import with_wrapper
 
 Groups = Mapping[str, list[nn.Parameter]]

@@ -21,8 +21,10 @@ from transformers import TrainerCallback
 from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.models.designs.routers import DesignRouter
-from moe_lab.routing.hook import Router, Routing, find_routers, routed, why_fixed
-from moe_lab.routing.noise import NoisyTokens, gumbel_for_tokens
+from moe_lab.routing import Policy, Router, Routing, find_routers, routed
+from moe_lab.routing.hook import why_fixed
+from moe_lab.routing.noise import gumbel_for_tokens
+from moe_lab.routing.samples import NoisyTokens, SamplePolicy, noisy_choice, with_experts
 
 
 def balance_loss(logits_TE: Tensor, index_TK: Tensor) -> Tensor:
@@ -63,7 +65,7 @@ def _probability(logits_TE: Tensor) -> Tensor:
     return logits_TE.float().softmax(-1).mean(0)
 
 
-class RoutingNoise:
+class RoutingNoise(SamplePolicy):
     """RoE's noise on the routers' choice (equation 1) while a model trains, with a temperature for each row.
 
     This policy chooses experts by scores + temperature x Gumbel noise, and weighs them by the clean scores. It changes
@@ -75,9 +77,11 @@ class RoutingNoise:
     """
 
     def __init__(self, seed: int, temperatures: Tensor):
+        super().__init__()
         self.seed, self.temperatures = seed, temperatures
-        self._pass: tuple[NoisyTokens, Tensor] | None = None
-        """Tokens and temperatures [T] of the pass."""
+        self._temperature_T = temperatures[:0]
+        """Of the tokens of the pass."""
+        self.expect(None)
 
     @classmethod
     def of(cls, seed: int, highest: float, rows: int) -> RoutingNoise | None:
@@ -93,37 +97,40 @@ class RoutingNoise:
         device, count = row_B.device, row_B.numel() * length
         zero_T = torch.zeros(count, dtype=torch.int64, device=device)
         tokens = NoisyTokens(
-            index=torch.arange(count, device=device),
+            index=None,
             document=row_B.repeat_interleave(length),
             repeat=zero_T,
             row=zero_T + 1,
             position=torch.arange(length, device=device).repeat(row_B.numel()),
         )
         temperature_B = self.temperatures[row_B.cpu()].to(device)
-        self._pass = tokens, temperature_B.repeat_interleave(length)
+        self._temperature_T = temperature_B.repeat_interleave(length)
+        self.expect(tokens)
         try:
             yield
         finally:
-            self._pass = None
+            self.expect(None)
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
-        if self._pass is None:
+        tokens, logits_TE = self.tokens, routing.logits_TE
+        if tokens is None:
             return None
-        (tokens, temperature_T), logits_TE = self._pass, routing.logits_TE
-        layer = torch.tensor([router.layer], device=logits_TE.device)
+        noise_LTE = gumbel_for_tokens(
+            self.seed,
+            tokens.document,
+            tokens.repeat,
+            tokens.row,
+            tokens.position,
+            torch.tensor([router.layer], device=logits_TE.device),
+            logits_TE.shape[-1],
+        )
+        noise_TE = self._temperature_T[:, None] * noise_LTE[0]
         with torch.no_grad():
-            noise_TE = gumbel_for_tokens(
-                *(self.seed, tokens.document, tokens.repeat, tokens.row, tokens.position),
-                layer,
-                logits_TE.shape[-1],
-            )[0]
-            noisy_TE = router.scores(logits_TE) + temperature_T[:, None] * noise_TE
-            index_TK = router.choose(noisy_TE, routing.index_TK.shape[-1])
-        weights_TK = router.weights(logits_TE, index_TK).to(routing.weights_TK.dtype)
-        return Routing(logits_TE, weights_TK, index_TK)
+            _, index_TK = noisy_choice(router, logits_TE, noise_TE, routing.index_TK.shape[-1])
+        return with_experts(router, routing, tokens, logits_TE, index_TK)
 
 
-class TrainingRouting:
+class TrainingRouting(Policy):
     """A policy that records every layer's decisions of a training pass, after optional noise on them."""
 
     def __init__(self, noise: RoutingNoise | None):

@@ -19,7 +19,7 @@ from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.descent import EPS, NeighbourLoss, learning_rates, ngd
 from moe_lab.methods.c3po.pathway import Pathways
-from moe_lab.routing.policies import Remix
+from moe_lab.routing.remix import Remix
 from tests.support import rounding
 from tests.support.brute_prompt_tail import FAMILIES, prompts, whole_logits
 from tests.support.c3po import ANSWERS, CORE, LONG_ANSWERS, WEIGHT_NK, setting_of

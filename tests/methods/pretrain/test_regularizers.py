@@ -24,7 +24,7 @@ from moe_lab.methods.pretrain.trainer import (
 from moe_lab.methods.pretrain.training import train
 from moe_lab.methods.trained import save_model
 from moe_lab.models.designs.configuration import UNITS
-from moe_lab.routing.hook import Routing, routed
+from moe_lab.routing import Routing, routed
 from moe_lab.routing.noise import gumbel
 from tests.support.families import VOCAB
 from tests.support.models import make_model, make_tokenizer

@@ -263,4 +263,4 @@ def test_noise_on_biased_routers_is_what_the_slow_reference_makes_of_it():
 
     with routed(model, check), torch.inference_mode():
         model(SEAM_IDS)
-    assert policy.decisions[0] > 5
+    assert policy.counts()["changed_decisions"] > 5

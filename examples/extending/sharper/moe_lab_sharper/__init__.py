@@ -17,7 +17,7 @@ from moe_lab.methods.method import Context, Method
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
     from moe_lab.models.facts import LoadedModel
-    from moe_lab.routing.hook import Router
+    from moe_lab.routing import Router
     from moe_lab.routing.rules import Routing
 
 

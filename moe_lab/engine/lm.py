@@ -68,6 +68,8 @@ class EngineLM(CountedHF):
             later ensemble begins at `ensemble.first_noisy` or later.
         progress: whether a progress bar is shown.
         make_engine: called with this LM once its budget is known. Returns the engine to use instead.
+        counts_tokens: whether something counts the tokens of each pass. lm-eval's own code does not say what it pads:
+            models without a `KVEngine` then run one request at a time.
 
     The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the base model:
     `moe_lab.RoE` generates with an ensemble.
@@ -90,6 +92,7 @@ class EngineLM(CountedHF):
         reuse: bool = False,
         progress: bool = True,
         make_engine: Callable[[Any], Engine] | None = None,
+        counts_tokens: bool = False,
     ):
         leave_out_cudnn_attention()
         self.ensemble = ensemble or Ensemble()
@@ -128,7 +131,8 @@ class EngineLM(CountedHF):
         if make_engine:
             self.engine = make_engine(self)
         elif obstacle := kv_cache_obstacle(model) or quantized:
-            if not self.ensemble.plain:
+            alone = counts_tokens and not quantized  # quantized layers have no padding anyway
+            if alone or not self.ensemble.plain:
                 self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
             logger.warning(
                 "%s does not run over the shared KV cache, because %s. It runs %s, which is slower.",

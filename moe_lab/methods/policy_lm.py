@@ -5,14 +5,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from moe_lab.config.schema import Config
-from moe_lab.engine.engine import Engine, KVEngine
+from moe_lab.engine.engine import KVEngine
 from moe_lab.engine.forward.batch import Tokens
-from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import Observer
-from moe_lab.engine.forward.layers import runs_on_kv_cache
-from moe_lab.engine.forward.quantized import quantizes_passes
 from moe_lab.engine.lm import EngineLM
-from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.methods.base import engine_options
 from moe_lab.models.facts import LoadedModel
 from moe_lab.routing import Policy, PolicyFunction, routed
@@ -20,17 +16,10 @@ from moe_lab.routing.policy import as_policy
 
 
 class PolicyLM(EngineLM):
-    """An `EngineLM` of a model on which the policy is installed.
-
-    A policy's counts leave padding out. So a policy that counts runs one request at a time, which needs no padding, on
-    models without a `KVEngine`: lm-eval's own code does not say what it pads. Models whose quantized layers read all
-    tokens of a pass run so anyway.
-    """
+    """An `EngineLM` of a model on which the policy is installed. The policy's counts leave padding out."""
 
     def __init__(self, model: Any, tokenizer: Any, policy: Policy, **options: Any) -> None:
-        pads = not runs_on_kv_cache(model) and not quantizes_passes(model)
-        alone = pads and bool(policy.counts())
-        super().__init__(model, tokenizer, make_engine=_one_by_one if alone else None, **options)
+        super().__init__(model, tokenizer, counts_tokens=bool(policy.counts()), **options)
         self._policy = policy
         if isinstance(self.engine, KVEngine):
             self.observe(Observer())
@@ -52,10 +41,6 @@ class PolicyLM(EngineLM):
     def cost(self) -> dict[str, int]:
         """`EngineLM.cost` with what the policy counted."""
         return super().cost | self._policy.counts()
-
-
-def _one_by_one(lm: EngineLM) -> Engine:
-    return RecurrentEngine(RecurrentForward(lm.model, Ensemble()))
 
 
 class _Padding(Observer):

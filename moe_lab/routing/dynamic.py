@@ -70,9 +70,9 @@ def router_shares(router: Router, logits_TE: Tensor) -> Tensor:
 def _weights(router: Router, routing: Routing, index_TC: Tensor, count_T: Tensor) -> Tensor:
     """[T, C]: the weights of each token's first experts by the family's rule for these alone, 0 for the others."""
     weights_TC = routing.weights_TK.new_zeros(index_TC.shape)
-    for count in range(
-        1, index_TC.shape[-1] + 1
-    ):  # a rule may depend on all experts that are taken
-        own = router.weights(routing.logits_TE, index_TC[:, :count]).to(weights_TC.dtype)
-        weights_TC[:, :count] = torch.where((count_T == count)[:, None], own, weights_TC[:, :count])
+    # a rule may depend on all experts that are taken
+    for count in range(1, index_TC.shape[-1] + 1):
+        first_TC = router.weights(routing.logits_TE, index_TC[:, :count]).to(weights_TC.dtype)
+        takes_T1 = (count_T == count)[:, None]
+        weights_TC[:, :count] = torch.where(takes_T1, first_TC, weights_TC[:, :count])
     return weights_TC

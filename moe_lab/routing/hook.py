@@ -119,14 +119,14 @@ def routed(
     watch = _Watch(model, routers, repeats)
     handles: list[Any] = []
     for router in routers:
-        decide, seam = watch.decide(router, installed), router.family.seam
-        if seam:
-            own = seam(router.module, decide)
+        decide = watch.decide(router, installed)
+        if router.family.seam:
+            hooks = router.family.seam(router.module, decide)
         else:
-            own = [router.module.register_forward_hook(_RouterHook(decide))]
-        handles += own
+            hooks = [router.module.register_forward_hook(_RouterHook(decide))]
+        handles += hooks
         if final or (installed.observes and _last.get(router.module)):
-            _last.setdefault(router.module, []).extend(own)
+            _last.setdefault(router.module, []).extend(hooks)
         else:
             for handle in _last.get(router.module, ()):
                 handle.hooks_dict_ref().move_to_end(handle.id)
@@ -143,9 +143,8 @@ def routed(
             handle.remove()
         for router in routers:
             if router.module in _last:
-                _last[router.module] = [
-                    each for each in _last[router.module] if each not in handles
-                ]
+                left = [handle for handle in _last[router.module] if handle not in handles]
+                _last[router.module] = left
 
 
 class _RouterHook(TransientHook):
@@ -214,21 +213,20 @@ class _Watch:
     def _note_nan(self) -> None:
         if self.sums:
             layers, sums = tuple(self.sums), list(self.sums.values())
-            nan = torch.stack([one.to(sums[0].device) for one in sums]).isnan()
+            nan = torch.stack([logits_sum.to(sums[0].device) for logits_sum in sums]).isnan()
             if layers not in self.nan:
                 with torch.inference_mode(False):  # so that passes of either mode may change it
                     self.nan[layers] = torch.zeros(len(layers), dtype=torch.bool, device=nan.device)
-            self.nan[layers].logical_or_(
-                nan
-            )  # in place, so that a graph of the device can repeat it
+            # in place, so that a graph of the device can repeat it
+            self.nan[layers].logical_or_(nan)
             self.sums.clear()
 
     def check_nan(self) -> None:
         """Raise RoutingError if a router's logits were NaN. Waits for the device."""
         self._note_nan()
-        nan = {
-            layer for layers, each in self.nan.items() for layer in compress(layers, each.tolist())
-        }
+        nan: set[int] = set()
+        for layers, is_nan in self.nan.items():
+            nan.update(compress(layers, is_nan.tolist()))
         self.nan.clear()
         for router in self.routers:
             if router.layer in nan:

@@ -106,9 +106,8 @@ def _hash(
     antithetic: bool,
 ) -> Tensor:
     """int64 [L, T]: the part of the hash that all positions of a sample and all experts share."""
-    if (
-        antithetic
-    ):  # an even sample takes the hash of the odd one before it, and 1 - u in place of u
+    if antithetic:
+        # an even sample takes the hash of the odd one before it, and 1 - u in place of u
         row_T = row_T - _mirrored(row_T).long()
     hash_: Any = _seed_hash(seed)
     for value_T in (document_T, repeat_T, row_T):

@@ -107,9 +107,8 @@ class Steered(Policy):
         self._counter.decided(chosen_TK, index_TK)
         self._counter.compare(counted_N=self.real_T)
         rule = router.family.rule
-        if (
-            rule.noise == LOGITS
-        ):  # Gemma-4's router returns probabilities, whose logarithms are its scores
+        if rule.noise == LOGITS:
+            # Gemma-4's router returns probabilities, whose logarithms are its scores
             moved_TE = rule.logits(_forced(rule.scores(router.module, logits_TE), sign_E))
         else:
             moved_TE = _forced(logits_TE, sign_E)

@@ -125,6 +125,14 @@ def test_what_a_policy_of_ones_own_counts_is_in_the_cost(tokenizer):
     assert lm.cost["seen_tokens"] == 4 * lm.cost["tokens_in"] > 0
 
 
+def test_a_model_that_answers_one_request_at_a_time_says_so(tokenizer, caplog):
+    model = small_model("qwen3_next")
+    policy = partners(model)
+    with routed(model, policy):
+        lm_of(model, tokenizer, policy)
+    assert "It runs one request at a time, which is slower" in caplog.text
+
+
 def test_a_function_counts_nothing_and_needs_no_other_engine(tokenizer):
     model = small_model("qwen3_next")
     with routed(model, lambda router, routing: None):

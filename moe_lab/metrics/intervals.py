@@ -5,23 +5,23 @@ policy, N = documents.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from moe_lab.metrics.registry import counted_metrics
-from moe_lab.results.measured import Difference, Interval, Measured, Paired, Value
+from moe_lab.results.measured import Ci95, Difference, Measured, Paired, Value
 from moe_lab.results.samples import Log, Values, aggregation, logged_values
 from moe_lab.results.significance import paired
 from moe_lab.results.statistics import LEVEL, Aggregate, interval_of_difference
+from moe_lab.results.stored import Interval
 
 LEFT_OUT = "left_out"
 NUMBERS_AT_ONCE = 2**24
 SCORES = "scores"
 
 
-@dataclass(frozen=True)
 class Entropy(Value):
     """An entropy in bits: of a layer, or the mean over layers."""
 
@@ -30,7 +30,6 @@ class Entropy(Value):
     maximum: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Loss(Measured):
     """The accuracy that a policy costs in a task: `base` minus `changed`."""
 
@@ -38,16 +37,16 @@ class Loss(Measured):
     base: float | None = None
     changed: float | None = None
     """The mean over evaluations."""
-    difference: float
-    interval: Interval | None = None
+    difference: float | None
+    interval: Ci95 = None
     """Over documents."""
-    runs: Sequence[dict[str, Any]] = ()
-    """A `Paired` as JSON for each evaluation: `to_right` counts the documents that only base answers correctly."""
+    runs: list[Paired] = Field([])
+    """Of each evaluation: `to_right` counts the documents that only base answers correctly."""
 
     @property
     def p(self) -> float | None:
         """McNemar's p of a single evaluation; None for several."""
-        return Paired.from_json(self.runs[0]).p_mcnemar if len(self.runs) == 1 else None
+        return self.runs[0].p_mcnemar if len(self.runs) == 1 else None
 
 
 def ratio(of_N: np.ndarray, over_N: np.ndarray) -> Value:
@@ -58,15 +57,15 @@ def ratio(of_N: np.ndarray, over_N: np.ndarray) -> Value:
     """
     total, N = float(over_N.sum()), len(over_N)
     if not total:
-        return Value(None)
+        return Value(value=None)
     value = float(of_N.sum() / total)
     if N < 2:
-        return Value(value)
+        return Value(value=value)
     from scipy.special import stdtrit
 
     error = float(np.std(of_N - value * over_N, ddof=1)) * N**0.5 / total
     half = float(stdtrit(N - 1, (1 + LEVEL) / 2)) * error
-    return Value(value, (value - half, value + half))
+    return Value(value=value, interval=(value - half, value + half))
 
 
 def entropies_of(pairs_GLEE: np.ndarray, experts: Sequence[int]) -> dict[str, Any]:
@@ -128,9 +127,12 @@ def mean_over_layers(
 def _clipped(counted: float, without_G: np.ndarray | None, most: float) -> dict[str, Any]:
     """An `Entropy` as JSON from the value of all groups and the values without each group."""
     if without_G is None:
-        return Entropy(counted, None, counted, most).to_json()
+        return Entropy(value=counted, counted=counted, maximum=most).to_json()
     value, (low, high) = (np.clip(found, 0.0, most) for found in jackknife(counted, without_G))
-    return Entropy(float(value), (float(low), float(high)), counted, most).to_json()
+    entropy = Entropy(
+        value=float(value), interval=(float(low), float(high)), counted=counted, maximum=most
+    )
+    return entropy.to_json()
 
 
 def jackknife(counted: float, without_G: np.ndarray) -> tuple[float, Interval]:
@@ -171,7 +173,8 @@ def _left_out(mine: np.ndarray, theirs: np.ndarray) -> Difference:
     """The difference of two [1 + G] arrays, without the groups that have no tokens in either run."""
     has_tokens = ~(np.isnan(mine) & np.isnan(theirs))
     own, other = (np.where(np.isnan(one), one[0], one)[has_tokens] for one in (mine, theirs))
-    return Difference(*jackknife(float(own[0] - other[0]), own[1:] - other[1:]))
+    difference, interval = jackknife(float(own[0] - other[0]), own[1:] - other[1:])
+    return Difference(difference=difference, interval=interval)
 
 
 def _losses(mine: np.ndarray, theirs: np.ndarray) -> Difference:
@@ -183,7 +186,8 @@ def _losses(mine: np.ndarray, theirs: np.ndarray) -> Difference:
     up, down = [mine[0]] * R + [*theirs[1:]], [theirs[0]] * R + [*mine[1:]]
     limits = interval_of_difference(up, down)
     difference = 2 * float(np.mean(up) - np.mean(down))
-    return Difference(difference, (2 * limits[0], 2 * limits[1]) if limits else None)
+    interval = None if limits is None else (2 * limits[0], 2 * limits[1])
+    return Difference(difference=difference, interval=interval)
 
 
 def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[str, Any]:
@@ -245,7 +249,7 @@ def _loss(
             np.mean([before - one for one in after])
         ),  # exactly 0 where nothing changed
         interval=(0.0 - limits[1], 0.0 - limits[0]) if limits else None,  # no -0.0
-        runs=[paired(mine, run, aggregate).to_json() for run in runs],
+        runs=[paired(mine, run, aggregate) for run in runs],
     )
     scores = {SCORES: np.asarray([mine, *runs], dtype=float)} if aggregate is None else {}
     return loss.to_json() | scores

@@ -223,7 +223,7 @@ def values_of(line: dict[str, Any]) -> dict[str, Value]:
     """The value of every metric in a line of expert_metrics.jsonl. Capacity has two values."""
     blocks = {name: line[name] or {} for name in counted_metrics()}
     blocks |= {each.name: each.block(line[of]) if line[of] else {} for of, each in interventions()}
-    return {name: Value.from_json({"value": None} | block) for name, block in blocks.items()}
+    return {name: Value.model_validate(block) for name, block in blocks.items()}
 
 
 def labels() -> dict[str, str]:

@@ -43,7 +43,9 @@ class StoredMetrics:
     def entropies(self, name: str) -> dict[str, Entropy]:
         """A counted metric by the kind of tokens (all, prefill, decode), without kinds of which none was counted."""
         return {
-            of: Entropy.from_json(one) for of, one in self.content[name].items() if one is not None
+            of: Entropy.model_validate(one)
+            for of, one in self.content[name].items()
+            if one is not None
         }
 
     def losses(self, name: str, intervention: Intervention) -> dict[str, dict[str, Loss]]:
@@ -51,13 +53,13 @@ class StoredMetrics:
         block = self.content[name]
         tasks = {} if block is None else intervention.block(block)["tasks"]
         return {
-            task: {metric: Loss.from_json(one) for metric, one in (metrics or {}).items()}
+            task: {metric: Loss.model_validate(one) for metric, one in (metrics or {}).items()}
             for task, metrics in tasks.items()
         }
 
     def difference(self, other: str, *path: str) -> Difference:
         """The difference to another run ("baseline") at a path of the file; all values are None without one."""
-        return Difference.from_json(
+        return Difference.model_validate(
             self.content["differences"].get(other, {}).get("/".join(path), {})
         )
 

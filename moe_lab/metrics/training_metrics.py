@@ -8,7 +8,6 @@ the true tokens before them. Intervention metrics are the accuracy lost under a 
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from moe_lab.metrics.teacher_forcing import (
     right_tokens,
 )
 from moe_lab.results.atomic import json_line, plain, write_file
-from moe_lab.results.measured import Interval, Measured
+from moe_lab.results.measured import Ci95, Measured
 from moe_lab.results.statistics import LEVEL
 from moe_lab.results.stored_files import read_lines
 
@@ -120,7 +119,6 @@ FEWEST = 3
 """The number of measurements that a correlation needs: two points always lie on a line."""
 
 
-@dataclass(frozen=True)
 class Correlation(Measured):
     """The correlation of two metrics over the measurements of one training."""
 
@@ -128,7 +126,7 @@ class Correlation(Measured):
     n: int
     """The number of measurements in which both metrics have a value."""
     pearson: float | None = None
-    interval: Interval | None = None
+    interval: Ci95 = None
     """Fisher's interval, for four measurements or more. Too narrow, because successive measurements are dependent."""
     spearman: float | None = None
     note: str | None = None
@@ -153,17 +151,23 @@ def _correlation(one: str, other: str, points: Sequence[tuple[Any, Any]]) -> Cor
     from scipy.stats import pearsonr, spearmanr
 
     pairs = np.array([point for point in points if None not in point], dtype=float).reshape(-1, 2)
-    result = Correlation([one, other], len(pairs))
-    if len(pairs) < FEWEST:
-        return replace(result, note=f"fewer than {FEWEST} measurements")
+    count = len(pairs)
+    if count < FEWEST:
+        return Correlation(of=[one, other], n=count, note=f"fewer than {FEWEST} measurements")
     if (np.ptp(pairs, axis=0) == 0).any():
-        return replace(result, note="one of the two does not change")
-    found, interval = pearsonr(*pairs.T), None
-    if len(pairs) > FEWEST and abs(found.statistic) < 1:
-        low, high = found.confidence_interval(LEVEL)
+        return Correlation(of=[one, other], n=count, note="one of the two does not change")
+    pearson = pearsonr(*pairs.T)
+    interval = None
+    if count > FEWEST and abs(pearson.statistic) < 1:
+        low, high = pearson.confidence_interval(LEVEL)
         interval = float(low), float(high)
-    spearman = float(spearmanr(*pairs.T)[0])
-    return replace(result, pearson=float(found.statistic), interval=interval, spearman=spearman)
+    return Correlation(
+        of=[one, other],
+        n=count,
+        pearson=float(pearson.statistic),
+        interval=interval,
+        spearman=float(spearmanr(*pairs.T)[0]),
+    )
 
 
 def summary(folder: Path) -> dict[str, Any] | None:

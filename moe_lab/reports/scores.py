@@ -58,8 +58,13 @@ class ScoreLine:
 
     def cost(self, key: str) -> float | None:
         """A number of `cost`, of several seeds the mean; None where one is missing."""
-        values = [result.cost.get(key) for result in self.results]
-        return fmean(map(float, values)) if values and None not in values else None  # type: ignore[arg-type]
+        values = []
+        for result in self.results:
+            value = getattr(result.cost, key)
+            if value is None:
+                return None
+            values.append(float(value))
+        return fmean(values) if values else None
 
     def of_judge(self, key: Literal["empty", "all_cut"]) -> float | None:
         """A number of the score's judge (`JudgeCounts`), of several seeds the mean; None where one is missing."""
@@ -94,7 +99,7 @@ class CommandTable:
         lines = [
             ScoreLine(self.family.correct(score), label, [run])
             for run, label in zip(self.runs, self.labels, strict=True)
-            for other in (BASE, *run.others)
+            for other in (BASE, *run.compared)
             for score in shown_scores(run, other)
         ]
         means = [group for group in self.groups if group.summary is not None]
@@ -120,7 +125,7 @@ class CommandTable:
     def times_base(self, line: ScoreLine) -> float | None:
         """The tokens of a line's run, relative to those of its base model; None where one number is missing."""
         own, base = line.cost("tokens_in"), line.results[0].base_id or line.results[0].run_id
-        of_base = next((run.cost.get("tokens_in") for run in self.runs if run.run_id == base), None)
+        of_base = next((run.cost.tokens_in for run in self.runs if run.run_id == base), None)
         return own / of_base if own is not None and of_base else None
 
     def columns(self, lines: Sequence[ScoreLine] | None = None) -> list[Column]:
@@ -280,14 +285,14 @@ def run_labels(results: Sequence[RunResult]) -> list[str]:
     labels = settings([result.overrides for result in results], [result.seed for result in results])
     mixed = asked_in_two_forms(results)
     for place, result in enumerate(results):
-        if asked := [name for name in result.requested if name in mixed]:
+        if asked := [name for name in result.task.names if name in mixed]:
             labels[place] = f"{labels[place]} task.answer={result.answer_form(asked[0])}".lstrip()
     return labels
 
 
 def asked_in_two_forms(results: Sequence[RunResult]) -> set[str]:
     """The tasks that some runs ask by text and some by letters."""
-    asked = {(name, result.answer_form(name)) for result in results for name in result.requested}
+    asked = {(name, result.answer_form(name)) for result in results for name in result.task.names}
     return {name for name, _ in asked if {(name, "text"), (name, "letters")} <= asked}
 
 

@@ -68,7 +68,8 @@ def notes(table: CommandTable) -> list[str]:
         )
     if asked_in_two_forms(table.runs):
         lines.append(TWO_FORMS)
-    if any(len((group.summary or {}).get("studies", [])) == 1 for group in table.groups):
+    summaries = [group.summary for group in table.groups if group.summary is not None]
+    if any(len(summary.studies) == 1 for summary in summaries):
         lines.append(ONE_STUDY)
     return lines
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from moe_lab.models.lm_eval_internals import aggregation_of_metric, plain_aggregation
 from moe_lab.results.atomic import json_line, write_atomically
-from moe_lab.results.model import Block, RunResult
+from moe_lab.results.model import RunResult
 from moe_lab.results.statistics import Aggregate
 from moe_lab.results.stored_files import damaged, read_lines
 
@@ -180,7 +180,7 @@ def check_samples(result: RunResult) -> None:
 
 def _filters(result: RunResult, task: str) -> set[str]:
     """lm-eval's filters of a task, from the `metric,filter` keys of its scores."""
-    return {key.partition(",")[2] for key in result.scores(task) if "," in key}
+    return {key.partition(",")[2] for key in result.lm_eval.scores(task) if "," in key}
 
 
 def metric_values(samples: Iterable[Sample]) -> Values:
@@ -198,13 +198,13 @@ def logged_values(lines: Iterable[Mapping[str, Any]]) -> Values:
     return metric_values(map(Sample.of, lines))
 
 
-def reported(scores: Block) -> list[str]:
+def reported(scores: Mapping[str, Any]) -> list[str]:
     """The `metric,filter` keys of a task's scores, without standard errors, counts and the placeholder."""
     keys = [key for key in scores if "," in key and "_stderr," not in key]
     return [key for key in keys if key.partition(",")[0] != PLACEHOLDER]
 
 
-def headline_of(metric: str | None, scores: Block) -> str | None:
+def headline_of(metric: str | None, scores: Mapping[str, Any]) -> str | None:
     """The headline metric of a run: the one that was asked for, by default the first that its first task reports.
 
     None with predict_only, which reports none.

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from moe_lab.results.measured import Interval, Spread, read_interval
+from moe_lab.results.measured import Spread
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.scores import (
     AVERAGE,
@@ -27,6 +27,7 @@ from moe_lab.results.scores import (
     Score,
     shown_scores,
 )
+from moe_lab.results.seed_summary import SeedScore, SeedSummary
 from moe_lab.results.significance import holm, p_over_seeds
 from moe_lab.results.statistics import (
     LEVEL,
@@ -35,6 +36,7 @@ from moe_lab.results.statistics import (
     mean_of_differences,
     over_seeds,
 )
+from moe_lab.results.stored import Interval
 
 SCORES, CONTROLS, EXPERT_METRICS = "scores", "controls", "expert metrics"
 """The questions of a command: the scores that were asked for, their controls (a comparison with another run than the
@@ -109,8 +111,8 @@ class SeedGroup:
     """The results of one configuration: one per seed."""
 
     results: Sequence[RunResult]
-    summary: Mapping[str, Any] | None = None
-    """`moe_lab.runs.summaries.summary` of several."""
+    summary: SeedSummary | None = None
+    """Of several."""
     file: Path | None = None
     """Where the summary belongs (`moe_lab.runs.summaries.write_summaries`)."""
 
@@ -119,7 +121,7 @@ class SeedGroup:
         by_seed = [shown_scores(results, other) for results in self.results]
         if len(by_seed) == 1 or self.summary is None:
             return by_seed[0]
-        scores = self.summary.get("scores", {})
+        scores = self.summary.scores
         return [mean_score(list(same), scores) for same in zip(*by_seed, strict=True)]
 
 
@@ -148,30 +150,34 @@ def explained_marks(marks: Iterable[str]) -> list[str]:
     return [text for mark, text in MARKS.items() if mark in seen]
 
 
-def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
+def mean_score(scores: Sequence[Score], summaries: Mapping[str, Mapping[str, SeedScore]]) -> Score:
     """The score of a run with several seeds: means, and their intervals over documents and over seeds, kept apart.
 
-    `summary` has the `scores` of `moe_lab.runs.summaries.summary`. `p` is that of the test over seeds and documents
-    together, from five seeds on; with fewer seeds the larger p of a test over seeds and one over documents. Expert
-    metrics have the test over seeds alone.
+    `summaries` are the scores of a `SeedSummary`. `p` is that of the test over seeds and documents together, from five
+    seeds on; with fewer seeds the larger p of a test over seeds and one over documents. Expert metrics have the test
+    over seeds alone.
     """
     first = scores[0]
-    part = PART in first.marks
-    mean = summary.get(first.task, {}).get(first.metric, {})
-    if first.other != BASE:
-        compared = mean.get("compared", {}).get(first.other, {})
-        mean = {"ci95_documents": mean.get("ci95_documents")} | compared
+    summary = summaries.get(first.task, {}).get(first.metric)
+    compared = None
+    if summary is not None:
+        compared = summary.with_base if first.other == BASE else summary.compared.get(first.other)
     values = [score.value for score in scores if score.value is not None]
-    differences = [score.difference for score in scores if score.difference is not None]
     spread = over_seeds(values) if len(values) == len(scores) else Spread()
+    differences = [score.difference for score in scores if score.difference is not None]
     moved = over_seeds(differences) if len(differences) == len(scores) else Spread()
-    both = read_interval(mean.get("difference_ci95_both"))
-    tests = {DOCUMENTS: mean.get("difference_p_documents"), SEEDS: p_over_seeds(differences)}
+    tests = {SEEDS: p_over_seeds(differences)}
+    if compared is not None:
+        tests = {DOCUMENTS: compared.p_documents, **tests}
     known = {over: p for over, p in tests.items() if p is not None and moved.mean is not None}
     larger = max(known, key=lambda over: known[over], default=DOCUMENTS)
-    equal = bool(mean.get("equal"))
-    untested = part or equal or NOT_REPRODUCIBLE in first.marks
-    p = None if untested else mean.get("difference_p_both", known.get(larger))
+    p = known.get(larger)
+    over_both = None if compared is None else compared.both_interval
+    if compared is not None and compared.p_both is not None:
+        p = compared.p_both
+    equal = compared is not None and compared.equal
+    if PART in first.marks or equal or NOT_REPRODUCIBLE in first.marks:
+        p = None
     return replace(
         first,
         run_id=" ".join(score.run_id for score in scores),
@@ -179,13 +185,13 @@ def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
         value=spread.mean,
         stderr=None,
         std=spread.std,
-        interval=read_interval(mean.get("ci95_documents")),
+        interval=None if summary is None else summary.interval,
         seed_interval=spread.interval,
         difference=None if moved.mean is None else mean_of_differences(differences),
-        difference_interval=read_interval(mean.get("difference_ci95_documents")),
+        difference_interval=None if compared is None else compared.interval,
         difference_seed_interval=moved.interval,
-        difference_both_interval=both,
-        tested_over=BOTH if both else larger,
+        difference_both_interval=over_both,
+        tested_over=larger if over_both is None else BOTH,
         equal=equal,
         p=p,
         test=None if p is None else SEEDS,

@@ -1,14 +1,15 @@
 """The scores of a results.json: value, interval, comparison with the base model, notes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moe_lab.results.measured import Interval, Paired
-from moe_lab.results.model import BASE, Block, RunResult
+from moe_lab.results.measured import Paired
+from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.samples import is_mean, reported
 from moe_lab.results.significance import ALPHA
 from moe_lab.results.statistics import mcnemar, tango, wilson
+from moe_lab.results.stored import Interval
 
 NOT_REPRODUCIBLE = "not-reproducible"
 ComparisonKey = tuple[str, str, str, str]
@@ -188,20 +189,24 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
     Args:
         other: the run that they are compared with: the base model's, or another one of `RunResult.others`.
     """
-    names = dict.fromkeys([*result.requested, *result.groups, *result.tasks])
+    names = dict.fromkeys([*result.task.names, *result.lm_eval.groups, *result.task.tasks])
     metric = metric or result.metric
     scores = []
-    for name in (name for name in names if name in result.results):
+    for name in names:
+        if name not in result.lm_eval.results:
+            continue
         score = _score(result, name, metric, other)
         # the documents of a group are one sample where its score is their mean
         parts = [] if name in result.samples else result.tasks_of(name)
         of_parts = None
-        if parts and all(is_mean(result.configs.get(task, {}), score.metric) for task in parts):
+        if parts and all(
+            is_mean(result.lm_eval.configs.get(task, {}), score.metric) for task in parts
+        ):
             of_parts = pooled(score, [_score(result, task, metric, other) for task in parts])
         scores.append(of_parts or score)
     # a group that was asked for, whose score is over all its documents as one sample
     asked = [
-        one.task for one in scores if one.task in result.requested and one.interval is not None
+        one.task for one in scores if one.task in result.task.names and one.interval is not None
     ]
     whole = {task for name in asked if name not in result.samples for task in result.tasks_of(name)}
 
@@ -210,7 +215,7 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
             return replace(score, p=None, test=None)
         if (
             not whole
-            or score.task in result.requested
+            or score.task in result.task.names
             or not whole.issuperset(result.tasks_of(score.task))
         ):
             return score
@@ -243,20 +248,20 @@ def marks_of(
     holds = {
         "PARTIAL": result.partial,
         "untuned": result.untuned,
-        "upper-bound": result.reports("upper_bound"),
+        "upper-bound": result.is_reported("upper_bound"),
         "other-profile": _tuned_elsewhere(result),
         "at-bound": result.tuning.get("at_bound"),
         "worse-than-calibrated": _worse_than_calibrated(result),
-        "test-profile": result.reports("test_profile"),
-        NOT_REPRODUCIBLE: result.reports(NOT_REPRODUCIBLE),
-        "test-examples": result.examples_of_test(task),
+        "test-profile": result.is_reported("test_profile"),
+        NOT_REPRODUCIBLE: result.is_reported(NOT_REPRODUCIBLE),
+        "test-examples": result.has_test_examples(task),
         "toy-judge": any(judge.toy for judge in judges),
-        "cut-prompts": result.cost.get("cut_prompts"),
-        "cut-reasoning": result.cost.get("cut_reasoning"),
-        "eos-added": result.cost.get("eos_added"),
-        "bos-scored": result.cost.get("bos_scored"),
-        "no-end-token": result.cost.get("no_end_token"),
-        "decoded-in-context": result.cost.get("decoded_in_context"),
+        "cut-prompts": result.cost.cut_prompts,
+        "cut-reasoning": result.cost.cut_reasoning,
+        "eos-added": result.cost.eos_added,
+        "bos-scored": result.cost.bos_scored,
+        "no-end-token": result.cost.no_end_token,
+        "decoded-in-context": result.cost.decoded_in_context,
         "unjudged": any(not judge.judged_all(task) for judge in judges),
         "empty-answers": any(counts.empty for judge in judges for counts in judge.counts(task)),
         "cut-for-judge": any(counts.cut for judge in judges for counts in judge.counts(task)),
@@ -270,18 +275,18 @@ def _worse_than_calibrated(result: RunResult) -> bool:
     """Whether the tuned perplexity is above that of the base model at its best logit scale, on the same documents."""
     calibrated = result.tuning.get("calibrated_score")
     worse = calibrated is not None and result.tuning["score"] > calibrated * (1 + ROUNDING)
-    return worse and result.method != "calibration"
+    return worse and result.method.name != "calibration"
 
 
 def _tuned_elsewhere(result: RunResult) -> bool:
     tuned = result.tuning
-    config = {key.removeprefix("roe."): value for key, value in result.method_config.items()}
+    config = {key.removeprefix("roe."): value for key, value in result.method.settings.items()}
     settings = {"n": None, "noise": "gumbel"}
     ensemble = "n" in config  # a method without routing samples takes the logit scale alone
     other = ensemble and any(
         tuned.get(key, it) != config.get(key, it) for key, it in settings.items()
     )
-    return bool(tuned) and (other or tuned["model"] != result.model)
+    return bool(tuned) and (other or tuned["model"] != result.model.name)
 
 
 def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
@@ -317,12 +322,15 @@ def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
 
 
 def _score(result: RunResult, task: str, metric: str | None, other: str) -> Score:
-    scores = result.scores(task)
+    scores = result.lm_eval.scores(task)
     metric = headline(scores, metric)
-    paired = result.paired(task, metric, other)
+    difference = result.difference(task, metric, other)
+    marks = marks_of(result, task, metric)
+    if difference.equal:
+        marks = (*marks, EQUAL)
     score = Score(
-        model=result.model,
-        method=result.method,
+        model=result.model.name,
+        method=result.method.name,
         task=task,
         metric=metric,
         run_id=result.run_id,
@@ -332,28 +340,31 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
         interval=result.interval(task, metric),
         baseline=_number(result.other_scores(task, other).get(metric)),
         other=other,
-        lower_is_better=result.better(task, metric) is False,
-        marks=(*marks_of(result, task, metric), *[EQUAL] * paired.equal),
+        lower_is_better=result.lm_eval.better(task, metric) is False,
+        marks=marks,
     )
-    return compared(score, paired)
+    return compared(score, difference)
 
 
-def compared(score: Score, paired: Paired) -> Score:
+def compared(score: Score, difference: Paired) -> Score:
     """The score with its difference to another run."""
-    tests = {MCNEMAR: _number(paired.p_mcnemar), PERMUTATION: _number(paired.p_permutation)}
-    test, p = next(((name, p) for name, p in tests.items() if p is not None), (None, None))
+    test, p = None, None
+    if difference.p_mcnemar is not None:
+        test, p = MCNEMAR, difference.p_mcnemar
+    elif difference.p_permutation is not None:
+        test, p = PERMUTATION, difference.p_permutation
     return replace(
         score,
-        difference=_number(paired.difference),
-        difference_interval=paired.interval,
-        equal=paired.equal,
+        difference=difference.difference,
+        difference_interval=difference.interval,
+        equal=difference.equal,
         p=p,
         test=test,
-        changed=paired.changed,
+        changed=difference.changed,
     )
 
 
-def headline(scores: Block, metric: str | None) -> str:
+def headline(scores: Mapping[str, Any], metric: str | None) -> str:
     """`metric` where the task reports it, else the first reported `metric,filter`; a dash with predict_only."""
     known = reported(scores)
     if metric in known:

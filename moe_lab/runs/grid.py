@@ -227,8 +227,12 @@ def write_report(outcomes: Sequence[Outcome], table: CommandTable) -> Path:
     digest = hashlib.sha256(
         " ".join(sorted(result.run_id for result in results)).encode()
     ).hexdigest()
-    tasks = [task for result in results for task in result.tasks]
-    parts = ([result.model for result in results], [result.method for result in results], tasks)
+    tasks = [task for result in results for task in result.task.tasks]
+    parts = (
+        [result.model.name for result in results],
+        [result.method.name for result in results],
+        tasks,
+    )
     name = folder_name(*(task_label(dict.fromkeys(part)) for part in parts), digest=digest)
     output = Path(outcomes[0].run.config.output_dir)
     page, newest = output / "pages" / f"{name}.html", output / "report.html"

@@ -174,7 +174,11 @@ class Results(Shown, Sequence[dict[str, Any]]):
         if self.outcomes:
             runs = self.table.runs
             lines = sorted(
-                {line for run in runs for line in get_method(run.method).footnotes(run["moe_lab"])}
+                {
+                    line
+                    for run in runs
+                    for line in get_method(run.method.name).footnotes(run["moe_lab"])
+                }
             )
             if len(lines) > FOOTNOTES:
                 lines[FOOTNOTES:] = [

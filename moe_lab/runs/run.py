@@ -90,7 +90,7 @@ class Run:
         stored = self.store.stored(self.facts.commit)
         if stored is None:
             return None
-        asked = headline_of(self.config.task.metric, stored.scores(stored.tasks[0]))
+        asked = headline_of(self.config.task.metric, stored.lm_eval.scores(stored.task.tasks[0]))
         return stored.model_copy(update={"asked": asked})
 
     def stored_metrics(self) -> StoredMetrics | None:

@@ -103,9 +103,10 @@ def _losses(model: Any, rows_RS: Tensor, others_RS: Tensor, targets_P: Tensor) -
 
 
 def _difference(difference_R: Tensor) -> dict[str, Any]:
-    return Difference(
-        float(difference_R.mean()), bootstrap_interval(difference_R.tolist())
-    ).to_json()
+    difference = Difference(
+        difference=float(difference_R.mean()), interval=bootstrap_interval(difference_R.tolist())
+    )
+    return difference.to_json()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +144,12 @@ def train_together(training: PretrainingInputs) -> tuple[Any, dict[str, Any]]:
     model = trainer.model
     lines = [line for line in trainer.state.log_history if "loss" in line]
     losses = trainer.row_losses().tolist()
-    held_out = HeldOut(sum(losses) / len(losses), bootstrap_interval(losses), len(losses), losses)
+    held_out = HeldOut(
+        loss=sum(losses) / len(losses),
+        interval=bootstrap_interval(losses),
+        rows=len(losses),
+        row_losses=losses,
+    )
     model.config.use_cache = not design.reads_later_tokens  # the Trainer turns it off
     model.generation_config = GenerationConfig.from_model_config(model.config)
     return model, {

@@ -111,7 +111,7 @@ def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[d
     }
     return [
         {
-            "model": cell.results[0].model,
+            "model": cell.results[0].model.name,
             "task": cell.coordinates["task"],
             "documents": scores_of(cell.results[0])[0].n,
             "published_documents": published.get(("documents", cell.coordinates["task"])),

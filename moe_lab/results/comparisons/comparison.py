@@ -282,12 +282,11 @@ def _by_filter(lines: Sequence[Sample]) -> dict[str, dict[Key, Sample]]:
 
 def rounding_of(a: Evaluation, b: Evaluation) -> Rounding:
     """Which values of two evaluations are equal within rounding."""
-    if all(one.results.rounding.dtype == "float32" for one in (a, b)):
-        return a.results.rounding
-    known = [
-        one.results.rounding.measured for one in (a, b) if one.results.rounding.measured is not None
-    ]
-    return Rounding(None, max(known, default=None))
+    bounds = [a.rounding, b.rounding]
+    if all(bound.dtype == "float32" for bound in bounds):
+        return a.rounding
+    measured = [bound.measured for bound in bounds if bound.measured is not None]
+    return Rounding(None, max(measured, default=None))
 
 
 def aggregate_of(evaluation: Evaluation, task: str, metric: str) -> Aggregate | None:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from moe_lab.config.terminal import one_line, print_message, without_secrets
 from moe_lab.errors import ConfigError
-from moe_lab.results.model import LmEvalResults, RunResult, stored_results
+from moe_lab.results.lm_eval_results import LmEvalResults
+from moe_lab.results.model import RunResult
+from moe_lab.results.reading import stored_results
+from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import Sample, read_samples, samples_file, samples_of
 from moe_lab.results.scores import marks_of
 from moe_lab.results.stored_files import damaged, read_lines, read_mapping
@@ -98,7 +101,9 @@ class Evaluation:
     samples_files: dict[str, Path]
     """The sample log of each task."""
     results: LmEvalResults
-    """A RunResult, if this package wrote it."""
+    """lm-eval's part of the file."""
+    rounding: Rounding
+    """Which values of it and of another evaluation are equal within rounding."""
     samples: dict[str, list[Sample]]
     """The lines of each task's sample log."""
     lm_eval_version: str | None
@@ -135,33 +140,47 @@ def read_evaluation(key: str, path: Path) -> Evaluation:
         )
     if "moe_lab" not in results:
         results = results | {"config": _without_secrets(results.get("config"))}
-    found = stored_results(results, file, MOVED)
-    own = found if isinstance(found, RunResult) else None
-    tasks = [task for task in found.configs if task in found.results]
-    files = {
-        task: samples_file(file.parent, task) if own else lm_eval_samples(file, task)
-        for task in tasks
-    }
-    samples = read_samples(own) if own else {task: _lines(files[task]) for task in tasks}
-    if own is None:
-        label = one_line(found.model_name or "lm-eval").rstrip("/").rpartition("/")[2]
-        given = (found.config or {}).get("model_args") or ""
-        settings = (
-            ",".join(f"{k}={v}" for k, v in given.items()) if isinstance(given, dict) else given
-        )
-    else:
-        label, settings = one_line(f"{own.model}-{own.method}"), " ".join(own.overrides)
+    stored = stored_results(results, file, MOVED)
+    if isinstance(stored, RunResult):
+        return _of_run(key, file, stored)
+    return _of_lm_eval(key, file, stored)
+
+
+def _of_run(key: str, file: Path, run: RunResult) -> Evaluation:
+    """The evaluation of a run of this package."""
+    tasks = [task for task in run.lm_eval.configs if task in run.lm_eval.results]
     return Evaluation(
         key=key,
-        label=label,
+        label=one_line(f"{run.model.name}-{run.method.name}"),
+        settings=one_line(" ".join(run.overrides)),
+        file=file,
+        samples_files={task: samples_file(file.parent, task) for task in tasks},
+        results=run.lm_eval,
+        rounding=run.equality,
+        samples=read_samples(run),
+        lm_eval_version=run.versions.get("lm_eval"),
+        run_id=run.run_id,
+        marks=marks_of(run),
+    )
+
+
+def _of_lm_eval(key: str, file: Path, results: LmEvalResults) -> Evaluation:
+    """An evaluation by lm-eval itself."""
+    tasks = [task for task in results.configs if task in results.results]
+    files = {task: lm_eval_samples(file, task) for task in tasks}
+    settings = (results.config or {}).get("model_args") or ""
+    if isinstance(settings, dict):
+        settings = ",".join(f"{name}={value}" for name, value in settings.items())
+    return Evaluation(
+        key=key,
+        label=one_line(results.model_name or "lm-eval").rstrip("/").rpartition("/")[2],
         settings=one_line(settings),
         file=file,
         samples_files=files,
-        results=found,
-        samples=samples,
-        lm_eval_version=own.versions.get("lm_eval") if own else found.lm_eval_version,
-        run_id=own.run_id if own else None,
-        marks=marks_of(own) if own else (),
+        results=results,
+        rounding=results.rounding,
+        samples={task: _lines(files[task]) for task in tasks},
+        lm_eval_version=results.lm_eval_version,
     )
 
 

@@ -271,7 +271,7 @@ def equivalent_rows(
             "run_id": score.run_id,
             **{name: found[name] for name in MEASURED},
         }
-        for name in ("base", result.method, "equivalent"):
+        for name in ("base", result.method.name, "equivalent"):
             row[f"{name}_milliseconds_per_token"] = (
                 1000 * found[name]["seconds"] / found["new_tokens"]
             )

@@ -12,7 +12,8 @@ from moe_lab.reports.scores import CommandTable
 from moe_lab.results.model import RunResult
 from moe_lab.results.run_parts import flat
 from moe_lab.results.samples import Sample, metric_values, read_samples
-from moe_lab.results.scores import NO_SCORE, headline
+from moe_lab.results.score import NO_SCORE
+from moe_lab.results.scores import headline
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,10 +23,12 @@ from moe_lab.reports.frames import example_rows
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.results.atomic import plain, write_json
 from moe_lab.results.folder import acquire
+from moe_lab.results.marks import marks_of
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import read_samples, reported
-from moe_lab.results.scores import marks_of, scores_of
+from moe_lab.results.samples import read_samples
+from moe_lab.results.scores import scores_of
 from moe_lab.results.stored_files import read_lines, read_mapping, warn_once, whole_mapping
+from moe_lab.results.task_scores import reported
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,9 +15,9 @@ from moe_lab.reports.scores import (
     has_verdict,
 )
 from moe_lab.results.comparisons.comparison import Comparison
+from moe_lab.results.marks import PART
 from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks
-from moe_lab.results.scores import PART
 from moe_lab.results.stored_files import read_mapping
 
 TWO_FORMS = (

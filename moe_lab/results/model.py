@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import Field
 
-from moe_lab.results.identity import decisive_versions
 from moe_lab.results.judge_counts import JudgeCounts, JudgeVerdicts
 from moe_lab.results.lm_eval_results import LmEvalResults
 from moe_lab.results.measured import Paired
@@ -19,6 +18,7 @@ from moe_lab.results.rounding import Rounding
 from moe_lab.results.run_parts import Comparisons, Cost, MethodPart, ModelPart, OtherRun, TaskPart
 from moe_lab.results.statistics import VERSION
 from moe_lab.results.stored import Interval, Name, Stored, StoredInterval
+from moe_lab.results.versions import decisive_versions
 
 BASE = "base"
 """The name of the base model's run in comparisons."""

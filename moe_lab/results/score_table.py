@@ -12,21 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from moe_lab.results.marks import EQUAL, MARKS, NOT_REPRODUCIBLE, PART
 from moe_lab.results.measured import Spread
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.scores import (
-    AVERAGE,
-    BOTH,
-    DOCUMENTS,
-    EQUAL,
-    MARKS,
-    NOT_REPRODUCIBLE,
-    PART,
-    SEEDS,
-    ComparisonKey,
-    Score,
-    shown_scores,
-)
+from moe_lab.results.score import AVERAGE, BOTH, DOCUMENTS, SEEDS, ComparisonKey, Score
+from moe_lab.results.scores import shown_scores
 from moe_lab.results.seed_summary import SeedScore, SeedSummary
 from moe_lab.results.significance import holm, p_over_seeds
 from moe_lab.results.statistics import (

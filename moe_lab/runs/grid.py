@@ -24,7 +24,7 @@ from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import check_writable, why_not_writable
-from moe_lab.results.identity import folder_name, task_label
+from moe_lab.results.names import folder_name, task_label
 from moe_lab.runs.attempts import is_worker, run_all
 from moe_lab.runs.distributed import end_processes, follow
 from moe_lab.runs.experiments.cells import (

@@ -15,7 +15,7 @@ from moe_lab.methods.method import TrainingMethod
 from moe_lab.methods.profile import expecting
 from moe_lab.models.facts import ModelFacts
 from moe_lab.models.memory import ModelPool
-from moe_lab.results.identity import folder_name, task_label
+from moe_lab.results.names import folder_name, task_label
 from moe_lab.runs.config import in_cell
 from moe_lab.runs.prepare import facts_of, prepare
 from moe_lab.runs.run import Run

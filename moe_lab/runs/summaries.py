@@ -14,7 +14,7 @@ import numpy as np
 
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import Values, aggregation, metric_values, read_samples
+from moe_lab.results.samples import Values, metric_values, read_samples
 from moe_lab.results.score_table import SeedGroup
 from moe_lab.results.seed_summary import SeedDifference, SeedScore, SeedSummary
 from moe_lab.results.significance import crossed_mean, p_over_seeds, randomization_test
@@ -28,6 +28,7 @@ from moe_lab.results.statistics import (
     mean_of_differences,
     over_seeds,
 )
+from moe_lab.results.task_scores import aggregation
 from moe_lab.runs.prepare import run_name
 from moe_lab.runs.run import Outcome
 

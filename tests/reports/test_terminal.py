@@ -43,20 +43,20 @@ from moe_lab.reports.terminal import (
     print_studies,
 )
 from moe_lab.results.comparisons.comparison import compare
+from moe_lab.results.marks import MARKS
 from moe_lab.results.measured import interval_text, number
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import Family, SeedGroup, family_of
-from moe_lab.results.scores import (
+from moe_lab.results.score import (
     BETTER,
     BOTH,
     DIFFERENT,
     EQUAL_RUNS,
-    MARKS,
     MCNEMAR,
     NOT_SIGNIFICANT,
     WORSE,
     Score,
 )
+from moe_lab.results.score_table import Family, SeedGroup, family_of
 from moe_lab.results.seed_summary import SeedSummary
 from moe_lab.results.statistics import VERSION
 from moe_lab.tasks.answer_forms import LETTERS

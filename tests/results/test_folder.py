@@ -31,7 +31,6 @@ from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results import stored_files as stored
 from moe_lab.results.atomic import obey_umask, plain, write_atomically, write_json, writing
 from moe_lab.results.folder import ATTEMPT, Artifact, RunFolder, acquire, check_writable, is_locked
-from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
 from moe_lab.results.reading import stored_results
 from moe_lab.results.stored_files import (
@@ -43,6 +42,7 @@ from moe_lab.results.stored_files import (
     typed,
     whole_mapping,
 )
+from moe_lab.results.versions import versions
 from tests.support.files import files_up_to
 from tests.support.stored_results import block_of, result_with, results_of
 

@@ -11,11 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.results.identity import versions
+from moe_lab.results.marks import marks_of
+from moe_lab.results.score import Score
 from moe_lab.results.score_table import Family, mean_score, task_mean
-from moe_lab.results.scores import Score, headline, marks_of, scores_of
+from moe_lab.results.scores import headline, scores_of
 from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import wilson
+from moe_lab.results.versions import versions
 from tests.support.seed_scores import with_base
 from tests.support.stored_results import result_with
 

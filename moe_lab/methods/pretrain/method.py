@@ -18,8 +18,8 @@ from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture, left_out_note
 from moe_lab.models.distributed import num_processes, sharded
-from moe_lab.results.identity import decisive_versions
 from moe_lab.results.measured import Difference, HeldOut, interval_text, number
+from moe_lab.results.versions import decisive_versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

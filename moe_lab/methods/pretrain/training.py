@@ -35,9 +35,9 @@ from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import avoid_grouped_products
 from moe_lab.models.facts import ModelFacts, resolve_device
 from moe_lab.models.memory import peak_memory_bytes, reset_peak_memory
-from moe_lab.results.identity import versions
 from moe_lab.results.measured import Difference, HeldOut
 from moe_lab.results.statistics import bootstrap_interval
+from moe_lab.results.versions import versions
 
 ROWS = 32
 """Validation rows that `leak` reads."""

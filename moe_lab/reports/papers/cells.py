@@ -18,8 +18,9 @@ from moe_lab.reports.papers.metrics import (
     unit_of,
 )
 from moe_lab.results.model import BASE, RunResult, compared_names
+from moe_lab.results.score import NO_SCORE, ComparisonKey, Score
 from moe_lab.results.score_table import NO_COMPARISONS, Family, mean_score, task_mean
-from moe_lab.results.scores import NO_SCORE, ComparisonKey, Score, scores_of
+from moe_lab.results.scores import scores_of
 from moe_lab.results.seed_summary import SeedSummary
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from moe_lab.reports.columns import Column
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.results.atomic import write_file, write_rows
-from moe_lab.results.identity import RUNTIME, folder_name
+from moe_lab.results.identity import RUNTIME
+from moe_lab.results.names import folder_name
 from moe_lab.results.scores import scores_of
 
 # The files of an experiment's table: their names

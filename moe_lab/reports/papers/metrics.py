@@ -11,7 +11,8 @@ from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.expert import expert_lines
 from moe_lab.results.measured import Value
 from moe_lab.results.model import BASE, RunResult
-from moe_lab.results.scores import Score, empty_score
+from moe_lab.results.score import Score
+from moe_lab.results.scores import empty_score
 from moe_lab.results.statistics import over_seeds
 
 # Expert metrics as numbers of a paper's table: `expert.load_balance`, `expert.capacity_most` and so on

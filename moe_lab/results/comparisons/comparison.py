@@ -8,7 +8,7 @@ from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.comparisons.groups import compare_group
 from moe_lab.results.comparisons.partial import ChangedExamples, PartialComparison, joined
 from moe_lab.results.comparisons.tasks import compare_task
-from moe_lab.results.scores import ComparisonKey, Score
+from moe_lab.results.score import ComparisonKey, Score
 from moe_lab.results.significance import holm
 from moe_lab.results.statistics import VERSION
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from moe_lab.results.comparisons.evaluation import Evaluation
 from moe_lab.results.comparisons.partial import PartialComparison
-from moe_lab.results.samples import reported
-from moe_lab.results.scores import Score, pooled
+from moe_lab.results.score import Score
+from moe_lab.results.scores import pooled
+from moe_lab.results.task_scores import reported
 
 
 def compare_group(

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from moe_lab.results.samples import Sample
-from moe_lab.results.scores import ComparisonKey, Score
+from moe_lab.results.score import ComparisonKey, Score
 
 ExamplePair = tuple[Sample, Sample]
 """One document in the sample logs of two evaluations."""

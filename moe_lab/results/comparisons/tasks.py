@@ -15,9 +15,11 @@ from moe_lab.results.comparisons.partial import (
     joined,
 )
 from moe_lab.results.rounding import Rounding
-from moe_lab.results.samples import is_missing, reported
-from moe_lab.results.scores import Score, compared
+from moe_lab.results.samples import is_missing
+from moe_lab.results.score import Score
+from moe_lab.results.scores import compared
 from moe_lab.results.significance import paired
+from moe_lab.results.task_scores import reported
 
 
 def compare_task(a: Evaluation, b: Evaluation, task: str) -> PartialComparison:

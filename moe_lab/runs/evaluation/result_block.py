@@ -5,14 +5,14 @@ from dataclasses import asdict
 from typing import Any
 
 from moe_lab.methods.trained import training_folder
-from moe_lab.results.identity import SCHEMA_VERSION, versions
 from moe_lab.results.logs import ResponseLog
 from moe_lab.results.model import RunBlock
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.run_parts import Comparisons, MethodPart, ModelPart, OtherRun, TaskPart
-from moe_lab.results.samples import headline_of, reported
 from moe_lab.results.statistics import VERSION
 from moe_lab.results.stored_files import whole_mapping
+from moe_lab.results.task_scores import headline_of, reported
+from moe_lab.results.versions import SCHEMA_VERSION, versions
 from moe_lab.runs.evaluation.cost import cost_of
 from moe_lab.runs.evaluation.judge_verdicts import verdicts_of
 from moe_lab.runs.evaluation.scored import Scored, StoredScores

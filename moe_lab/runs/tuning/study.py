@@ -13,7 +13,8 @@ from moe_lab.methods import get_method
 from moe_lab.methods.method import Method
 from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.models.facts import ModelFacts
-from moe_lab.results.identity import folder_name, run_id, task_label
+from moe_lab.results.identity import run_id
+from moe_lab.results.names import folder_name, task_label
 from moe_lab.results.stored_files import whole_mapping
 from moe_lab.runs.prepare import facts_of, identity, prepare
 from moe_lab.runs.tuning.search import Search, resolve, resolve_grid, resolve_scale

@@ -20,7 +20,7 @@ from moe_lab.reports.figures import write_study_figures
 from moe_lab.reports.loggers import Logger, open_logger
 from moe_lab.results.atomic import write_atomically, write_json
 from moe_lab.results.folder import RunFolder
-from moe_lab.results.samples import reported
+from moe_lab.results.task_scores import reported
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 from moe_lab.runs.execute import memory_errors
 from moe_lab.runs.tuning.study import TABLE, Study

@@ -26,7 +26,8 @@ import moe_lab
 from moe_lab.errors import ConfigError
 from moe_lab.results.atomic import plain
 from moe_lab.results.comparisons.comparison import compare
-from moe_lab.results.comparisons.evaluation import lm_eval_samples, read_evaluation, results_file
+from moe_lab.results.comparisons.evaluation import read_evaluation
+from moe_lab.results.comparisons.files import lm_eval_samples, results_file
 from moe_lab.results.comparisons.pairing import paired_examples
 from moe_lab.results.comparisons.tasks import compare_task, rounding_of
 from moe_lab.results.samples import Sample

@@ -73,9 +73,11 @@ class RunBlock(Stored):
     judges: dict[str, JudgeVerdicts] = Field({}, exclude_if=not_)
 
     def to_json(self) -> dict[str, Any]:
-        block = super().to_json()
-        last = {key: block.pop(key) for key in WRITTEN_LAST if key in block}
-        return block | last
+        block = self.model_dump(by_alias=True)
+        for key in WRITTEN_LAST:
+            if key in block:
+                block[key] = block.pop(key)
+        return block
 
     @property
     def report(self) -> Mapping[str, Any]:

@@ -1,10 +1,11 @@
 """Fills the block `moe_lab` of results.json."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from moe_lab.methods.trained import training_folder
+from moe_lab.results.lm_eval_results import Scores
 from moe_lab.results.logs import ResponseLog
 from moe_lab.results.model import RunBlock
 from moe_lab.results.rounding import Rounding
@@ -50,7 +51,11 @@ def run_block(
     intervals = scored.intervals()
     compared = {}
     for name, other in others.items():
-        compared[name] = _other_run(other, tasks, scored.differences(other, rounding))
+        compared[name] = OtherRun(
+            run_id=other.run_id,
+            results=_scores_of(other, tasks),
+            paired=scored.differences(other, rounding),
+        )
     baseline = compared.pop("baseline", None)
     differences: Comparisons = {}
     if baseline is not None:
@@ -123,13 +128,14 @@ def _seed(run: Run) -> int | None:
     return trained.get("seed")
 
 
-def _other_run(other: StoredScores, tasks: Mapping[str, Any], differences: Comparisons) -> OtherRun:
-    results = {}
+def _scores_of(other: StoredScores, tasks: Iterable[str]) -> Scores:
+    """The other run's scores of the tasks."""
+    results: Scores = {}
     for name in tasks:
         if name in other.results:
             scores = other.results[name]
             results[name] = {metric: scores[metric] for metric in reported(scores)}
-    return OtherRun(run_id=other.run_id, results=results, paired=differences)
+    return results
 
 
 def _changed_answers(metric: str | None, differences: Comparisons) -> dict[str, int | None]:

@@ -8,10 +8,10 @@ from moe_lab.metrics.registry import counted_metrics, intervention_metrics, inte
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
 from moe_lab.reports.columns import Column, names, numbers, print_table, texts
 from moe_lab.reports.scores import interval_column, run_labels
+from moe_lab.results.family import EXPERT_METRICS, Family
 from moe_lab.results.measured import Difference, number
 from moe_lab.results.model import RunResult
 from moe_lab.results.score import ComparisonKey
-from moe_lab.results.score_table import EXPERT_METRICS, Family
 from moe_lab.results.scores import headline
 from moe_lab.results.stored import Interval
 

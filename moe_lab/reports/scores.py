@@ -12,11 +12,12 @@ from statistics import fmean
 from typing import Any, Literal
 
 from moe_lab.reports.columns import Column, count, fixed, names, numbers, seconds, texts
+from moe_lab.results.family import NO_COMPARISONS, Family
 from moe_lab.results.marks import NOT_REPRODUCIBLE, PART
 from moe_lab.results.measured import interval_text, number
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score import BETTER, DIFFERENT, EQUAL_RUNS, NOT_SIGNIFICANT, WORSE, Score
-from moe_lab.results.score_table import NO_COMPARISONS, Family, SeedGroup
+from moe_lab.results.score_table import SeedGroup
 from moe_lab.results.scores import shown_scores
 
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "task.metric=", "seed=", "seeds=")

@@ -50,9 +50,9 @@ class Score:
     p: float | None = None
     """Of its difference."""
     test: str | None = None
-    """What `p` is of: MCNEMAR, PERMUTATION, SEEDS (`score_table.mean_score`) or AVERAGE (`score_table.task_mean`)."""
+    """What `p` is of: MCNEMAR, PERMUTATION, SEEDS (`means.mean_score`) or AVERAGE (`means.task_mean`)."""
     p_holm: float | None = None
-    """`p`, corrected by Holm for the comparisons of its question (`moe_lab.results.score_table.Family`)."""
+    """`p`, corrected by Holm for the comparisons of its question (`moe_lab.results.family.Family`)."""
     question: str | None = None
     """The scores that were asked for, controls, or another question of the command."""
     family: int | None = None

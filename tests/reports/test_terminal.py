@@ -43,6 +43,7 @@ from moe_lab.reports.terminal import (
     print_studies,
 )
 from moe_lab.results.comparisons.comparison import compare
+from moe_lab.results.family import Family
 from moe_lab.results.marks import MARKS
 from moe_lab.results.measured import interval_text, number
 from moe_lab.results.model import RunResult
@@ -56,7 +57,7 @@ from moe_lab.results.score import (
     WORSE,
     Score,
 )
-from moe_lab.results.score_table import Family, SeedGroup, family_of
+from moe_lab.results.score_table import SeedGroup, family_of
 from moe_lab.results.seed_summary import SeedSummary
 from moe_lab.results.statistics import VERSION
 from moe_lab.tasks.answer_forms import LETTERS

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import pytest
 
+from moe_lab.results.family import Family
 from moe_lab.results.marks import marks_of
+from moe_lab.results.means import mean_score, task_mean
 from moe_lab.results.score import Score
-from moe_lab.results.score_table import Family, mean_score, task_mean
 from moe_lab.results.scores import headline, scores_of
 from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import wilson

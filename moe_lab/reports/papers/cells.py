@@ -17,9 +17,10 @@ from moe_lab.reports.papers.metrics import (
     training_score,
     unit_of,
 )
+from moe_lab.results.family import NO_COMPARISONS, Family
+from moe_lab.results.means import mean_score, task_mean
 from moe_lab.results.model import BASE, RunResult, compared_names
 from moe_lab.results.score import NO_SCORE, ComparisonKey, Score
-from moe_lab.results.score_table import NO_COMPARISONS, Family, mean_score, task_mean
 from moe_lab.results.scores import scores_of
 from moe_lab.results.seed_summary import SeedSummary
 

@@ -41,27 +41,34 @@ def summarize(
     `repeated`: the run ids of each configuration that has a study or a model per seed.
     """
     by_id = {outcome.run.run_id: outcome for outcome in outcomes}
-    own = [[by_id[run_id] for run_id in run_ids if run_id in by_id] for run_ids in repeated]
-    grouped = {outcome.run.run_id for group in own if len(group) > 1 for outcome in group}
+    repeated_groups: list[list[Outcome]] = []
+    in_repeated: set[str] = set()
+    for run_ids in repeated:
+        group = [by_id[run_id] for run_id in run_ids if run_id in by_id]
+        if len(group) > 1:
+            repeated_groups.append(group)
+            in_repeated.update(outcome.run.run_id for outcome in group)
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        if outcome.run.run_id in grouped:
+        if outcome.run.run_id in in_repeated:
             continue
         # the seeds of a configuration may differ only in their overrides and in the place where they ran
         config = replace(outcome.run.config, seed=0, overrides=[])
         groups.setdefault(repr(config), []).append(outcome)
-    return [*map(_group, groups.values()), *(_group(group) for group in own if len(group) > 1)]
+    return [_group(group) for group in (*groups.values(), *repeated_groups)]
 
 
 def _group(outcomes: Sequence[Outcome]) -> SeedGroup:
-    results = list({one.results.run_id: one.results for one in outcomes}.values())
+    by_id = {outcome.results.run_id: outcome.results for outcome in outcomes}
+    results = list(by_id.values())
     if len(results) < 2:
         return SeedGroup(results)
     config = outcomes[0].run.config
-    runs = [
-        run for outcome in outcomes for run in (outcome.run, *outcome.run.compared_runs.values())
-    ]
-    digest = hashlib.sha256(" ".join(run.run_id for run in runs).encode()).hexdigest()
+    run_ids = []
+    for outcome in outcomes:
+        run_ids.append(outcome.run.run_id)
+        run_ids.extend(run.run_id for run in outcome.run.compared_runs.values())
+    digest = hashlib.sha256(" ".join(run_ids).encode()).hexdigest()
     file = Path(config.output_dir) / "summaries" / f"{run_name(config, digest)}.json"
     return SeedGroup(results, summary(outcomes), file)
 
@@ -207,21 +214,22 @@ def _moved(
     aggregate: Aggregate | None,
 ) -> Moved | None:
     """For a perplexity the differences of its log-likelihoods; None for any other score that is not a mean."""
-    mine, theirs, factor = values, others, 1.0
-    if aggregate is not None:
-        terms = [likelihood_terms(run, aggregate) for run in (*values, *others)]
-        known = [term for term in terms if term is not None]
-        if len(known) < len(terms) or any((term[1] != known[0][1]).any() for term in known):
-            return None
-        mine, theirs = (
-            [term[0] for term in known[: len(values)]],
-            [term[0] for term in known[len(values) :]],
-        )
-        lengths_N = known[0][1]
-        factor = -len(lengths_N) / (lengths_N.sum() * math.log(2))  # of bits per byte
-    differences_SN = np.asarray(mine, dtype=float) - np.asarray(theirs, dtype=float)
-    proportional = aggregate is None or getattr(aggregate, "__name__", "") == "bits_per_byte"
-    return Moved(np.where(ties, 0.0, differences_SN), factor if proportional else None)
+    if aggregate is None:
+        differences_SN = np.asarray(values, dtype=float) - np.asarray(others, dtype=float)
+        return Moved(np.where(ties, 0.0, differences_SN), factor=1.0)
+    terms = [likelihood_terms(run, aggregate) for run in (*values, *others)]
+    known = [term for term in terms if term is not None]
+    if len(known) < len(terms):
+        return None
+    lengths_N = known[0][1]
+    if any((lengths != lengths_N).any() for _, lengths in known):
+        return None
+    likelihoods = np.array([likelihoods_N for likelihoods_N, _ in known])
+    differences_SN = likelihoods[: len(values)] - likelihoods[len(values) :]
+    factor = None
+    if getattr(aggregate, "__name__", "") == "bits_per_byte":
+        factor = -len(lengths_N) / (lengths_N.sum() * math.log(2))
+    return Moved(np.where(ties, 0.0, differences_SN), factor)
 
 
 def _other_scores(task: str, outcomes: Sequence[Outcome]) -> dict[str, list[TaskScores]]:

@@ -27,7 +27,7 @@ from moe_lab.engine.generate import generate
 from moe_lab.engine.pass_size import pass_budget
 from moe_lab.engine.sampling import Decoding, GenerationState
 from moe_lab.routing import GumbelTopK, document_key
-from moe_lab.runs.evaluation.result_block import energy_joules
+from moe_lab.runs.evaluation.cost import energy_joules
 
 OLMOE_1B_7B = dict(
     vocab_size=50304,

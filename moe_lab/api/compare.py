@@ -88,7 +88,7 @@ def compare(
     from moe_lab.results.atomic import json_text, write_file
     from moe_lab.results.comparisons.comparison import compare as comparison_of
     from moe_lab.results.comparisons.evaluation import read_evaluation
-    from moe_lab.results.identity import folder_name, task_label
+    from moe_lab.results.names import folder_name, task_label
 
     for path in (first, *others):
         if not isinstance(path, str | PathLike):

@@ -31,7 +31,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.policy_method import PolicyMethod, Settings
 from moe_lab.results.code import imports_digest
-from moe_lab.results.scores import NOT_REPRODUCIBLE
+from moe_lab.results.marks import NOT_REPRODUCIBLE
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble

@@ -15,7 +15,7 @@ from moe_lab.config.validators import NonNegativeFloat, NonNegativeInt, Positive
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method, ModelMaker
 from moe_lab.methods.trained import Trained, save_model
-from moe_lab.results.identity import versions
+from moe_lab.results.versions import versions
 from moe_lab.tasks.toy.world import WORLD_VERSION
 
 NOT_ARCHITECTURE = (

@@ -5,16 +5,18 @@ policy, N = documents.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from moe_lab.metrics.registry import counted_metrics
-from moe_lab.results.measured import Difference, Interval, Measured, Paired, Value
-from moe_lab.results.samples import Log, Values, aggregation, logged_values
+from moe_lab.results.measured import Ci95, Difference, Measured, Paired, Value
+from moe_lab.results.samples import Log, Values, logged_values
 from moe_lab.results.significance import paired
 from moe_lab.results.statistics import LEVEL, Aggregate, interval_of_difference
+from moe_lab.results.stored import Interval
+from moe_lab.results.task_scores import aggregation
 
 LEFT_OUT = "left_out"
 """The key of a counted metric's array: its value, and its value without each group."""
@@ -25,7 +27,6 @@ SCORES = "scores"
 OVER_ALL_TASKS = "all"
 
 
-@dataclass(frozen=True)
 class Entropy(Value):
     """An entropy in bits: of a layer, or the mean over layers."""
 
@@ -34,7 +35,6 @@ class Entropy(Value):
     maximum: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Loss(Measured):
     """The accuracy that a policy costs in a task: `base` minus `changed`."""
 
@@ -42,18 +42,18 @@ class Loss(Measured):
     base: float | None = None
     changed: float | None = None
     """The mean over evaluations."""
-    difference: float
-    interval: Interval | None = None
+    difference: float | None
+    interval: Ci95 = None
     """Over documents."""
-    runs: Sequence[dict[str, Any]] = ()
-    """A `Paired` as JSON for each evaluation: `to_right` counts the documents that only base answers correctly."""
+    runs: list[Paired] = Field([])
+    """Of each evaluation: `to_right` counts the documents that only base answers correctly."""
 
     @property
     def p(self) -> float | None:
         """McNemar's p of a single evaluation; None for several."""
         if len(self.runs) != 1:
             return None
-        return Paired.from_json(self.runs[0]).p_mcnemar
+        return self.runs[0].p_mcnemar
 
 
 def ratio(of_N: np.ndarray, over_N: np.ndarray) -> Value:
@@ -64,14 +64,15 @@ def ratio(of_N: np.ndarray, over_N: np.ndarray) -> Value:
     """
     total = float(over_N.sum())
     if not total:
-        return Value(None)
+        return Value(value=None)
     value = float(of_N.sum() / total)
     N = len(over_N)
     if N < 2:
-        return Value(value)
+        return Value(value=value)
     residual_N = of_N - value * over_N
     error = float(np.std(residual_N, ddof=1)) * N**0.5 / total
-    return Value(value, student_interval(value, error, degrees_of_freedom=N - 1))
+    interval = student_interval(value, error, degrees_of_freedom=N - 1)
+    return Value(value=value, interval=interval)
 
 
 def student_interval(value: float, error: float, degrees_of_freedom: int) -> Interval:
@@ -160,10 +161,14 @@ def _without_each_group(
 def _corrected(counted: float, without_G: np.ndarray | None, maximum: float) -> Entropy:
     """The entropy from the value of all groups and the values without each group."""
     if without_G is None:
-        return Entropy(counted, None, counted, maximum)
+        return Entropy(value=counted, counted=counted, maximum=maximum)
     value, (low, high) = jackknife(counted, without_G)
-    interval = _clipped(low, maximum), _clipped(high, maximum)
-    return Entropy(_clipped(value, maximum), interval, counted, maximum)
+    return Entropy(
+        value=_clipped(value, maximum),
+        interval=(_clipped(low, maximum), _clipped(high, maximum)),
+        counted=counted,
+        maximum=maximum,
+    )
 
 
 def _clipped(value: float, maximum: float) -> float:
@@ -214,8 +219,8 @@ def _difference_of_entropies(mine: np.ndarray, theirs: np.ndarray) -> Difference
     # without a group that has no tokens, the value is that of all groups
     mine = np.where(np.isnan(mine), mine[0], mine)[has_tokens]
     theirs = np.where(np.isnan(theirs), theirs[0], theirs)[has_tokens]
-    value, interval = jackknife(float(mine[0] - theirs[0]), mine[1:] - theirs[1:])
-    return Difference(value, interval)
+    difference, interval = jackknife(float(mine[0] - theirs[0]), mine[1:] - theirs[1:])
+    return Difference(difference=difference, interval=interval)
 
 
 def _difference_of_losses(mine: np.ndarray, theirs: np.ndarray) -> Difference:
@@ -228,10 +233,10 @@ def _difference_of_losses(mine: np.ndarray, theirs: np.ndarray) -> Difference:
     subtracted = [theirs[0]] * R + [*mine[1:]]
     difference = 2 * float(np.mean(added) - np.mean(subtracted))
     interval = interval_of_difference(added, subtracted)
-    if interval is None:
-        return Difference(difference, None)
-    low, high = interval
-    return Difference(difference, (2 * low, 2 * high))
+    if interval is not None:
+        low, high = interval
+        interval = 2 * low, 2 * high
+    return Difference(difference=difference, interval=interval)
 
 
 # Interventions: the accuracy that a policy costs
@@ -315,7 +320,7 @@ def _loss(
         # exactly 0 where nothing changed
         difference=float(np.mean([base_score - changed for changed in changed_scores])),
         interval=interval,
-        runs=[paired(base_values, values, aggregate).to_json() for values in changed_values],
+        runs=[paired(base_values, values, aggregate) for values in changed_values],
     ).to_json()
     if aggregate is None:
         loss[SCORES] = np.asarray([base_values, *changed_values], dtype=float)

@@ -231,7 +231,7 @@ def values_of(line: dict[str, Any]) -> dict[str, Value]:
     for metric, intervention in interventions():
         block = line[metric]
         blocks[intervention.name] = intervention.block(block) if block else {}
-    return {name: Value.from_json({"value": None} | block) for name, block in blocks.items()}
+    return {name: Value.model_validate(block) for name, block in blocks.items()}
 
 
 def labels() -> dict[str, str]:

@@ -45,7 +45,7 @@ class StoredMetrics:
         entropies = {}
         for kind, block in self.content[name].items():
             if block is not None:
-                entropies[kind] = Entropy.from_json(block)
+                entropies[kind] = Entropy.model_validate(block)
         return entropies
 
     def losses(self, name: str, intervention: Intervention) -> dict[str, dict[str, Loss]]:
@@ -57,13 +57,13 @@ class StoredMetrics:
         for task, metrics in intervention.block(block)["tasks"].items():
             losses[task] = {}
             for metric, loss in (metrics or {}).items():
-                losses[task][metric] = Loss.from_json(loss)
+                losses[task][metric] = Loss.model_validate(loss)
         return losses
 
     def difference(self, other: str, *path: str) -> Difference:
         """The difference to another run ("baseline") at a path of the file; all values are None without one."""
         to_other = self.content["differences"].get(other, {})
-        return Difference.from_json(to_other.get("/".join(path), {}))
+        return Difference.model_validate(to_other.get("/".join(path), {}))
 
 
 def stored_metrics(folder: Path, run_id: str, commit: str | None) -> StoredMetrics | None:

@@ -8,7 +8,6 @@ the true tokens before them. Intervention metrics are the accuracy lost under a 
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from moe_lab.metrics.teacher_forcing import (
     right_tokens,
 )
 from moe_lab.results.atomic import json_line, plain, write_file
-from moe_lab.results.measured import Interval, Measured
+from moe_lab.results.measured import Ci95, Measured
 from moe_lab.results.statistics import LEVEL
 from moe_lab.results.stored_files import read_lines
 
@@ -119,7 +118,6 @@ FEWEST = 3
 """The number of measurements that a correlation needs: two points always lie on a line."""
 
 
-@dataclass(frozen=True)
 class Correlation(Measured):
     """The correlation of two metrics over the measurements of one training."""
 
@@ -127,7 +125,7 @@ class Correlation(Measured):
     n: int
     """The number of measurements in which both metrics have a value."""
     pearson: float | None = None
-    interval: Interval | None = None
+    interval: Ci95 = None
     """Fisher's interval, for four measurements or more. Too narrow, because successive measurements are dependent."""
     spearman: float | None = None
     note: str | None = None
@@ -156,19 +154,21 @@ def _correlation(x: str, y: str, points: Sequence[tuple[float, float]]) -> Corre
     """The correlation of the metrics `x` and `y` over measurements of both."""
     from scipy.stats import pearsonr, spearmanr
 
-    correlation = Correlation([x, y], len(points))
-    if len(points) < FEWEST:
-        return replace(correlation, note=f"fewer than {FEWEST} measurements")
+    names = [x, y]
+    count = len(points)
+    if count < FEWEST:
+        return Correlation(of=names, n=count, note=f"fewer than {FEWEST} measurements")
     x_N, y_N = np.array(points, dtype=float).T
     if np.ptp(x_N) == 0 or np.ptp(y_N) == 0:
-        return replace(correlation, note="one of the two does not change")
+        return Correlation(of=names, n=count, note="one of the two does not change")
     pearson = pearsonr(x_N, y_N)
     interval = None
-    if len(points) > FEWEST and abs(pearson.statistic) < 1:
+    if count > FEWEST and abs(pearson.statistic) < 1:
         low, high = pearson.confidence_interval(LEVEL)
         interval = float(low), float(high)
-    return replace(
-        correlation,
+    return Correlation(
+        of=names,
+        n=count,
         pearson=float(pearson.statistic),
         interval=interval,
         spearman=float(spearmanr(x_N, y_N)[0]),

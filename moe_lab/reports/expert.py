@@ -8,15 +8,17 @@ from moe_lab.metrics.registry import counted_metrics, intervention_metrics, inte
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
 from moe_lab.reports.columns import Column, names, numbers, print_table, texts
 from moe_lab.reports.scores import interval_column, run_labels
-from moe_lab.results.measured import Difference, Interval, number
+from moe_lab.results.family import EXPERT_METRICS, Family
+from moe_lab.results.measured import Difference, number
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import EXPERT_METRICS, Family
-from moe_lab.results.scores import ComparisonKey, headline
+from moe_lab.results.score import ComparisonKey
+from moe_lab.results.scores import headline
+from moe_lab.results.stored import Interval
 
 
 def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
     """The expert metrics stored with a result; None without."""
-    return stored_metrics(result.stored_in, result.run_id, result.commit)
+    return stored_metrics(result.stored_in, result.run_id, result.model.commit)
 
 
 def logged_values(content: StoredMetrics) -> dict[str, float]:
@@ -32,6 +34,7 @@ def logged_values(content: StoredMetrics) -> dict[str, float]:
         for name, each in interventions()
         for task, losses in content.losses(name, each).items()
         for metric, loss in losses.items()
+        if loss.difference is not None
     }
 
 
@@ -79,10 +82,10 @@ def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
     corrected = [family.corrected.get(line.comparison(run)) for run, _, line in rows]
     return [
         *names(
-            model=[run.model for run in runs],
-            method=[run.method for run in runs],
+            model=[run.model.name for run in runs],
+            method=[run.method.name for run in runs],
             settings=settings,
-            task=[",".join(run.requested) for run in runs],
+            task=[",".join(run.task.names) for run in runs],
             metric=[line.label for line in found],
             of=[line.of for line in found],
         ),

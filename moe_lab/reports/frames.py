@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.pages.answers import answer_of
 from moe_lab.reports.scores import CommandTable
-from moe_lab.results.model import RunResult, flat
+from moe_lab.results.model import RunResult
+from moe_lab.results.run_parts import flat
 from moe_lab.results.samples import Sample, metric_values, read_samples
-from moe_lab.results.scores import NO_SCORE, headline
+from moe_lab.results.score import NO_SCORE
+from moe_lab.results.scores import headline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +90,9 @@ def score_frame(
     measured = any(config.metrics != "none" for config in asked)
     more: dict[str, dict[str, Any]] = {}
     for run in table.runs:
-        costs = {f"cost/{name}": value for name, value in run.cost.items() if value is not None}
+        costs = {
+            f"cost/{name}": value for name, value in run.cost.known().items() if value is not None
+        }
         content = expert_metrics_of(run) if measured else None
         more[run.run_id] = costs | (logged_values(content) if content is not None else {})
     files = {group.results[0].run_id: group.file for group in table.groups}
@@ -154,8 +158,8 @@ def example_frame(
     rows = []
     for result in results:
         run = {
-            "model": result.model,
-            "method": result.method,
+            "model": result.model.name,
+            "method": result.method.name,
             **settings[result.run_id],
             "seed": result.seed,
         }
@@ -171,7 +175,7 @@ def example_rows(
     result: RunResult, task: str, samples: Sequence[Sample]
 ) -> Iterator[dict[str, Any]]:
     """One row per example, by the filter of the task's headline metric."""
-    key = headline(result.scores(task), result.metric)
+    key = headline(result.lm_eval.scores(task), result.metric)
     metric, _, filter_name = key.partition(",")
     values = metric_values(list(samples)).get(key, {})
     for sample in samples:

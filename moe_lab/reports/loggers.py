@@ -23,10 +23,12 @@ from moe_lab.reports.frames import example_rows
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.results.atomic import plain, write_json
 from moe_lab.results.folder import acquire
+from moe_lab.results.marks import marks_of
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import read_samples, reported
-from moe_lab.results.scores import marks_of, scores_of
+from moe_lab.results.samples import read_samples
+from moe_lab.results.scores import scores_of
 from moe_lab.results.stored_files import read_lines, read_mapping, warn_once, whole_mapping
+from moe_lab.results.task_scores import reported
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -290,12 +292,12 @@ def scores(result: RunResult) -> dict[str, object]:
     """
     values: dict[str, object] = {
         f"{task}/{key}": found.get(key)
-        for task, found in result.results.items()
+        for task, found in result.lm_eval.results.items()
         for metric in reported(found)
         for key in (metric, metric.replace(",", "_stderr,", 1))
     }
-    first = result.requested[0]
-    task = first if len(result.requested) == 1 and result.scores(first) else result.tasks[0]
+    first, *others = result.task.names
+    task = first if not others and result.lm_eval.scores(first) else result.task.tasks[0]
     if result.metric is not None:
         score = next(score for score in scores_of(result) if score.task == task)
         low, high = score.difference_interval or (None, None)
@@ -303,10 +305,10 @@ def scores(result: RunResult) -> dict[str, object]:
         values |= {"difference_low": low, "difference_high": high}
     values |= {
         f"baseline/{task}/{key}": value
-        for task in result.tasks
+        for task in result.task.tasks
         for key, value in result.other_scores(task).items()
     }
-    values |= {f"cost/{key}": value for key, value in result.cost.items()}
+    values |= {f"cost/{key}": value for key, value in result.cost.known().items()}
     return {
         k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
     }

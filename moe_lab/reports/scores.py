@@ -12,20 +12,13 @@ from statistics import fmean
 from typing import Any, Literal
 
 from moe_lab.reports.columns import Column, count, fixed, names, numbers, seconds, texts
+from moe_lab.results.family import NO_COMPARISONS, Family
+from moe_lab.results.marks import NOT_REPRODUCIBLE, PART
 from moe_lab.results.measured import interval_text, number
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.score_table import NO_COMPARISONS, Family, SeedGroup
-from moe_lab.results.scores import (
-    BETTER,
-    DIFFERENT,
-    EQUAL_RUNS,
-    NOT_REPRODUCIBLE,
-    NOT_SIGNIFICANT,
-    PART,
-    WORSE,
-    Score,
-    shown_scores,
-)
+from moe_lab.results.score import BETTER, DIFFERENT, EQUAL_RUNS, NOT_SIGNIFICANT, WORSE, Score
+from moe_lab.results.score_table import SeedGroup
+from moe_lab.results.scores import shown_scores
 
 NAMED_ELSEWHERE = ("model=", "method=", "task=", "task.metric=", "seed=", "seeds=")
 PROFILE = re.compile(r"(?<=[=:])[^=:{},]*/([^/]+)/best\.yaml")
@@ -58,8 +51,13 @@ class ScoreLine:
 
     def cost(self, key: str) -> float | None:
         """A number of `cost`, of several seeds the mean; None where one is missing."""
-        values = [result.cost.get(key) for result in self.results]
-        return fmean(map(float, values)) if values and None not in values else None  # type: ignore[arg-type]
+        values = []
+        for result in self.results:
+            value = getattr(result.cost, key)
+            if value is None:
+                return None
+            values.append(float(value))
+        return fmean(values) if values else None
 
     def of_judge(self, key: Literal["empty", "all_cut"]) -> float | None:
         """A number of the score's judge (`JudgeCounts`), of several seeds the mean; None where one is missing."""
@@ -94,7 +92,7 @@ class CommandTable:
         lines = [
             ScoreLine(self.family.correct(score), label, [run])
             for run, label in zip(self.runs, self.labels, strict=True)
-            for other in (BASE, *run.others)
+            for other in (BASE, *run.compared)
             for score in shown_scores(run, other)
         ]
         means = [group for group in self.groups if group.summary is not None]
@@ -120,7 +118,7 @@ class CommandTable:
     def times_base(self, line: ScoreLine) -> float | None:
         """The tokens of a line's run, relative to those of its base model; None where one number is missing."""
         own, base = line.cost("tokens_in"), line.results[0].base_id or line.results[0].run_id
-        of_base = next((run.cost.get("tokens_in") for run in self.runs if run.run_id == base), None)
+        of_base = next((run.cost.tokens_in for run in self.runs if run.run_id == base), None)
         return own / of_base if own is not None and of_base else None
 
     def columns(self, lines: Sequence[ScoreLine] | None = None) -> list[Column]:
@@ -280,14 +278,14 @@ def run_labels(results: Sequence[RunResult]) -> list[str]:
     labels = settings([result.overrides for result in results], [result.seed for result in results])
     mixed = asked_in_two_forms(results)
     for place, result in enumerate(results):
-        if asked := [name for name in result.requested if name in mixed]:
+        if asked := [name for name in result.task.names if name in mixed]:
             labels[place] = f"{labels[place]} task.answer={result.answer_form(asked[0])}".lstrip()
     return labels
 
 
 def asked_in_two_forms(results: Sequence[RunResult]) -> set[str]:
     """The tasks that some runs ask by text and some by letters."""
-    asked = {(name, result.answer_form(name)) for result in results for name in result.requested}
+    asked = {(name, result.answer_form(name)) for result in results for name in result.task.names}
     return {name for name, _ in asked if {(name, "text"), (name, "letters")} <= asked}
 
 

@@ -15,9 +15,9 @@ from moe_lab.reports.scores import (
     has_verdict,
 )
 from moe_lab.results.comparisons.comparison import Comparison
+from moe_lab.results.marks import PART
 from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks
-from moe_lab.results.scores import PART
 from moe_lab.results.stored_files import read_mapping
 
 TWO_FORMS = (
@@ -68,7 +68,8 @@ def notes(table: CommandTable) -> list[str]:
         )
     if asked_in_two_forms(table.runs):
         lines.append(TWO_FORMS)
-    if any(len((group.summary or {}).get("studies", [])) == 1 for group in table.groups):
+    summaries = [group.summary for group in table.groups if group.summary is not None]
+    if any(len(summary.studies) == 1 for summary in summaries):
         lines.append(ONE_STUDY)
     return lines
 

@@ -17,9 +17,10 @@ from moe_lab.config.progress import naming
 from moe_lab.config.terminal import without_passwords
 from moe_lab.errors import ConfigError, MoeLabError, ResultsError, RunHeldError
 from moe_lab.results.atomic import write_json, writing
-from moe_lab.results.identity import SCHEMA_VERSION
-from moe_lab.results.model import RunResult, read_run
+from moe_lab.results.model import RunResult
+from moe_lab.results.reading import read_run
 from moe_lab.results.stored_files import DamagedError, tidy, warn_once, whole_mapping
+from moe_lab.results.versions import SCHEMA_VERSION
 
 ATTEMPT = "MOE_LAB_ATTEMPT"
 """Environment variable that a command with `launcher=` and its workers share: what failed in one of them is not tried
@@ -44,8 +45,8 @@ class RunFolder:
             return None
         if found is None or found.run_id != self.run_id or found.schema_version != SCHEMA_VERSION:
             return None
-        other = commit and found.commit and commit != found.commit
-        return None if other or found.status != "success" else found
+        other_commit = commit and found.model.commit and commit != found.model.commit
+        return None if other_commit or found.status != "success" else found
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -1,48 +1,17 @@
-"""What a run's id is made of, and the versions that a result was made with."""
+"""What a run's id is made of: the SHA-256 of all that determines its numbers, and of nothing else.
+
+The device and the speed are recorded, not hashed. The three sets classify every field of `Config`.
+"""
 
 import hashlib
 import json
-import platform
-import re
-from collections.abc import Iterable, Mapping
-from functools import cache, partial
-from importlib.metadata import version
+from collections.abc import Mapping
+from functools import partial
 from inspect import unwrap
 from typing import Any
 
-from moe_lab.config import __version__
 from moe_lab.models.lm_eval_internals import set_settings
 from moe_lab.results.code import function_identity
-
-# Versions of the packages that produce a result
-
-SCHEMA_VERSION = 1
-LIBRARIES = ("lm_eval", "transformers", "torch", "datasets")
-DECISIVE = ("moe_lab", "lm_eval", "transformers")
-"""Packages whose version may change numbers. A result of another version is shown with a mark."""
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of this package, Python and the libraries that numbers depend on. Imports none of them."""
-    return {
-        "moe_lab": __version__,
-        "python": platform.python_version(),
-        **{name: _version(name) for name in LIBRARIES},
-    }
-
-
-def decisive_versions() -> dict[str, str | None]:
-    """Versions of the packages that may change numbers."""
-    return {name: version for name, version in versions().items() if name in DECISIVE}
-
-
-_version = cache(version)
-"""Read once: a package's metadata is a large file, and a plan of many runs asks for each of them."""
-
-
-# Run ids: the SHA-256 of all that determines a run's numbers, and of nothing else
-#
-# The device and the speed are recorded, not hashed. The three sets below classify every field of `Config`.
 
 HASHED = frozenset(
     {"apply_chat_template", "fewshot_as_multiturn", "fewshot_seed", "max_length"}
@@ -126,13 +95,3 @@ def _plain(value: Any) -> Any:
     if callable(value):
         return function_identity(value)
     return _plain(vars(value)) if hasattr(value, "__dict__") else str(value)
-
-
-def folder_name(*parts: str, digest: str) -> str:
-    """The parts and the first 8 digits of an id, joined by "-", which replaces unsafe characters, too."""
-    return "-".join(re.sub(r"[^A-Za-z0-9._-]", "-", part) for part in (*parts, digest[:8]))
-
-
-def task_label(names: str | Iterable[str]) -> str:
-    """The names of tasks as a part of a folder's name."""
-    return (names if isinstance(names, str) else "-".join(names))[:60]

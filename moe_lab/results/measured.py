@@ -1,18 +1,14 @@
-"""Numbers with their 95% intervals: as objects, and as JSON, where the interval is `ci95`."""
+"""Numbers with their 95% intervals, and how they are printed. In files the interval is `ci95`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-Interval = tuple[float, float]
-"""A 95% interval: lower and upper limit."""
-KEYS = {"interval": "ci95", "p_permutation": "p_randomization"}
-"""Fields that files call otherwise."""
+from pydantic import ConfigDict, Field
 
+from moe_lab.results.stored import Interval, Stored, StoredInterval
 
-def read_interval(value: Any) -> Interval | None:
-    """Two limits as JSON has them; None where one is missing."""
-    return (float(value[0]), float(value[1])) if value and None not in value else None
+Ci95 = Annotated[StoredInterval, Field(validation_alias="ci95", serialization_alias="ci95")]
 
 
 def number(value: float | None, sign: bool = False) -> str:
@@ -33,38 +29,24 @@ def interval_text(bounds: Sequence[float] | None, sign: bool = False) -> str:
     return f"[{low}, {high}]" if low and high else ""
 
 
-class Measured:
-    """Base of frozen dataclasses of plain values that stand in JSON files with a 95% interval."""
+class Measured(Stored):
+    """Base of measured numbers. Keys that the class does not know are left out."""
 
-    interval: Interval | None
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """What a file has of it. Keys that the class does not know are left out."""
-        names = {KEYS.get(each.name, each.name): each.name for each in fields(cls)}  # type: ignore[arg-type]
-        found = {name: content[key] for key, name in names.items() if key in content}
-        return cls(**found | {"interval": read_interval(content.get(KEYS["interval"]))})
-
-    def to_json(self) -> dict[str, object]:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
-        values["interval"] = self.interval and list(self.interval)
-        return {KEYS.get(name, name): value for name, value in values.items()}
+    model_config = ConfigDict(extra="ignore")
 
 
-@dataclass(frozen=True)
 class Value(Measured):
     """A mean or a share. None without anything that it could be of."""
 
-    value: float | None
-    interval: Interval | None = None
+    value: float | None = None
+    interval: Ci95 = None
 
 
-@dataclass(frozen=True)
 class Difference(Measured):
     """A value minus that of another run."""
 
     difference: float | None = None
-    interval: Interval | None = None
+    interval: Ci95 = None
 
 
 @dataclass(frozen=True)
@@ -78,16 +60,18 @@ class Spread:
     """Student's."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Paired(Measured):
     """The difference to another run on the same documents (`significance.paired`). A number may be missing."""
 
     n: int | None = None
     difference: float | None = None
-    interval: Interval | None = None
+    interval: Ci95 = None
     p_mcnemar: float | None = None
     """Of scores that are 0 or 1."""
-    p_permutation: float | None = None
+    p_permutation: Annotated[
+        float | None,
+        Field(validation_alias="p_randomization", serialization_alias="p_randomization"),
+    ] = None
     """Of other scores."""
     to_right: int | None = None
     """Documents that only this run has right; None for scores that are not 0 or 1."""
@@ -99,19 +83,16 @@ class Paired(Measured):
     @property
     def changed(self) -> tuple[int, int] | None:
         """`to_right` and `to_wrong`."""
-        return (
-            None
-            if self.to_right is None or self.to_wrong is None
-            else (self.to_right, self.to_wrong)
-        )
+        if self.to_right is None or self.to_wrong is None:
+            return None
+        return self.to_right, self.to_wrong
 
 
-@dataclass(frozen=True)
 class HeldOut(Measured):
-    """The loss of a trained model on held-out rows, in nats per token."""
+    """The loss of a trained model on held-out rows, in nats per token. A loss that is no number is None."""
 
-    loss: float
-    interval: Interval | None
+    loss: float | None
+    interval: Ci95
     """Over rows."""
     rows: int
-    row_losses: Sequence[float] = ()
+    row_losses: list[float | None] = Field([])

@@ -1,4 +1,4 @@
-"""lm-eval's sample logs, judged answers, and the routing of answers that turned right or wrong."""
+"""lm-eval's sample logs, one line per document and filter: written for the user, read for comparisons of runs."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,21 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from moe_lab.models.lm_eval_internals import aggregation_of_metric, plain_aggregation
 from moe_lab.results.atomic import json_line, write_atomically
-from moe_lab.results.model import Block, RunResult
-from moe_lab.results.statistics import Aggregate
+from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import damaged, read_lines
-
-# lm-eval's sample logs, one line per document and filter: written for the user, read for comparisons of runs
+from moe_lab.results.task_scores import PLACEHOLDER
 
 Values = dict[str, dict[int, Any]]
 """{"metric,filter": {document: value}}"""
 
 Log = Mapping[str, Sequence[Mapping[str, Any]]]
 """By task the samples that lm-eval returns, or its tracker wrote."""
-PLACEHOLDER = "bypass"
-"""lm-eval's metric with predict_only=true; its value is always 999."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +175,7 @@ def check_samples(result: RunResult) -> None:
 
 def _filters(result: RunResult, task: str) -> set[str]:
     """lm-eval's filters of a task, from the `metric,filter` keys of its scores."""
-    return {key.partition(",")[2] for key in result.scores(task) if "," in key}
+    return {key.partition(",")[2] for key in result.lm_eval.scores(task) if "," in key}
 
 
 def metric_values(samples: Iterable[Sample]) -> Values:
@@ -196,43 +191,3 @@ def metric_values(samples: Iterable[Sample]) -> Values:
 def logged_values(lines: Iterable[Mapping[str, Any]]) -> Values:
     """As `metric_values`, of the samples that lm-eval returned."""
     return metric_values(map(Sample.of, lines))
-
-
-def reported(scores: Block) -> list[str]:
-    """The `metric,filter` keys of a task's scores, without standard errors, counts and the placeholder."""
-    keys = [key for key in scores if "," in key and "_stderr," not in key]
-    return [key for key in keys if key.partition(",")[0] != PLACEHOLDER]
-
-
-def headline_of(metric: str | None, scores: Block) -> str | None:
-    """The headline metric of a run: the one that was asked for, by default the first that its first task reports.
-
-    None with predict_only, which reports none.
-    """
-    known = reported(scores)
-    return (metric or known[0]) if known else None
-
-
-def is_mean(config: Mapping[str, Any], metric: str) -> bool:
-    """Whether a task's score is the mean of its examples' values, for example of 0 and 1.
-
-    Args:
-        config: of the task, as results.json has it. Metrics that it does not list are means, as a judge's are.
-        metric: lm-eval's `metric,filter`.
-    """
-    from lm_eval.api.metrics import mean
-
-    name = metric.partition(",")[0]
-    listed = [entry for entry in config.get("metric_list") or [] if entry.get("metric") == name]
-    named = listed[0].get("aggregation") if listed else None
-    if named is not None:
-        return bool(named == "mean")
-    return aggregation_of_metric(name) in (None, mean)
-
-
-def aggregation(task: Any, metric: str) -> Aggregate | None:
-    """lm-eval's function from a metric's values to the score; None for the mean."""
-    from lm_eval.api.metrics import mean
-
-    function = task.aggregation().get(metric.partition(",")[0], mean)
-    return None if function is mean else plain_aggregation(function)

@@ -1,107 +1,16 @@
-"""The scores of a command: means over seeds and over tasks, and one correction for the comparisons of each question.
+"""The scores of a command by configuration, and the p of their comparisons."""
 
-Each view of a command (terminal, tables, pages, figures, data frame) quotes the same corrected p, so that a difference
-is significant in all of them or in none.
-"""
-
-import math
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
-from moe_lab.results.measured import Interval, Spread, read_interval
+from moe_lab.results.family import Family
+from moe_lab.results.marks import MARKS
+from moe_lab.results.means import mean_score
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.scores import (
-    AVERAGE,
-    BOTH,
-    DOCUMENTS,
-    EQUAL,
-    MARKS,
-    NOT_REPRODUCIBLE,
-    PART,
-    SEEDS,
-    ComparisonKey,
-    Score,
-    shown_scores,
-)
-from moe_lab.results.significance import holm, p_over_seeds
-from moe_lab.results.statistics import (
-    LEVEL,
-    difference_of,
-    interval_of_mean_of_tasks,
-    mean_of_differences,
-    over_seeds,
-)
-
-SCORES, CONTROLS, EXPERT_METRICS = "scores", "controls", "expert metrics"
-"""The questions of a command: the scores that were asked for, their controls (a comparison with another run than the
-base model's, and the scores of a run that was not asked for, such as calibration), and what `metrics=` measured. Adding
-one leaves the corrected p of the others as they are."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """The comparisons of a command that have a p, with their p corrected by Holm for the number of their question."""
-
-    corrected: Mapping[ComparisonKey, float]
-    questions: Mapping[ComparisonKey, str]
-
-    @classmethod
-    def of(
-        cls, p_values: Mapping[ComparisonKey, float | None], controls: Container[str] = ()
-    ) -> Self:
-        """The families of some p.
-
-        Args:
-            controls: the ids of runs that were not asked for.
-        """
-        known = {one: p for one, p in p_values.items() if p is not None}
-        asked = {one: _question(one, controls) for one in known}
-        corrected: dict[ComparisonKey, float] = {}
-        for question in dict.fromkeys(asked.values()):
-            own = {one: p for one, p in known.items() if asked[one] == question}
-            corrected |= {
-                one: p
-                for one, p in zip(own, holm(list(own.values())), strict=True)
-                if p is not None
-            }
-        return cls(corrected, {one: asked[one] for one in corrected})
-
-    @cached_property
-    def tests(self) -> Counter[str]:
-        """The number of comparisons by question."""
-        return Counter(self.questions.values())
-
-    def correct(self, score: Score) -> Score:
-        """The score with `p_holm`, `question` and `family`.
-
-        A comparison outside of the families gets none, such as that of one seed.
-        """
-        question = self.questions.get(score.comparison)
-        family = self.tests[question] if question else None
-        return replace(
-            score, p_holm=self.corrected.get(score.comparison), question=question, family=family
-        )
-
-    @property
-    def note(self) -> str:
-        """What a view says of the correction: the number of comparisons of each question; empty if none has two."""
-        counts = self.tests
-        several = max(counts.values(), default=0) > 1
-        return ", ".join(f"{name}: {count}" for name, count in counts.items()) if several else ""
-
-
-def _question(comparison: ComparisonKey, controls: Container[str]) -> str:
-    run_id, _, metric, other = comparison
-    if metric.startswith("expert."):
-        return EXPERT_METRICS
-    return CONTROLS if other != BASE or run_id in controls else SCORES
-
-
-NO_COMPARISONS = Family({}, {})
+from moe_lab.results.score import ComparisonKey, Score
+from moe_lab.results.scores import shown_scores
+from moe_lab.results.seed_summary import SeedSummary
 
 
 @dataclass(frozen=True)
@@ -109,8 +18,8 @@ class SeedGroup:
     """The results of one configuration: one per seed."""
 
     results: Sequence[RunResult]
-    summary: Mapping[str, Any] | None = None
-    """`moe_lab.runs.summaries.summary` of several."""
+    summary: SeedSummary | None = None
+    """Of several."""
     file: Path | None = None
     """Where the summary belongs (`moe_lab.runs.summaries.write_summaries`)."""
 
@@ -119,7 +28,7 @@ class SeedGroup:
         by_seed = [shown_scores(results, other) for results in self.results]
         if len(by_seed) == 1 or self.summary is None:
             return by_seed[0]
-        scores = self.summary.get("scores", {})
+        scores = self.summary.scores
         return [mean_score(list(same), scores) for same in zip(*by_seed, strict=True)]
 
 
@@ -134,137 +43,15 @@ def family_of(
 
 def p_values_of(groups: Iterable[SeedGroup]) -> dict[ComparisonKey, float | None]:
     """The uncorrected p of each comparison of the groups' scores with base and with each other run."""
-    return {
-        score.comparison: score.p
-        for group in groups
-        for other in (BASE, *compared_names(group.results))
-        for score in group.scores(other)
-    }
+    p_values: dict[ComparisonKey, float | None] = {}
+    for group in groups:
+        for other in (BASE, *compared_names(group.results)):
+            for score in group.scores(other):
+                p_values[score.comparison] = score.p
+    return p_values
 
 
 def explained_marks(marks: Iterable[str]) -> list[str]:
     """What the marks mean, each once."""
     seen = set(marks)
     return [text for mark, text in MARKS.items() if mark in seen]
-
-
-def mean_score(scores: Sequence[Score], summary: Mapping[str, Any]) -> Score:
-    """The score of a run with several seeds: means, and their intervals over documents and over seeds, kept apart.
-
-    `summary` has the `scores` of `moe_lab.runs.summaries.summary`. `p` is that of the test over seeds and documents
-    together, from five seeds on; with fewer seeds the larger p of a test over seeds and one over documents. Expert
-    metrics have the test over seeds alone.
-    """
-    first = scores[0]
-    part = PART in first.marks
-    mean = summary.get(first.task, {}).get(first.metric, {})
-    if first.other != BASE:
-        compared = mean.get("compared", {}).get(first.other, {})
-        mean = {"ci95_documents": mean.get("ci95_documents")} | compared
-    values = [score.value for score in scores if score.value is not None]
-    differences = [score.difference for score in scores if score.difference is not None]
-    spread = over_seeds(values) if len(values) == len(scores) else Spread()
-    moved = over_seeds(differences) if len(differences) == len(scores) else Spread()
-    both = read_interval(mean.get("difference_ci95_both"))
-    tests = {DOCUMENTS: mean.get("difference_p_documents"), SEEDS: p_over_seeds(differences)}
-    known = {over: p for over, p in tests.items() if p is not None and moved.mean is not None}
-    larger = max(known, key=lambda over: known[over], default=DOCUMENTS)
-    equal = bool(mean.get("equal"))
-    untested = part or equal or NOT_REPRODUCIBLE in first.marks
-    p = None if untested else mean.get("difference_p_both", known.get(larger))
-    return replace(
-        first,
-        run_id=" ".join(score.run_id for score in scores),
-        seeds=len(scores),
-        value=spread.mean,
-        stderr=None,
-        std=spread.std,
-        interval=read_interval(mean.get("ci95_documents")),
-        seed_interval=spread.interval,
-        difference=None if moved.mean is None else mean_of_differences(differences),
-        difference_interval=read_interval(mean.get("difference_ci95_documents")),
-        difference_seed_interval=moved.interval,
-        difference_both_interval=both,
-        tested_over=BOTH if both else larger,
-        equal=equal,
-        p=p,
-        test=None if p is None else SEEDS,
-        changed=None,
-        marks=_marks_of_mean(scores, equal),
-    )
-
-
-def _marks_of_mean(scores: Sequence[Score], equal: bool) -> tuple[str, ...]:
-    """The marks of all parts of a mean. It is equal where all of its parts are."""
-    marks = dict.fromkeys(mark for score in scores for mark in score.marks)
-    return tuple(mark for mark in marks if mark != EQUAL or equal)
-
-
-def task_mean(scores: Sequence[Score | None]) -> Score | None:
-    """The mean of the scores of several tasks, each with the same weight; None where one is missing.
-
-    `p` belongs to the interval of its difference: it is 0.05 where a limit of the interval is 0.
-    """
-    known = [score for score in scores if score is not None]
-    values = [score.value for score in known]
-    if not known or len(known) < len(scores) or None in values:
-        return None
-    first, equal = known[0], all(score.equal for score in known)
-    differences = [score.difference for score in known]
-    errors = [score.stderr for score in known if score.stderr is not None]  # of independent tasks
-    difference = _mean(differences)
-    if difference is not None:
-        difference = difference_of(difference, 0.0)
-    over_documents = _mean_interval(differences, [score.difference_interval for score in known])
-    over_both = _mean_interval(differences, [score.difference_both_interval for score in known])
-    untested = equal or any(NOT_REPRODUCIBLE in score.marks for score in known)
-    p = None if untested else _p_of_interval(difference, over_both or over_documents)
-    return Score(
-        model=first.model,
-        method=first.method,
-        task="average",
-        metric=first.metric,
-        run_id=" ".join(dict.fromkeys(score.run_id for score in known)),
-        n=sum(score.n or 0 for score in known),
-        seeds=first.seeds,
-        value=_mean(values),
-        stderr=math.hypot(*errors) / len(known) if len(errors) == len(known) else None,
-        interval=_mean_interval(values, [score.interval for score in known]),
-        baseline=_mean([score.baseline for score in known]),
-        difference=difference,
-        difference_interval=over_documents,
-        difference_both_interval=over_both,
-        tested_over=BOTH if over_both else DOCUMENTS,
-        equal=equal,
-        p=p,
-        test=None if p is None else AVERAGE,
-        other=first.other,
-        lower_is_better=first.lower_is_better,
-        marks=_marks_of_mean(known, equal),
-    )
-
-
-def _p_of_interval(difference: float | None, limits: Interval | None) -> float | None:
-    """Two-sided p of the hypothesis that a difference is 0, from the side of its 95% interval that faces 0.
-
-    The interval of an average has sides of different lengths (Zou and Donner, 2008). Each is taken as 1.96 standard
-    errors of a normal distribution.
-    """
-    from scipy.special import ndtr, ndtri
-
-    if difference is None or limits is None:
-        return None
-    side = difference - limits[0] if difference > 0 else limits[1] - difference
-    if side <= 0:
-        return 1.0 if difference == 0 else None
-    return float(2 * ndtr(-abs(difference) / side * ndtri((1 + LEVEL) / 2)))
-
-
-def _mean(values: Sequence[Any]) -> float | None:
-    return None if None in values else sum(values) / len(values)
-
-
-def _mean_interval(values: Sequence[Any], intervals: Sequence[Interval | None]) -> Interval | None:
-    known = [one for one in intervals if one is not None]
-    complete = len(known) == len(values) and None not in values
-    return interval_of_mean_of_tasks(values, known) if complete else None

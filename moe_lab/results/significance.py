@@ -1,13 +1,13 @@
 """Statistical significance: paired tests over examples, over seeds, and over both, and Holm's correction."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import eq, gt
 from typing import Any
 
 import numpy as np
 
-from moe_lab.results.measured import Interval, Paired
+from moe_lab.results.measured import Paired
 from moe_lab.results.statistics import (
     LEVEL,
     SEED,
@@ -21,6 +21,7 @@ from moe_lab.results.statistics import (
     mcnemar,
     score_of_draw,
 )
+from moe_lab.results.stored import Interval
 
 ALPHA = 0.05
 """A difference is significant where its corrected p is below this."""
@@ -197,19 +198,27 @@ def paired(
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} and {len(baseline)} documents cannot be paired")
     score = aggregate or (lambda each: float(np.mean(each)))
-    found = Paired(
+    difference = Paired(
         n=len(values),
         difference=difference_of(float(score(list(values))), float(score(list(baseline)))),
         interval=interval_of_difference([values], [baseline], aggregate),
     )
     if aggregate is None and is_binary(values) and is_binary(baseline):
-        up, down = (sum(map(gt, *pair)) for pair in ((values, baseline), (baseline, values)))
+        up = int(sum(map(gt, values, baseline)))
+        down = int(sum(map(gt, baseline, values)))
         right, wrong = (down, up) if lower_is_better else (up, down)
-        return replace(found, p_mcnemar=mcnemar(right, wrong), to_right=right, to_wrong=wrong)
-    equal = list(map(eq, values, baseline)) if equal is None else equal
+        test: dict[str, Any] = {
+            "p_mcnemar": mcnemar(right, wrong),
+            "to_right": right,
+            "to_wrong": wrong,
+        }
+        return difference.model_copy(update=test)
+    if equal is None:
+        equal = list(map(eq, values, baseline))
     if all(equal):
-        return replace(found, equal=True)
+        return difference.model_copy(update={"equal": True})
     tied = [
         mine if tie else theirs for mine, theirs, tie in zip(values, baseline, equal, strict=True)
     ]
-    return replace(found, p_permutation=randomization_test(values, tied, aggregate))
+    p = randomization_test(values, tied, aggregate)
+    return difference.model_copy(update={"p_permutation": p})

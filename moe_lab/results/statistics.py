@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from moe_lab.results.measured import Interval, Spread
+from moe_lab.results.measured import Spread
+from moe_lab.results.stored import Interval
 
 VERSION = 4
 """Version of the methods here. Intervals of another version are computed again from the stored answers."""

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
 
 import yaml
 
@@ -21,8 +20,9 @@ from moe_lab.results.model import RunResult
 from moe_lab.results.samples import check_samples, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError, warn_once
 from moe_lab.runs.evaluation.expert import measure
-from moe_lab.runs.evaluation.result_block import cost_block, judges_block, moe_lab_block
+from moe_lab.runs.evaluation.result_block import run_block
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
+from moe_lab.runs.evaluation.scored import StoredScores
 from moe_lab.runs.run import Outcome, Run
 from moe_lab.tasks.judges.judging import JUDGEMENTS, judgements_file
 from moe_lab.tasks.metric_errors import failure_message
@@ -65,9 +65,9 @@ def execute(run: Run, models: ModelPool, *, begin: Callable[[], None] = lambda: 
             return Outcome(run, stored, stored=True)
         with run.store.status(), memory_errors(run.folder.name):
             begin()
-            before, failed = _compared_results(run, models)
+            others, failed = _compared_results(run, models)
             with _run_log(run), naming(run.folder.name):
-                results = evaluate_run(run, models, before)
+                results = evaluate_run(run, models, others)
             if failed is not None:
                 raise failed
             return Outcome(run, results, stored=False)
@@ -79,7 +79,7 @@ def whole_result(run: Run) -> RunResult | None:
     if (
         stored is None
         or (run.baseline is not None and stored.base_id is None)
-        or not stored.others.keys() >= run.comparisons.keys()
+        or not stored.compared.keys() >= run.comparisons.keys()
         or not all(other.measured for other in (run, *run.compared_runs.values()))
     ):
         return None
@@ -93,12 +93,13 @@ def whole_result(run: Run) -> RunResult | None:
 
 def _compared_results(
     run: Run, models: ModelPool
-) -> tuple[dict[str, dict[str, Any]], MetricError | None]:
+) -> tuple[dict[str, StoredScores], MetricError | None]:
     """The scores and samples of the runs to compare with, read or computed.
 
     The error is of the last one with a metric that could not be computed. Its other scores are compared.
     """
-    found, failed = {}, None
+    stored: dict[str, StoredScores] = {}
+    failed = None
     for name, other in run.compared_runs.items():
         try:
             try:
@@ -113,23 +114,23 @@ def _compared_results(
                 f"{other.folder.name}, which {run.folder.name} is compared with, failed: {error}"
             )
             raise type(error)(message) from error
-        found[name] = {
-            "run_id": other.run_id,
-            "results": results["results"],
-            "samples": samples,
-            "rounding": results.rounding.measured,
-        }
-    return found, failed
+        stored[name] = StoredScores(
+            run_id=other.run_id,
+            results=results.lm_eval.results,
+            samples=samples,
+            rounding=results.rounding,
+        )
+    return stored, failed
 
 
 # The evaluation of one run inside its folder: answers, lm-eval's metrics, files
 
 
-def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any]]) -> RunResult:
+def evaluate_run(run: Run, models: ModelPool, others: Mapping[str, StoredScores]) -> RunResult:
     """Answer the requests without a stored answer, let lm-eval evaluate all answers, and write the run's files.
 
-    `before` as in `moe_lab_block`. Returns the content of results.json, which is written before the metrics. Raises
-    MetricError, after it is written, if a score is missing.
+    `others` as in `run_block`. results.json is written before the metrics. Raises MetricError, after it is written, if
+    a score is missing.
     """
     config = asdict(run.config)
     overrides = config.pop("overrides")
@@ -156,13 +157,9 @@ def evaluate_run(run: Run, models: ModelPool, before: Mapping[str, dict[str, Any
         evaluated = evaluate_answers(run, models, log, routes)
     finally:
         log.close()
-    counters = {name: int(amount) for name, amount in log.cost.items()}
-    report = run.method.report(run.facts, counters, log.session_info)
     failures = evaluated.pop("failures")
-    block = moe_lab_block(run, evaluated, cost_block(log), report, before, failures)
-    block["model"] |= {name: value for name, value in log.environment.items() if name != "device"}
+    block = run_block(run, evaluated, log, others, failures, template)
     samples = evaluated.pop("samples")
-    block |= template | judges_block(run.judges, samples)
     write_samples(run.folder, samples)
     if again:
         os.replace(log.path, path)

@@ -24,7 +24,7 @@ from moe_lab.reports.pages.runs_page import write_runs_page
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import check_writable, why_not_writable
-from moe_lab.results.identity import folder_name, task_label
+from moe_lab.results.names import folder_name, task_label
 from moe_lab.runs.attempts import is_worker, run_all
 from moe_lab.runs.distributed import end_processes, follow
 from moe_lab.runs.experiments.cells import (
@@ -227,8 +227,12 @@ def write_report(outcomes: Sequence[Outcome], table: CommandTable) -> Path:
     digest = hashlib.sha256(
         " ".join(sorted(result.run_id for result in results)).encode()
     ).hexdigest()
-    tasks = [task for result in results for task in result.tasks]
-    parts = ([result.model for result in results], [result.method for result in results], tasks)
+    tasks = [task for result in results for task in result.task.tasks]
+    parts = (
+        [result.model.name for result in results],
+        [result.method.name for result in results],
+        tasks,
+    )
     name = folder_name(*(task_label(dict.fromkeys(part)) for part in parts), digest=digest)
     output = Path(outcomes[0].run.config.output_dir)
     page, newest = output / "pages" / f"{name}.html", output / "report.html"

@@ -9,7 +9,7 @@ from moe_lab.config.schema import Config, LauncherConfig, LoggerConfig
 from moe_lab.methods import get_method
 from moe_lab.methods.profile import expecting
 from moe_lab.models.memory import ModelPool
-from moe_lab.results.identity import folder_name, task_label
+from moe_lab.results.names import folder_name, task_label
 from moe_lab.runs.config import in_cell
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Run

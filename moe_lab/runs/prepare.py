@@ -24,14 +24,8 @@ from moe_lab.models.identity import model_identity
 from moe_lab.models.new_text import depends_on_context
 from moe_lab.models.source import check_has_weights, model_source
 from moe_lab.models.tokenizer import load_tokenizer, prompt_tokenizer
-from moe_lab.results.identity import (
-    HASHED,
-    folder_name,
-    group_settings,
-    run_id,
-    task_label,
-    task_settings,
-)
+from moe_lab.results.identity import HASHED, group_settings, run_id, task_settings
+from moe_lab.results.names import folder_name, task_label
 from moe_lab.routing.hook import fixed_message, no_router_message
 from moe_lab.runs.run import Run
 from moe_lab.tasks.documents import documents_digest, select_documents

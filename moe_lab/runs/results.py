@@ -18,8 +18,8 @@ from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
 from moe_lab.reports.scores import CommandTable, plotted
 from moe_lab.reports.terminal import notes, print_scores, print_studies
 from moe_lab.results.model import RunResult
+from moe_lab.results.score import ComparisonKey
 from moe_lab.results.score_table import SeedGroup, family_of
-from moe_lab.results.scores import ComparisonKey
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.jobs import Job, distinct_runs, repeated_studies, with_baselines
 from moe_lab.runs.run import Outcome, Run
@@ -174,7 +174,11 @@ class Results(Shown, Sequence[dict[str, Any]]):
         if self.outcomes:
             runs = self.table.runs
             lines = sorted(
-                {line for run in runs for line in get_method(run.method).footnotes(run["moe_lab"])}
+                {
+                    line
+                    for run in runs
+                    for line in get_method(run.method.name).footnotes(run["moe_lab"])
+                }
             )
             if len(lines) > FOOTNOTES:
                 lines[FOOTNOTES:] = [

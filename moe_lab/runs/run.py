@@ -14,9 +14,9 @@ from moe_lab.methods.method import Method
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results.folder import RunFolder
-from moe_lab.results.identity import decisive_versions
 from moe_lab.results.model import RunResult
-from moe_lab.results.samples import headline_of
+from moe_lab.results.task_scores import headline_of
+from moe_lab.results.versions import decisive_versions
 from moe_lab.tasks.judges import Judge
 from moe_lab.tasks.lm_eval_tasks import evaluated_documents
 
@@ -90,7 +90,7 @@ class Run:
         stored = self.store.stored(self.facts.commit)
         if stored is None:
             return None
-        asked = headline_of(self.config.task.metric, stored.scores(stored.tasks[0]))
+        asked = headline_of(self.config.task.metric, stored.lm_eval.scores(stored.task.tasks[0]))
         return stored.model_copy(update={"asked": asked})
 
     def stored_metrics(self) -> StoredMetrics | None:

@@ -199,8 +199,8 @@ def test_a_layer_with_fewer_experts_is_a_mean_over_its_own():
 
 
 def test_nothing_counted_is_nothing_measured_and_one_document_has_no_interval():
-    assert ratio(np.zeros(0), np.zeros(0)) == Value(None)
-    assert ratio(np.array([2.0]), np.array([4])) == Value(0.5)
+    assert ratio(np.zeros(0), np.zeros(0)) == Value(value=None)
+    assert ratio(np.array([2.0]), np.array([4])) == Value(value=0.5)
     assert mean_over_layers(np.zeros((3, 1, E)), [E], load_balance, [3.0]) is None
     found = mean_over_layers(np.ones((1, 1, E)), [E], load_balance, [3.0])
     assert found["value"] == pytest.approx(3.0) and found["ci95"] is None

@@ -43,23 +43,27 @@ from moe_lab.reports.terminal import (
     print_studies,
 )
 from moe_lab.results.comparisons.comparison import compare
+from moe_lab.results.family import Family
+from moe_lab.results.marks import MARKS
 from moe_lab.results.measured import interval_text, number
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import Family, SeedGroup, family_of
-from moe_lab.results.scores import (
+from moe_lab.results.score import (
     BETTER,
     BOTH,
     DIFFERENT,
     EQUAL_RUNS,
-    MARKS,
     MCNEMAR,
     NOT_SIGNIFICANT,
     WORSE,
     Score,
 )
+from moe_lab.results.score_table import SeedGroup, family_of
+from moe_lab.results.seed_summary import SeedSummary
+from moe_lab.results.statistics import VERSION
 from moe_lab.tasks.letters import LETTERS
 from tests.support.command import run_command
 from tests.support.lm_eval_logs import evaluation, samples_of
+from tests.support.seed_scores import seed_difference, seed_score
 from tests.support.stored_results import changed, results_of
 from tests.support.stored_traces import c3po_results
 
@@ -458,10 +462,21 @@ def group(method: str, mean: float, **block: Any) -> SeedGroup:
         )
         for seed, value in enumerate((mean - 0.01, mean + 0.01))
     ]
-    score = {"ci95_documents": [mean - 0.1, mean + 0.1], "difference_p_documents": 0.03}
-    score |= {"difference_ci95_documents": [mean - 0.5, mean - 0.3]}
-    score |= {"compared": {"full_fine_tuning": {"difference_p_documents": 0.2}}}
-    summary = {"seeds": [0, 1], "overrides": [], "scores": {"t": {"acc,none": score}}}
+    score = seed_score(
+        interval=(mean - 0.1, mean + 0.1),
+        with_base=seed_difference(p_documents=0.03, interval=(mean - 0.5, mean - 0.3)),
+        compared={"full_fine_tuning": seed_difference(p_documents=0.2)},
+    )
+    summary = SeedSummary(
+        first=results[0],
+        partial=False,
+        versions={},
+        statistics=VERSION,
+        seeds=[0, 1],
+        studies=[],
+        run_ids=[],
+        scores={"t": {"acc,none": score}},
+    )
     return SeedGroup(results, summary, Path("s"))
 
 

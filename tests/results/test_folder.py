@@ -31,8 +31,8 @@ from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results import stored_files as stored
 from moe_lab.results.atomic import obey_umask, plain, write_atomically, write_json, writing
 from moe_lab.results.folder import ATTEMPT, Artifact, RunFolder, acquire, check_writable, is_locked
-from moe_lab.results.identity import versions
-from moe_lab.results.model import RunResult, stored_results
+from moe_lab.results.model import RunResult
+from moe_lab.results.reading import stored_results
 from moe_lab.results.stored_files import (
     DamagedError,
     parsed_once,
@@ -42,6 +42,7 @@ from moe_lab.results.stored_files import (
     typed,
     whole_mapping,
 )
+from moe_lab.results.versions import versions
 from tests.support.files import files_up_to
 from tests.support.stored_results import block_of, result_with, results_of
 
@@ -334,7 +335,8 @@ def changed(**changes: Any) -> dict[str, Any]:
 def test_what_readers_would_meet_is_named(tmp_path, results, place):
     file = tmp_path / "results.json"
     if place is None:
-        assert stored_results(results, file).results == results["results"]
+        stored = stored_results(results, file)
+        assert isinstance(stored, RunResult) and stored.lm_eval.results == results["results"]
     else:
         with pytest.raises(DamagedError, match=rf"results\.json is damaged: {place}: "):
             stored_results(results, file)

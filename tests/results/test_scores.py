@@ -11,11 +11,15 @@ from dataclasses import replace
 
 import pytest
 
-from moe_lab.results.identity import versions
-from moe_lab.results.score_table import Family, mean_score, task_mean
-from moe_lab.results.scores import Score, headline, marks_of, scores_of
+from moe_lab.results.family import Family
+from moe_lab.results.marks import marks_of
+from moe_lab.results.means import mean_score, task_mean
+from moe_lab.results.score import Score
+from moe_lab.results.scores import headline, scores_of
 from moe_lab.results.significance import holm, paired
 from moe_lab.results.statistics import wilson
+from moe_lab.results.versions import versions
+from tests.support.seed_scores import with_base
 from tests.support.stored_results import result_with
 
 
@@ -132,7 +136,7 @@ def test_a_group_is_a_sample_of_right_answers_only_where_its_metric_is_a_mean(
 def test_the_mean_over_seeds_of_a_part_has_no_test_either():
     def seeds(marks):
         found = [replace(one, difference=0.1 * i) for i, one in enumerate(seeds_of(5, marks=marks))]
-        return mean_score(found, {"a": {"acc,none": {"difference_p_both": 0.01}}})
+        return mean_score(found, with_base(p_both=0.01))
 
     assert seeds(()).p == 0.01
     assert seeds(("part",)).p is None and seeds(("part",)).difference == pytest.approx(0.2)
@@ -205,9 +209,7 @@ def seeds_of(count: int, **fields):
 
 def test_seeds_with_the_same_difference_have_the_test_over_documents():
     """Broken by a comparison that leaves the family where its seeds agree, so that the p of others shrink."""
-    mean = mean_score(
-        seeds_of(2, difference=0.1), {"a": {"acc,none": {"difference_p_documents": 0.019}}}
-    )
+    mean = mean_score(seeds_of(2, difference=0.1), with_base(p_documents=0.019))
     assert mean.p == 0.019 and Family.of({mean.comparison: mean.p}).tests == {"scores": 1}
 
 
@@ -228,9 +230,9 @@ def test_differences_that_cancel_are_exactly_0():
 
 def test_a_mean_is_equal_where_all_of_its_seeds_are():
     scores = seeds_of(2, difference=1e-7, equal=True, marks=("untuned", "equal"))
-    same = mean_score(scores, {"a": {"acc,none": {"equal": True, "difference_p_documents": 0.01}}})
+    same = mean_score(scores, with_base(equal=True, p_documents=0.01))
     assert (same.equal, same.p, same.marks) == (True, None, ("untuned", "equal"))
-    moved = mean_score(scores, {"a": {"acc,none": {"equal": False, "difference_p_documents": 0.5}}})
+    moved = mean_score(scores, with_base(equal=False, p_documents=0.5))
     assert (moved.equal, moved.p, moved.marks) == (False, 0.5, ("untuned",))
 
 

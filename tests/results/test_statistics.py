@@ -27,6 +27,7 @@ from moe_lab.metrics.intervals import ratio
 from moe_lab.metrics.training_metrics import correlations
 from moe_lab.models.lm_eval_internals import aggregation_of_metric
 from moe_lab.results import statistics
+from moe_lab.results.atomic import plain
 from moe_lab.results.measured import Paired, Spread
 from moe_lab.results.significance import (
     SLOW_SWAPS,
@@ -419,7 +420,7 @@ def test_paired_difference():
         "ci95": list(same.interval),
         "p_mcnemar": 1.0,
     } | unchanged
-    assert same.to_json() == written and Paired.from_json(written) == same
+    assert plain(same) == written and Paired.model_validate(written) == same
 
 
 def test_unequal_documents_are_refused():

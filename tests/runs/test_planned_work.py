@@ -146,7 +146,7 @@ def test_each_engine_reads_what_is_planned_for_it(case, task, tokenizer, tmp_pat
     )
     run = prepare(replace(asked, baseline=False))
     [row] = Plan([Job(asked, runs=[run])]).rows
-    assert row.tokens == execute(run, ModelPool()).results.cost["tokens_in"]
+    assert row.tokens == execute(run, ModelPool()).results.cost.tokens_in
 
 
 # Trainings on one device

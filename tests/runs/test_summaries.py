@@ -17,12 +17,13 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.scores import CommandTable
 from moe_lab.reports.terminal import print_scores
+from moe_lab.results.atomic import plain
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.score_table import SeedGroup, family_of
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
-from moe_lab.runs.summaries import _difference, summarize, summary, write_summaries
+from moe_lab.runs.summaries import TaskScores, _difference, summarize, summary, write_summaries
 from moe_lab.tasks.judges import toy
 from tests.support.runs import config, small_data
 
@@ -80,10 +81,10 @@ def test_one_summary_per_run_with_several_seeds(roe):
 @pytest.mark.slow
 def test_a_summary_compares_with_the_untouched_model_by_document(roe):
     assert roe.baseline is False
-    alone = summary(of_seeds(roe, limit=4))
+    alone = plain(summary(of_seeds(roe, limit=4)))
     assert "difference_ci95_documents" not in alone["scores"]["arc_easy"]["acc,none"]
     outcomes = of_seeds(roe, limit=4, baseline=True)
-    scores = summary(outcomes)["scores"]["arc_easy"]["acc,none"]
+    scores = plain(summary(outcomes))["scores"]["arc_easy"]["acc,none"]
     before = outcomes[0].results["moe_lab"]["baseline"]["results"]["arc_easy"]["acc,none"]
     low, high = scores["difference_ci95_documents"]
     assert low <= scores["mean"] - before <= high
@@ -200,16 +201,17 @@ def test_a_score_that_is_no_mean_is_tested_by_its_log_likelihoods_or_not_at_all(
     scores = (
         [aggregate(values) for values in seeds] if tested else [float(seed) for seed in range(5)]
     )
-    other = ({"m": aggregate([*base.values()]) if tested else 0.0}, {"m": base})
+    score = aggregate([*base.values()]) if tested else 0.0
+    other = TaskScores({"m": score}, {"m": base})
     if not tested:
         seeds = [[log for log, _ in values] for values in seeds]
-        other = ({"m": 0.0}, {"m": {number: log for number, (log, _) in base.items()}})
+        other = TaskScores({"m": score}, {"m": {number: log for number, (log, _) in base.items()}})
     near = partial(Rounding("float32").equals, words=[1] * 40)
     found = _difference(scores, seeds, [other], "m", aggregate, near)
-    assert found["difference"] == pytest.approx(sum(scores) / 5 - other[0]["m"])
-    assert (found["difference_p_documents"] is not None) == tested == ("difference_p_both" in found)
-    if tested:
-        assert found["difference_p_documents"] < 0.01 and found["difference"] < 0
+    assert found.difference == pytest.approx(sum(scores) / 5 - score)
+    assert (found.p_documents is not None) == tested == ("difference_p_both" in found.to_json())
+    if found.p_documents is not None:
+        assert found.p_documents < 0.01 and found.difference < 0
 
 
 def test_documents_that_rounding_moved_are_ties():
@@ -220,13 +222,13 @@ def test_documents_that_rounding_moved_are_ties():
     ]
     near = partial(Rounding("float32").equals, words=[9] * 40)
     scores = [float(np.mean(values)) for values in seeds]
-    other = ({"m": float(np.mean([*base.values()]))}, {"m": base})
+    other = TaskScores({"m": float(np.mean([*base.values()]))}, {"m": base})
     found = _difference(scores, seeds, [other], "m", None, near)
-    assert not found["equal"] and found["difference_p_documents"] > 0.2
+    assert not found.equal and found.p_documents is not None and found.p_documents > 0.2
     rounded = _difference(
         scores, [[log + 1e-6 for log in base.values()]] * 2, [other], "m", None, near
     )
-    assert rounded["equal"] and rounded["difference_p_documents"] is None
+    assert rounded.equal and rounded.p_documents is None
 
 
 def crossed_interval(values_SN: list[list[float]]) -> tuple[float, float]:
@@ -262,15 +264,15 @@ def test_a_difference_of_five_seeds_that_cancels_is_0_with_the_interval_of_its_t
     rows, base = CANCELLING[kind]
     seeds = [rows[0], rows[1], rows[0], rows[1], rows[0]]
     scores = [float(np.mean(values)) for values in seeds]
-    other = ({"m": float(np.mean(base))}, {"m": dict(enumerate(base))})
+    other = TaskScores({"m": float(np.mean(base))}, {"m": dict(enumerate(base))})
     near = partial(Rounding("float32").equals, words=[9] * 5)
     found = _difference(scores, seeds, [other], "m", None, near)
     differences = [
         [value - before for value, before in zip(row, base, strict=True)] for row in seeds
     ]
     expected = crossed_interval(differences)
-    assert found["difference"] == 0.0 and found["difference_p_both"] == pytest.approx(1.0)
-    assert found["difference_ci95_both"] == pytest.approx(expected, abs=1e-12)
+    assert found.difference == 0.0 and found.p_both == pytest.approx(1.0)
+    assert found.both_interval == pytest.approx(expected, abs=1e-12)
 
 
 def test_bits_per_byte_have_the_interval_of_their_log_likelihoods():
@@ -279,7 +281,7 @@ def test_bits_per_byte_have_the_interval_of_their_log_likelihoods():
     base = [(-5.0 - i, length) for i, length in enumerate(lengths)]
     seeds = [[(log + random.normal(0.5, 0.2), length) for log, length in base] for _ in range(5)]
     scores = [bits_per_byte(values) for values in seeds]
-    other = ({"m": bits_per_byte(base)}, {"m": dict(enumerate(base))})
+    other = TaskScores({"m": bits_per_byte(base)}, {"m": dict(enumerate(base))})
     near = partial(Rounding("float32").equals, words=[1] * 6)
     found = _difference(scores, seeds, [other], "m", bits_per_byte, near)
     # bits of a document, so that their mean over documents is the difference of the scores
@@ -289,5 +291,5 @@ def test_bits_per_byte_have_the_interval_of_their_log_likelihoods():
         for row in seeds
     ]
     expected = crossed_interval(moved)
-    assert found["difference_ci95_both"] == pytest.approx(expected, abs=1e-12)
-    assert found["difference"] == pytest.approx(math.fsum(expected) / 2, abs=1e-12)
+    assert found.both_interval == pytest.approx(expected, abs=1e-12)
+    assert found.difference == pytest.approx(math.fsum(expected) / 2, abs=1e-12)

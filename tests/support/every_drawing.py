@@ -26,7 +26,7 @@ from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published, Scale
 from moe_lab.reports.scores import ScoreLine
 from moe_lab.results.model import RunResult
-from moe_lab.results.scores import NO_SCORE
+from moe_lab.results.score import NO_SCORE
 from tests.support.runs import write_jsonl
 from tests.support.stored_results import (
     cell_table,

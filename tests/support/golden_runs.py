@@ -14,10 +14,11 @@ from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
 from moe_lab.metrics.intervals import losses
 from moe_lab.metrics.stored import BY_DOCUMENT, FILE, FOLDER, SCHEMA_VERSION
-from moe_lab.results.identity import versions
-from moe_lab.results.model import RunResult, read_run
+from moe_lab.results.model import RunResult
+from moe_lab.results.reading import read_run
 from moe_lab.results.significance import paired
 from moe_lab.results.statistics import score_interval
+from moe_lab.results.versions import versions
 from moe_lab.runs.summaries import summarize
 from tests.support.command import FakeOutcome, FakeRun, FakeRuns
 from tests.support.pages import texts, tree

@@ -7,8 +7,8 @@ from typing import Any
 from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment, Scale
 from moe_lab.results import statistics
-from moe_lab.results.identity import versions
 from moe_lab.results.model import RunResult
+from moe_lab.results.versions import versions
 
 
 def block_of(

@@ -12,8 +12,9 @@ from moe_lab.reports.papers.table import Table, table_of
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results import atomic, score_table
 from moe_lab.results.atomic import json_text, write_file
+from moe_lab.results.family import Family
 from moe_lab.results.model import RunResult
-from moe_lab.results.score_table import Family, SeedGroup
+from moe_lab.results.score_table import SeedGroup
 
 Cells = Sequence[TableCell]
 

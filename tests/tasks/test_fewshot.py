@@ -9,7 +9,7 @@ from lm_eval.tasks import TaskManager
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.results.identity import task_settings
-from moe_lab.results.scores import marks_of
+from moe_lab.results.marks import marks_of
 from moe_lab.tasks.fewshot import examples_split
 from moe_lab.tasks.loading import load_tasks
 from tests.support.documents import PROBLEMS

@@ -14,7 +14,7 @@ from moe_lab.methods.base import base_lm
 from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.method import Context, Counters, Method, SessionInfo
 from moe_lab.methods.references.documents import check_one_process
-from moe_lab.results.model import RunResult
+from moe_lab.results.model import RunBlock
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.requests import Workload, right_request
 
@@ -176,7 +176,7 @@ class C3PO(Method):
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         lines = []
-        result = RunResult({"results": {}, "moe_lab": block})
+        result = RunBlock.model_validate(block)
         if found := result.report.get("reference", {}).get("set"):
             lines = [
                 f"c3po: its {found['asked']:,} reference questions are answered once for all runs; the costs above "
@@ -191,7 +191,7 @@ class C3PO(Method):
         ]
 
     @staticmethod
-    def without_neighbour(result: RunResult) -> tuple[int, int] | None:
+    def without_neighbour(result: RunBlock) -> tuple[int, int] | None:
         """(questions without a neighbour, all questions); None if each has one, and for the oracle."""
         without = result.report.get("reference", {}).get("questions_without", 0)
         if result.report.get("upper_bound") or (

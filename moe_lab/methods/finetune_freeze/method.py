@@ -27,7 +27,7 @@ from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.identity import model_identity
-from moe_lab.results.identity import decisive_versions
+from moe_lab.results.versions import decisive_versions
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from moe_lab.models.facts import LoadedModel, ModelFacts
 from moe_lab.models.load import load_model
 from moe_lab.models.source import load_config
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.identity import versions
+from moe_lab.results.versions import versions
 from moe_lab.routing import find_routers, routed
 from moe_lab.routing.hook import why_fixed
 from moe_lab.routing.policies import PartnersOnly, partners_of

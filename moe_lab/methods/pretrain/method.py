@@ -18,8 +18,8 @@ from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture, left_out_note
 from moe_lab.models.distributed import num_processes, sharded
-from moe_lab.results.identity import decisive_versions
 from moe_lab.results.measured import Difference, HeldOut, interval_text, number
+from moe_lab.results.versions import decisive_versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -200,7 +200,7 @@ class Pretrain(TrainingMethod):
     def footnotes(block: dict[str, Any]) -> list[str]:
         """The held-out loss, by which designs are ranked, the effect of later tokens, speed and memory."""
         own = block["pretrain"]
-        held_out = HeldOut.from_json(own["training"]["validation"])
+        held_out = HeldOut.model_validate(own["training"]["validation"])
         keys = ("router", "regularizers", "routing_noise")
         settings = "".join(
             f", {key}={own[key]}" for key in keys if own.get(key, "-") not in ("-", 0)
@@ -214,7 +214,7 @@ class Pretrain(TrainingMethod):
             later, short = (
                 f"{number(part.difference, sign=True)} {interval_text(part.interval, sign=True)}"
                 for part in map(
-                    Difference.from_json, (leak["later_tokens"], leak["short_prefixes"])
+                    Difference.model_validate, (leak["later_tokens"], leak["short_prefixes"])
                 )
             )
             line += (

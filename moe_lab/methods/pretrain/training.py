@@ -35,9 +35,9 @@ from moe_lab.models.distributed import num_processes, run_on_all_ranks
 from moe_lab.models.experts import avoid_grouped_products
 from moe_lab.models.facts import ModelFacts, resolve_device
 from moe_lab.models.memory import peak_memory_bytes, reset_peak_memory
-from moe_lab.results.identity import versions
 from moe_lab.results.measured import Difference, HeldOut
 from moe_lab.results.statistics import bootstrap_interval
+from moe_lab.results.versions import versions
 
 ROWS = 32
 """Validation rows that `leak` reads."""
@@ -103,9 +103,10 @@ def _losses(model: Any, rows_RS: Tensor, others_RS: Tensor, targets_P: Tensor) -
 
 
 def _difference(difference_R: Tensor) -> dict[str, Any]:
-    return Difference(
-        float(difference_R.mean()), bootstrap_interval(difference_R.tolist())
-    ).to_json()
+    difference = Difference(
+        difference=float(difference_R.mean()), interval=bootstrap_interval(difference_R.tolist())
+    )
+    return difference.to_json()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +144,12 @@ def train_together(training: PretrainingInputs) -> tuple[Any, dict[str, Any]]:
     model = trainer.model
     lines = [line for line in trainer.state.log_history if "loss" in line]
     losses = trainer.row_losses().tolist()
-    held_out = HeldOut(sum(losses) / len(losses), bootstrap_interval(losses), len(losses), losses)
+    held_out = HeldOut(
+        loss=sum(losses) / len(losses),
+        interval=bootstrap_interval(losses),
+        rows=len(losses),
+        row_losses=losses,
+    )
     model.config.use_cache = not design.reads_later_tokens  # the Trainer turns it off
     model.generation_config = GenerationConfig.from_model_config(model.config)
     return model, {

@@ -30,14 +30,9 @@ from moe_lab.models.identity import model_identity
 from moe_lab.models.source import model_source
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.folder import Artifact
-from moe_lab.results.identity import (
-    HASHED,
-    decisive_versions,
-    folder_name,
-    run_id,
-    task_label,
-    task_settings,
-)
+from moe_lab.results.identity import HASHED, run_id, task_settings
+from moe_lab.results.names import folder_name, task_label
+from moe_lab.results.versions import decisive_versions
 from moe_lab.tasks.documents import documents_digest
 from moe_lab.tasks.requests import workload_of_tasks
 

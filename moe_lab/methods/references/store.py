@@ -33,7 +33,7 @@ from moe_lab.methods.references.documents import ReferenceDocuments
 from moe_lab.models.facts import LoadedModel
 from moe_lab.models.new_text import tokens_of
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.identity import versions
+from moe_lab.results.versions import versions
 from moe_lab.tasks.documents import gold_choice
 from moe_lab.tasks.lm_eval_tasks import has_prompt_per_choice, number_of_choices, scores_of_response
 from moe_lab.tasks.requests import build_requests, right_request

@@ -16,7 +16,7 @@ from moe_lab.errors import ConfigError, ModelError, need_package
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Counters, Method, SessionInfo, check_first_gpu
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
-from moe_lab.results.identity import decisive_versions
+from moe_lab.results.versions import decisive_versions
 from moe_lab.tasks.loading import once
 from moe_lab.tasks.requests import Workload
 

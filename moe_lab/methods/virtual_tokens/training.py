@@ -30,7 +30,7 @@ from moe_lab.methods.tokenized import Pad, Row, Rows
 from moe_lab.methods.trained import save_model
 from moe_lab.methods.trainer import fit
 from moe_lab.models.facts import LoadedModel
-from moe_lab.results.identity import versions
+from moe_lab.results.versions import versions
 from moe_lab.routing.hook import opened
 
 SAVE_STEPS = 50

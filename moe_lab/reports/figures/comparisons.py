@@ -63,8 +63,8 @@ def draw_control(table: CellTable) -> Drawing:
     """
     frame = table.frame(method=["method"])
     results = [cell.results[0] for cell in frame["cell"]]
-    frame["rows"] = [result.method_config.get("n", 1) for result in results]
-    frame["experts_per_token"] = [result.top_k for result in results]
+    frame["rows"] = [result.method.settings.get("n", 1) for result in results]
+    frame["experts_per_token"] = [result.model.top_k for result in results]
     frame["expert_work"] = frame["rows"] * frame["experts_per_token"]
 
     def panel(axis: Axes, names: tuple[str, str], rows: DataFrame) -> None:

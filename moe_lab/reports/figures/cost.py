@@ -51,20 +51,18 @@ def draw_overhead(table: CellTable) -> Drawing:
     rows = []
     for result in (cell.results[0] for cell in table.cells if cell.results):
         cost, roe = result.cost, result.report
-        tokens, seconds, energy = (
-            cost.get(key) for key in ("tokens_out", "wall_seconds", "energy_joules")
-        )
+        tokens, seconds, energy = cost.tokens_out, cost.wall_seconds, cost.energy_joules
         if not tokens or not seconds:
             continue
-        weights, working = cost.get("weight_bytes"), cost.get("peak_working_bytes")
+        weights, working = cost.weight_bytes, cost.peak_working_bytes
         memory = None if weights is None or working is None else weights + working
-        if str(cost.get("device")).startswith("cuda"):
-            memory = cost.get("peak_memory_bytes")
+        if str(cost.device).startswith("cuda"):
+            memory = cost.peak_memory_bytes
         row: dict[str, Any] = {
-            "model": result.model,
-            "task": ",".join(result.requested),
+            "model": result.model.name,
+            "task": ",".join(result.task.names),
             "documents": result.num_documents,
-            "device": cost.get("device"),
+            "device": cost.device,
             "cache": roe["cache"],
             "temperature": "tuned" if any(roe["temperatures"]) else "0",
             "n": roe["n"],
@@ -190,7 +188,7 @@ def draw_quality_cost(table: CellTable) -> Drawing:
         more = {
             "task": f"{score.task} ({score.model})",
             "label": varied_label(cell, table.cells),
-            "lower_is_better": cell.results[0].better(score.task, score.metric) is False,
+            "lower_is_better": cell.results[0].lm_eval.better(score.task, score.metric) is False,
             "difference": difference,
             "low": low,
             "high": high,
@@ -208,13 +206,11 @@ def draw_quality_cost(table: CellTable) -> Drawing:
 def _costs(cell: TableCell) -> list[float]:
     """The experts that all tokens take in a layer, and the seconds of answering: means over seeds."""
     experts = [
-        float(result.report.get("experts_per_token") or result.top_k or 1)
+        float(result.report.get("experts_per_token") or result.model.top_k or 1)
         for result in cell.results
     ]
-    tokens, seconds = (
-        [result.cost.get(key) or 0.0 for result in cell.results]
-        for key in ("tokens_in", "wall_seconds")
-    )
+    tokens = [result.cost.tokens_in or 0.0 for result in cell.results]
+    seconds = [result.cost.wall_seconds or 0.0 for result in cell.results]
     return [fmean(map(mul, experts, tokens)), fmean(seconds)]
 
 

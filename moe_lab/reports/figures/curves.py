@@ -88,14 +88,16 @@ def draw_flops(table: CellTable) -> Drawing:
         for cell in table.cells
         if cell.results
         and (
-            cell.results[0].method == BASE
+            cell.results[0].method.name == BASE
             or cell.results[0].report.get("flops_per_sample") is not None
         )
     ]
     frame = table.frame(counted)
     results = [cell.results[0] for cell in frame["cell"]]
-    frame["experts"] = [result.experts for result in results]
-    cores = [0 if result.method == BASE else result.report["core_experts"] for result in results]
+    frame["experts"] = [result.model.experts for result in results]
+    cores = [
+        0 if result.method.name == BASE else result.report["core_experts"] for result in results
+    ]
     frame["core_experts"] = [
         all_ if core is None else min(core, all_)
         for core, all_ in zip(cores, frame["experts"], strict=True)

@@ -41,8 +41,8 @@ class StoredTraces:
 
     @property
     def top_k(self) -> int:
-        assert self.result.top_k is not None
-        return self.result.top_k
+        assert self.result.model.top_k is not None
+        return self.result.model.top_k
 
     @property
     def layers(self) -> list[int]:
@@ -52,13 +52,13 @@ class StoredTraces:
     @property
     def all_experts(self) -> bool:
         """Whether every expert's weight was optimized."""
-        core: int | None = self.result.method_config["core_experts"]
-        return core is None or core >= (self.result.experts or 0)
+        core: int | None = self.result.method.settings["core_experts"]
+        return core is None or core >= (self.result.model.experts or 0)
 
     @property
     def key(self) -> dict[str, str]:
         """The columns that name the run in a CSV."""
-        return {"model": self.result.model, "task": ",".join(self.result.requested)}
+        return {"model": self.result.model.name, "task": ",".join(self.result.task.names)}
 
     @property
     def label(self) -> str:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe_lab.results.atomic import plain
-from moe_lab.results.model import RunResult, find_run
+from moe_lab.results.model import RunResult
+from moe_lab.results.reading import find_run
 from moe_lab.results.samples import Sample, metric_values, read_samples
 from moe_lab.results.scores import headline
 from moe_lab.results.stored_files import DamagedError
@@ -95,9 +96,9 @@ def _scored(result: RunResult, task: str, samples: Sequence[Sample]) -> dict[int
 
     A text that is scored as a whole has no answer.
     """
-    key = headline(result.scores(task), result.metric)
+    key = headline(result.lm_eval.scores(task), result.metric)
     metric, _, filter_name = key.partition(",")
-    best = 0 if result.better(task, key) is False else 1
+    best = 0 if result.lm_eval.better(task, key) is False else 1
     values = metric_values(samples).get(key, {})
     found = {}
     for sample in samples:

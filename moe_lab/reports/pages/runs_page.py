@@ -27,7 +27,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
     """
     runs, title = table.runs, _title(table.runs)
     names = [
-        f"{run.method} on {', '.join(run.requested)}" + (f" ({label})" if label else "")
+        f"{run.method.name} on {', '.join(run.task.names)}" + (f" ({label})" if label else "")
         for run, label in zip(runs, table.labels, strict=True)
     ]
     columns = table.columns(table.lines)
@@ -41,7 +41,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         path,
         "runs.html.j2",
         title=title,
-        models=list(dict.fromkeys(run.model for run in runs)),
+        models=list(dict.fromkeys(run.model.name for run in runs)),
         conclusion=conclusion(compared),
         verdicts=by_outcome(compared) if len(compared) > 1 else {},
         count=len(compared),
@@ -68,8 +68,8 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
 
 def _title(runs: Sequence[RunResult]) -> str:
     """The methods and tasks of the runs. The base model is named only if nothing else ran."""
-    methods = list(dict.fromkeys(run.method for run in runs))
-    tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
+    methods = list(dict.fromkeys(run.method.name for run in runs))
+    tasks = list(dict.fromkeys(task for run in runs for task in run.task.tasks))
     shown = ", ".join(tasks) if len(tasks) <= 4 else f"{len(tasks)} tasks"
     return f"{', '.join([name for name in methods if name != 'base'] or methods)} on {shown}"
 
@@ -78,11 +78,11 @@ def cost_columns(runs: Sequence[RunResult], names: Sequence[str]) -> list[Column
     """The cost of each run."""
 
     def column(heading: str, key: str, text: Callable[[Any], str]) -> Column:
-        return numbers(heading, [run.cost.get(key) for run in runs], text)
+        return numbers(heading, [getattr(run.cost, key) for run in runs], text)
 
     return [
         texts("run", names),
-        numbers("routing samples", [run.method_config.get("n") for run in runs], count),
+        numbers("routing samples", [run.method.settings.get("n") for run in runs], count),
         column("seconds", "wall_seconds", "{:.1f}".format),
         column("seconds of loading", "load_seconds", "{:.1f}".format),
         column("tokens in", "tokens_in", count),
@@ -90,7 +90,7 @@ def cost_columns(runs: Sequence[RunResult], names: Sequence[str]) -> list[Column
         column("tokens/s", "tokens_per_second", count),
         column("peak memory, GiB", "peak_memory_bytes", lambda value: f"{value / 2**30:.2f}"),
         column("near ties", "near_ties", count),
-        texts("device", [run.cost.get("device") or "" for run in runs]),
+        texts("device", [run.cost.device or "" for run in runs]),
     ]
 
 

@@ -14,8 +14,8 @@ from moe_lab.reports.papers.experiment import FIGURES
 from moe_lab.reports.papers.table import PAPERS, Row, State, Table
 from moe_lab.reports.scores import difference_columns, value_columns
 from moe_lab.results.measured import number
+from moe_lab.results.score import NO_SCORE
 from moe_lab.results.score_table import explained_marks
-from moe_lab.results.scores import NO_SCORE
 from moe_lab.results.stored_files import damaged, typed, warn_once, whole_mapping
 
 WITHOUT_NUMBER = (State.FAILED, State.NOT_RUN, State.NOT_AT_SCALE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,12 @@ from moe_lab.reports.papers.metrics import (
     training_score,
     unit_of,
 )
+from moe_lab.results.family import NO_COMPARISONS, Family
+from moe_lab.results.means import mean_score, task_mean
 from moe_lab.results.model import BASE, RunResult, compared_names
-from moe_lab.results.score_table import NO_COMPARISONS, Family, mean_score, task_mean
-from moe_lab.results.scores import NO_SCORE, ComparisonKey, Score, scores_of
+from moe_lab.results.score import NO_SCORE, ComparisonKey, Score
+from moe_lab.results.scores import scores_of
+from moe_lab.results.seed_summary import SeedSummary
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,8 +41,8 @@ class TableCell:
     """One per seed that is stored."""
     expert: list[StoredMetrics | None] = field(default_factory=list)
     """The expert metrics of each of `results`, or None."""
-    summary: Mapping[str, Any] | None = None
-    """`moe_lab.runs.summaries.summary` of `results`, if there are several."""
+    summary: SeedSummary | None = None
+    """Of `results`, if there are several."""
     studies: Sequence[Path] = ()
     """The folders of the studies that tuned it: one, or one per seed."""
     config: Any = None
@@ -72,7 +75,7 @@ class TableCell:
             scores = [score for score in scores if metric in (None, score.metric)]
         if len(scores) < 2:
             return scores[0] if scores else None
-        return mean_score(scores, (self.summary or {}).get("scores", {}))
+        return mean_score(scores, {} if self.summary is None else self.summary.scores)
 
     def scores(self, family: Family = NO_COMPARISONS) -> dict[str, Score]:
         """Its scores by the run to compare with, the base model's first, with the corrected p of the family."""

@@ -10,7 +10,8 @@ from moe_lab.reports.columns import Column
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.results.atomic import write_file, write_rows
-from moe_lab.results.identity import RUNTIME, folder_name
+from moe_lab.results.identity import RUNTIME
+from moe_lab.results.names import folder_name
 from moe_lab.results.scores import scores_of
 
 # The files of an experiment's table: their names
@@ -111,7 +112,7 @@ def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[d
     }
     return [
         {
-            "model": cell.results[0].model,
+            "model": cell.results[0].model.name,
             "task": cell.coordinates["task"],
             "documents": scores_of(cell.results[0])[0].n,
             "published_documents": published.get(("documents", cell.coordinates["task"])),

@@ -15,8 +15,8 @@ from moe_lab.reports.papers.files import column_lines, table_lines
 from moe_lab.reports.papers.table import NOTHING_STORED, Row, Table
 from moe_lab.reports.scores import EXPLAINED
 from moe_lab.results.measured import interval_text, number
+from moe_lab.results.score import AVERAGE, Score
 from moe_lab.results.score_table import explained_marks
-from moe_lab.results.scores import AVERAGE, Score
 
 
 def markdown(experiment: Experiment, table: Table) -> str:

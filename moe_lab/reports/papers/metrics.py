@@ -1,16 +1,18 @@
 """Numbers of a paper's table that are not scores of lm-eval: expert metrics, and measurements of a training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from moe_lab.config.validators import one_of
 from moe_lab.metrics.registry import counted_metrics, interventions
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.expert import expert_lines
 from moe_lab.results.measured import Value
-from moe_lab.results.model import BASE, Block, RunResult
-from moe_lab.results.scores import Score, empty_score
+from moe_lab.results.model import BASE, RunResult
+from moe_lab.results.score import Score
+from moe_lab.results.scores import empty_score
 from moe_lab.results.statistics import over_seeds
 
 # Expert metrics as numbers of a paper's table: `expert.load_balance`, `expert.capacity_most` and so on
@@ -106,9 +108,9 @@ def training_score(results: Sequence[RunResult], metric: str) -> Score | None:
     )
 
 
-def training_of(result: RunResult) -> Block:
+def training_of(result: RunResult) -> Mapping[str, Any]:
     """The course of the training of a pre-trained model; empty for a run of another method."""
-    found: Block = result.report.get("training") or {}
+    found: Mapping[str, Any] = result.report.get("training") or {}
     return found if "leak" in found else {}
 
 
@@ -127,7 +129,7 @@ def _measured(result: RunResult, metric: str) -> Value | None:
     name, part, number, _ = METRICS[metric]
     block = training_of(result).get(name)
     found = block if block is None or part is None else block.get(part)
-    return None if found is None else Value.from_json({**found, "value": found[number]})
+    return None if found is None else Value.model_validate({**found, "value": found[number]})
 
 
 def quantity(metric: str) -> str:

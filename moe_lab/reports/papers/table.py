@@ -13,9 +13,9 @@ from moe_lab.reports.papers.cells import TableCell, averages, averages_alone, pu
 from moe_lab.reports.papers.experiment import TABLES, Experiment, Published
 from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.metrics import TRAINING
+from moe_lab.results.family import Family
 from moe_lab.results.model import BASE, command_line, compared_names
-from moe_lab.results.score_table import Family
-from moe_lab.results.scores import NO_SCORE, Score
+from moe_lab.results.score import NO_SCORE, Score
 
 PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
 """Names of the papers, by their folders of `experiments/`."""

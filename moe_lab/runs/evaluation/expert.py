@@ -29,11 +29,11 @@ from moe_lab.metrics.stored import (
 from moe_lab.models.facts import ModelFacts
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.atomic import write_file, write_json
-from moe_lab.results.identity import versions
 from moe_lab.results.logs import ResponseLog
 from moe_lab.results.samples import Log
+from moe_lab.results.versions import versions
 from moe_lab.routing.hook import no_router_message
-from moe_lab.runs.evaluation.result_block import cost_block
+from moe_lab.runs.evaluation.cost import cost_of
 from moe_lab.runs.evaluation.run_lm_eval import ask_again, evaluate_answers
 from moe_lab.runs.run import Run
 from moe_lab.tasks.judges import is_judged
@@ -88,7 +88,17 @@ def _evaluate_policy(
     if again:
         os.replace(log.path, path)
     check_scores(evaluated["failures"])
-    return evaluated["samples"], cost_block(log)
+    return evaluated["samples"], _cost_with_rounding(log)
+
+
+def _cost_with_rounding(log: ResponseLog) -> dict[str, Any]:
+    """The cost as in results.json, with the measured bound of rounding in its place."""
+    cost: dict[str, Any] = {}
+    for key, value in cost_of(log).to_json().items():
+        if key == "tokens_per_second":
+            cost["rounding"] = log.cost.get("peak_rounding")
+        cost[key] = value
+    return cost
 
 
 def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:

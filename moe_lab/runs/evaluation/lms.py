@@ -20,7 +20,7 @@ from moe_lab.models.lm_eval_internals import answers_for_lm_eval, request_argume
 from moe_lab.models.tokenizer import Framing
 from moe_lab.results.logs import Header, ResponseLog, request_key
 from moe_lab.runs.distributed import follower_lm
-from moe_lab.runs.evaluation.result_block import CostMeter
+from moe_lab.runs.evaluation.cost import CostMeter
 
 # The requests of one evaluation, divided among the processes of torchrun
 #

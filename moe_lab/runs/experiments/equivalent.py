@@ -33,8 +33,9 @@ from moe_lab.models.source import load_config, model_source
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.folder import lock_on
-from moe_lab.results.identity import folder_name, versions
+from moe_lab.results.names import folder_name
 from moe_lab.results.stored_files import whole_mapping
+from moe_lab.results.versions import versions
 from moe_lab.runs.prepare import facts_of
 
 # A plain model of another depth with random weights, to measure the time and memory of a larger model
@@ -271,7 +272,7 @@ def equivalent_rows(
             "run_id": score.run_id,
             **{name: found[name] for name in MEASURED},
         }
-        for name in ("base", result.method, "equivalent"):
+        for name in ("base", result.method.name, "equivalent"):
             row[f"{name}_milliseconds_per_token"] = (
                 1000 * found[name]["seconds"] / found["new_tokens"]
             )

@@ -22,9 +22,10 @@ from moe_lab.reports.papers.markdown import markdown
 from moe_lab.reports.papers.table import table_of
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import json_text, write_file, write_rows
+from moe_lab.results.family import Family
 from moe_lab.results.folder import why_not_writable
-from moe_lab.results.identity import folder_name
-from moe_lab.results.score_table import Family, p_values_of
+from moe_lab.results.names import folder_name
+from moe_lab.results.score_table import p_values_of
 from moe_lab.runs.experiments.cells import NOTHING_STORED, Experiments, filled
 from moe_lab.runs.experiments.equivalent import equivalent_rows
 from moe_lab.runs.jobs import digest_of

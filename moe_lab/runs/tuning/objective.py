@@ -9,7 +9,7 @@ from typing import Any
 
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.models.tokenizer import dated
-from moe_lab.results.samples import reported
+from moe_lab.results.task_scores import reported
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 from moe_lab.runs.tuning.study import Study
 from moe_lab.tasks.metric_errors import check_scores

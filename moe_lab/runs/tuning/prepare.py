@@ -10,7 +10,8 @@ from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
-from moe_lab.results.identity import folder_name, run_id, task_label
+from moe_lab.results.identity import run_id
+from moe_lab.results.names import folder_name, task_label
 from moe_lab.runs.prepare import check_router, facts_of, identity, prepare
 from moe_lab.runs.tuning.logit_scale import logit_scale_search
 from moe_lab.runs.tuning.method_settings import settings_search

@@ -19,7 +19,7 @@ from moe_lab.reports.papers.cells import CellTable, TableCell
 from moe_lab.reports.papers.experiment import Experiment, Published
 from moe_lab.reports.papers.metrics import quantity
 from moe_lab.reports.scores import ScoreLine, plotted
-from moe_lab.results.scores import NO_SCORE
+from moe_lab.results.score import NO_SCORE
 from moe_lab.results.statistics import over_seeds
 from tests.support.stored_results import (
     cell_of,

@@ -96,7 +96,7 @@ def test_cost_is_by_core_experts(tmp_path):
     base = TableCell(coordinates={}, run_id="b", results=[untouched])
     cells = [cell(None, 3e9), base, cell(2, 2e9), missing]
     drawing = draw_flops(cell_table(*cells))
-    value = cells[0].results[0].scores("t")["acc,none"]
+    value = cells[0].results[0].lm_eval.scores("t")["acc,none"]
     found = [
         [row[name] for name in ("core_experts", "flops", "plain_flops", "gain")]
         for row in drawing.rows

@@ -19,7 +19,8 @@ from moe_lab.reports.pages.answers import (
     shown_answer,
     shown_answers,
 )
-from moe_lab.results.model import RunResult, find_run
+from moe_lab.results.model import RunResult
+from moe_lab.results.reading import find_run
 from moe_lab.results.samples import Sample, read_samples
 from tests.support.pages import tree
 from tests.support.stored_runs import choice_line, generated_line, pair_of_runs, stored_run

@@ -7,7 +7,7 @@ import pytest
 
 from moe_lab.reports.pages.comparison_page import write_comparison_page
 from moe_lab.results.comparisons.comparison import compare
-from moe_lab.results.scores import MARKS
+from moe_lab.results.marks import MARKS
 from tests.support.lm_eval_logs import evaluation, samples_of
 from tests.support.pages import HOSTILE, foreign_urls, texts, tree
 

@@ -34,7 +34,8 @@ from moe_lab.reports.papers.experiment import (
 from moe_lab.reports.papers.markdown import correction_note
 from moe_lab.reports.papers.table import Row, State, Table, with_state
 from moe_lab.results.model import RunResult, command_line
-from moe_lab.results.scores import Score, scores_of
+from moe_lab.results.score import Score
+from moe_lab.results.scores import scores_of
 from moe_lab.results.significance import holm
 from moe_lab.results.statistics import interval_of_mean_of_tasks, score_interval, tango
 from moe_lab.results.stored_files import typed

@@ -25,8 +25,11 @@ from scipy.stats import binomtest
 import moe_lab
 from moe_lab.errors import ConfigError
 from moe_lab.results.atomic import plain
-from moe_lab.results.comparisons.comparison import compare, compare_task, paired_lines, rounding_of
-from moe_lab.results.comparisons.evaluation import lm_eval_samples, read_evaluation, results_file
+from moe_lab.results.comparisons.comparison import compare
+from moe_lab.results.comparisons.evaluation import read_evaluation
+from moe_lab.results.comparisons.files import lm_eval_samples, results_file
+from moe_lab.results.comparisons.pairing import paired_examples
+from moe_lab.results.comparisons.tasks import compare_task, rounding_of
 from moe_lab.results.samples import Sample
 from moe_lab.results.significance import holm
 from moe_lab.results.stored_files import DamagedError
@@ -120,6 +123,28 @@ def test_nothing_in_common_is_refused(tmp_path):
         compare([a, evaluation(tmp_path, "c", {"t": samples_of(f1=[0.5] * 12)})])
 
 
+def test_notes_of_one_pair_are_not_in_the_error_of_another(tmp_path):
+    """Broken by one list of notes for all pairs of a command."""
+    a = evaluation(tmp_path, "a", {"t": ZEROS, "u": HALF})
+    b1 = evaluation(tmp_path, "b1", {"t": ONES}, lm_eval_version="0.4.12")
+    b2 = evaluation(tmp_path, "b2", {"u": samples_of(f1=[0.5] * 12)})
+    with pytest.raises(ConfigError, match="a and b2 have no score in common") as error:
+        compare([a, b1, b2])
+    assert "b1" not in str(error.value) and "0.4.12" not in str(error.value)
+
+
+def test_a_score_whose_filter_is_missing_in_a_log_is_not_compared_and_it_is_said(tmp_path):
+    """Broken by a lookup of the filter's documents before the check that the log gives the score."""
+    strict = samples_of(filter="strict", acc=[1.0] * 12)
+    scores = {"t": {"acc,none": 0.0, "acc,strict": 1.0}}
+    a = evaluation(tmp_path, "a", {"t": [*ZEROS, *strict]}, scores=scores)
+    b = evaluation(tmp_path, "b", {"t": ZEROS}, scores=scores)
+    comparison = compare([a, b])
+    assert [score.metric for score in comparison.scores] == ["acc,none"]
+    [note] = comparison.notes
+    assert note.startswith("Not compared: acc,strict of t, whose score does not follow from")
+
+
 def test_the_content_is_plain_json(tmp_path):
     a, b = evaluation(tmp_path, "a", {"t": ZEROS}), evaluation(tmp_path, "b", {"t": HALF})
     content = plain(compare([a, b]))
@@ -136,8 +161,8 @@ def rows_of(
     mine_more, theirs_more = more or ({}, {})
     a = evaluation(tmp_path, "a", {"t": mine}, **mine_more)
     b = evaluation(tmp_path, "b", {"t": theirs}, **theirs_more)
-    notes: list[str] = []
-    return compare_task(a, b, "t", {}, notes), notes
+    partial = compare_task(a, b, "t")
+    return partial.scores, partial.notes
 
 
 def test_every_metric_and_filter_of_both(tmp_path):
@@ -258,7 +283,7 @@ def pairs_of(
     tmp_path: Path, mine: list[Any], theirs: list[Any], **more: Any
 ) -> dict[str, list[Any]]:
     a, b = evaluation(tmp_path, "a", {"t": mine}), evaluation(tmp_path, "b", {"t": theirs}, **more)
-    return paired_lines(a, b, "t")
+    return paired_examples(a, b, "t")
 
 
 def test_documents_are_paired_by_content_whatever_their_order_and_number(tmp_path):

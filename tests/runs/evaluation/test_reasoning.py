@@ -18,9 +18,9 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.references.documents import reference_documents
 from moe_lab.models.tokenizer import Framing
-from moe_lab.results.model import read_run
+from moe_lab.results.marks import marks_of
+from moe_lab.results.reading import read_run
 from moe_lab.results.samples import read_samples
-from moe_lab.results.scores import marks_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.requests import build_requests, right_request
@@ -170,5 +170,5 @@ def test_the_final_channel_is_graded(model, data, tmp_path, capsys, monkeypatch,
         right,
     )
     assert sample.responses == [["It is\n#### 2" if right else ""]]
-    assert result.cost["cut_reasoning"] == (not right)
+    assert result.cost.cut_reasoning == (not right)
     assert ("cut-reasoning" in marks_of(result)) == (not right)

@@ -11,9 +11,11 @@ from lm_eval.api.metrics import mean, weighted_perplexity
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.methods.roe import RoE
 from moe_lab.models.memory import reset_peak_memory
+from moe_lab.results.atomic import plain
 from moe_lab.results.samples import Sample
-from moe_lab.runs.evaluation import result_block as cost
-from moe_lab.runs.evaluation.result_block import moe_lab_block
+from moe_lab.runs.evaluation import cost
+from moe_lab.runs.evaluation.result_block import run_block
+from moe_lab.runs.evaluation.scored import StoredScores
 from tests.support.lm_eval_logs import samples_of
 from tests.support.runs import facts
 
@@ -30,17 +32,28 @@ class Task:
 
 def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline") -> dict[str, Any]:
     """The block of a run with these values of each metric, compared with a run of those."""
-    of_run = {"run_id": "mine", "tasks": {"tasks": {"t": Task()}}, "samples": {}, "partial": False}
+    of_run = {
+        "run_id": "mine",
+        "tasks": {"tasks": {"t": Task()}},
+        "samples": {},
+        "partial": False,
+        "judges": (),
+    }
     config = Config(method=RoE.Config(), task=TaskConfig(name="t"))
-    method = SimpleNamespace(random=False, reports_changed_answers=True)
+    method = SimpleNamespace(
+        random=False, reports_changed_answers=True, report=lambda *told: {"roe": {}}
+    )
     run: Any = SimpleNamespace(**of_run, facts=facts(), config=config, method=method)
     samples = {"t": list(map(Sample.of, samples_of(**theirs)))}
-    other = {"run_id": "theirs", "results": {"t": {}}, "samples": samples, "rounding": None}
+    other = StoredScores(run_id="theirs", results={"t": {}}, samples=samples, rounding=None)
     evaluated = {
         "results": {"t": {f"{key},none": 0.0 for key in mine}},
         "samples": {"t": samples_of(**mine)},
     }
-    return moe_lab_block(run, evaluated, {"rounding": None}, {"roe": {}}, {name: other}, [])
+    log: Any = SimpleNamespace(cost={}, environment={}, session_info={})
+    block = plain(run_block(run, evaluated, log, {name: other}, [], {}))
+    assert isinstance(block, dict)
+    return block
 
 
 @pytest.mark.parametrize(("metric", "to_right"), [("acc", 3), ("flagged", 1)])
@@ -118,7 +131,7 @@ def test_what_an_engine_counts_is_stored():
         "wall_seconds": 4.0,
     }
     log: Any = SimpleNamespace(cost=counts, environment={})
-    block = cost.cost_block(log)
+    block = cost.cost_of(log).to_json()
     assert [block[key] for key in ("tokens_in", "tokens_out", "near_ties", "cut_prompts")] == [
         40,
         7,

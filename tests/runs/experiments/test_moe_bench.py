@@ -16,8 +16,8 @@ from moe_lab.config.compose import Cell
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, find_experiments
-from moe_lab.results.score_table import task_mean
-from moe_lab.results.scores import Score
+from moe_lab.results.means import task_mean
+from moe_lab.results.score import Score
 from moe_lab.runs.experiments.cells import PreparedCell, filled
 
 SIZES = {"arc_challenge": 1172, "arc_easy": 2376, "mmlu": 14042, "piqa": 1838, "winogrande": 1267}

@@ -30,6 +30,7 @@ from moe_lab.runs.experiments import cells, runner
 from moe_lab.runs.jobs import Job
 from tests.support.command import FakeRuns, install, run_command
 from tests.support.pages import tree
+from tests.support.seed_scores import seed_difference, seed_score
 
 EXPERIMENT = """\
 # A table for tests
@@ -449,16 +450,16 @@ def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
 
 
 def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkeypatch):
-    scores = {
-        "acc,none": {"ci95_documents": [0.2, 0.8], "difference_ci95_documents": [-0.25, 0.75]}
-    }
-    told = {"scores": dict.fromkeys(("toy_math", "toy_choice"), scores)}
+    difference = seed_difference(interval=(-0.25, 0.75))
+    scores = {"acc,none": seed_score(interval=(0.2, 0.8), with_base=difference)}
+    told = SimpleNamespace(scores=dict.fromkeys(("toy_math", "toy_choice"), scores))
     monkeypatch.setattr(cells, "summary", lambda outcomes: told)
     values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
 
     def execute(run, models, **options):
         outcome = runs.execute(run, models, **options)
-        outcome.results.results[run.config.task.name]["acc,none"] = values.get(run.run_id, 0.5)
+        scores = outcome.results.lm_eval.results[run.config.task.name]
+        scores["acc,none"] = values.get(run.run_id, 0.5)
         return outcome
 
     monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)

@@ -22,7 +22,7 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.scores import CommandTable
-from moe_lab.results.scores import MARKS
+from moe_lab.results.marks import MARKS
 from moe_lab.tasks.judges import JUDGES, Exchange, Judge, judge_names, judges_of, toy
 from moe_lab.tasks.judges.local import FORM, LlamaGuard, RewardModel, longest_input
 from moe_lab.tasks.judges.toy import ToyJudge, features, probabilities

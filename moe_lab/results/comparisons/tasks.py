@@ -1,0 +1,162 @@
+"""Compares the scores of one task in two evaluations, example by example."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moe_lab.errors import first_line
+from moe_lab.results.comparisons.aggregates import aggregate_of, reproduces, score_of
+from moe_lab.results.comparisons.evaluation import Evaluation
+from moe_lab.results.comparisons.pairing import paired_examples
+from moe_lab.results.comparisons.partial import (
+    ChangedExamples,
+    ExamplePair,
+    PartialComparison,
+    joined,
+)
+from moe_lab.results.rounding import Rounding
+from moe_lab.results.samples import is_missing
+from moe_lab.results.score import Score
+from moe_lab.results.scores import compared
+from moe_lab.results.significance import paired
+from moe_lab.results.task_scores import reported
+
+
+def compare_task(a: Evaluation, b: Evaluation, task: str) -> PartialComparison:
+    """The scores of a task. Raises ConfigError if the documents, prompts or right answers differ."""
+    pairs = paired_examples(a, b, task)
+    rounding = rounding_of(a, b)
+    notes = []
+    if any(sample.doc_hash is None for sample in a.samples[task]):
+        notes.append(
+            f"{task}: the log of {a.key} has no doc_hash, so documents are paired by their order."
+        )
+    metrics_a = reported(a.results.scores(task))
+    metrics_b = reported(b.results.scores(task))
+    for evaluation, metrics, other_metrics in (
+        (a, metrics_a, metrics_b),
+        (b, metrics_b, metrics_a),
+    ):
+        missing = [metric for metric in metrics if metric not in other_metrics]
+        if missing:
+            notes.append(
+                f"Only in {evaluation.key}, and not compared: {' '.join(missing)} of {task}."
+            )
+    parts = [PartialComparison(notes=notes)]
+    for metric in metrics_a:
+        if metric in metrics_b:
+            parts.append(_compare_metric(a, b, task, metric, pairs, rounding))
+    return joined(parts)
+
+
+def _compare_metric(
+    a: Evaluation,
+    b: Evaluation,
+    task: str,
+    metric: str,
+    pairs_by_filter: Mapping[str, Sequence[ExamplePair]],
+    rounding: Rounding,
+) -> PartialComparison:
+    """One score of a task, lm-eval's `metric,filter`; a note without a score where it cannot be compared."""
+    for evaluation in (a, b):
+        if _is_infinite(evaluation.results.scores(task)[metric]):
+            return _left_out(f"{metric} of {task}, which is infinite in {evaluation.key}.")
+    aggregate = aggregate_of(a, task, metric)
+    if not all(reproduces(evaluation, task, metric, aggregate) for evaluation in (a, b)):
+        return _left_out(
+            f"{metric} of {task}, whose score does not follow from the logged documents by the function that the file "
+            "names."
+        )
+    name, _, filter_name = metric.partition(",")
+    pairs = pairs_by_filter[filter_name]
+    measured: list[ExamplePair] = []
+    for pair in pairs:
+        if not any(is_missing(sample.values.get(name)) for sample in pair):
+            measured.append(pair)
+    notes = []
+    if len(measured) < len(pairs):
+        without = len(pairs) - len(measured)
+        notes.append(f"{metric} of {task}: {without:,} documents without a value are left out.")
+    if not measured:
+        return PartialComparison(notes=notes)
+    values_a = [sample_a.values[name] for sample_a, _ in measured]
+    values_b = [sample_b.values[name] for _, sample_b in measured]
+    words = [sample_a.scored_words for sample_a, _ in measured]
+    lower_is_better = _lower_is_better(a, b, task, metric)
+    try:
+        difference = paired(
+            values_b,
+            values_a,
+            aggregate,
+            lower_is_better=lower_is_better is True,
+            equal=rounding.equals(values_a, values_b, words),
+        )
+    except Exception as error:  # of the metric's own function, on resampled documents
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return joined([PartialComparison(notes=notes), _left_out(f"{metric} of {task}: {reason}.")])
+    score = Score(
+        model=b.label,
+        method="",
+        task=task,
+        metric=metric,
+        run_id=b.key,
+        n=len(measured),
+        value=float(score_of(values_b, aggregate)),
+        baseline=float(score_of(values_a, aggregate)),
+        other=a.key,
+        lower_is_better=lower_is_better,
+        marks=b.marks,
+    )
+    score = compared(score, difference)
+    if score.changed is None:
+        return PartialComparison(scores=[score], notes=notes)
+    changed = _changed_examples(measured, values_a, values_b, lower_is_better is True)
+    return PartialComparison(
+        scores=[score], changed_examples={score.comparison: changed}, notes=notes
+    )
+
+
+def _left_out(what: str) -> PartialComparison:
+    return PartialComparison(notes=[f"Not compared: {what}"])
+
+
+def _is_infinite(score: Any) -> bool:
+    """Whether a score is infinite, as the mean is where a log-likelihood is minus infinity."""
+    return isinstance(score, float) and math.isinf(score)
+
+
+def _lower_is_better(a: Evaluation, b: Evaluation, task: str, metric: str) -> bool | None:
+    """Whether a lower score is better; None where neither file says."""
+    for evaluation in (a, b):
+        better = evaluation.results.better(task, metric)
+        if better is not None:
+            return not better
+    return None
+
+
+def _changed_examples(
+    pairs: Sequence[ExamplePair],
+    values_a: Sequence[Any],
+    values_b: Sequence[Any],
+    lower_is_better: bool,
+) -> ChangedExamples:
+    """The documents whose scores of 0 and 1 differ."""
+    up: list[ExamplePair] = []
+    down: list[ExamplePair] = []
+    for pair, value_a, value_b in zip(pairs, values_a, values_b, strict=True):
+        if value_b > value_a:
+            up.append(pair)
+        elif value_b < value_a:
+            down.append(pair)
+    if lower_is_better:
+        return {"to_right": down, "to_wrong": up}
+    return {"to_right": up, "to_wrong": down}
+
+
+def rounding_of(a: Evaluation, b: Evaluation) -> Rounding:
+    """Which values of two evaluations are equal within rounding."""
+    bounds = [a.rounding, b.rounding]
+    if all(bound.dtype == "float32" for bound in bounds):
+        return a.rounding
+    measured = [bound.measured for bound in bounds if bound.measured is not None]
+    return Rounding(None, max(measured, default=None))

@@ -1,0 +1,112 @@
+"""The intervals of a run's scores, and their differences to another run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from moe_lab.results.measured import Paired
+from moe_lab.results.rounding import Rounding
+from moe_lab.results.run_parts import Comparisons
+from moe_lab.results.samples import Log, Sample, Values, logged_values, metric_values
+from moe_lab.results.significance import paired
+from moe_lab.results.statistics import score_interval
+from moe_lab.results.stored import Interval
+from moe_lab.results.task_scores import aggregation
+from moe_lab.tasks.metric_boundaries import MetricFailure, reason_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredScores:
+    """The stored run that another run is compared with."""
+
+    run_id: str
+    results: Mapping[str, Mapping[str, Any]]
+    """lm-eval's scores by task."""
+    samples: Mapping[str, Sequence[Sample]]
+    rounding: float | None
+    """The measured bound of rounding, in nats."""
+
+
+class Scored:
+    """The values of all documents by task and metric, without metrics that could not be computed.
+
+    A metric whose own aggregation fails on resampled documents has no interval, and joins the failures.
+    """
+
+    def __init__(self, tasks: Mapping[str, Any], samples: Log, failures: list[MetricFailure]):
+        self._tasks = tasks
+        self._failures = failures
+        failed = {(failure.task, failure.metric) for failure in failures}
+        self._values: dict[str, Values] = {}
+        for name in tasks:
+            self._values[name] = {
+                metric: values
+                for metric, values in logged_values(samples[name]).items()
+                if (name, metric) not in failed
+            }
+
+    def intervals(self) -> dict[str, dict[str, Interval | None]]:
+        """By task and metric."""
+        intervals: dict[str, dict[str, Interval | None]] = {}
+        for name, task in self._tasks.items():
+            intervals[name] = {}
+            for metric, by_document in self._values[name].items():
+                compute = partial(
+                    score_interval, list(by_document.values()), aggregation(task, metric)
+                )
+                intervals[name][metric] = self._computed(name, metric, "its interval", compute)
+        return intervals
+
+    def differences(self, other: StoredScores, rounding: Rounding) -> Comparisons:
+        """The differences to another run, by task and metric, on the documents that both have."""
+        differences: Comparisons = {}
+        for name, task in self._tasks.items():
+            differences[name] = {}
+            other_values = metric_values(other.samples[name])
+            other_scores = other.results.get(name, {})
+            words = {sample.document: sample.scored_words for sample in other.samples[name]}
+            for metric, by_document in self._values[name].items():
+                before = other_values.get(metric, {})
+                documents = [document for document in by_document if document in before]
+                failed_there = metric in other_scores and other_scores[metric] is None
+                if not documents or failed_there:
+                    continue
+                compute = partial(
+                    _difference,
+                    task,
+                    metric,
+                    [by_document[document] for document in documents],
+                    [before[document] for document in documents],
+                    [words[document] for document in documents],
+                    rounding,
+                )
+                difference = self._computed(name, metric, "its difference", compute)
+                if difference is not None:
+                    differences[name][metric] = difference
+        return differences
+
+    def _computed(self, task: str, metric: str, what: str, compute: Callable[[], T]) -> T | None:
+        """What is computed; None with a failure for an error of the metric."""
+        try:
+            return compute()
+        except Exception as error:
+            reason = f"{what}: {reason_of(error)}"
+            failure = MetricFailure(task=task, metric=metric, document=None, reason=reason)
+            self._failures.append(failure)
+            return None
+
+
+def _difference(
+    task: Any, metric: str, mine: list[Any], theirs: list[Any], words: list[int], rounding: Rounding
+) -> Paired:
+    """The difference of a metric between two runs on the same documents."""
+    return paired(
+        mine,
+        theirs,
+        aggregation(task, metric),
+        lower_is_better=task.higher_is_better().get(metric.partition(",")[0]) is False,
+        equal=rounding.equals(mine, theirs, words),
+    )

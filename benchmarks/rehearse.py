@@ -281,7 +281,7 @@ def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
     from moe_lab.runs.budget import workload_of
 
     run, cost = outcome.run, outcome.results.cost
-    workload, parts, left = workload_of(run), [], cost["tokens_out"]
+    workload, parts, left = workload_of(run), [], cost.tokens_out
     answers = sum(len(asked.new_tokens) for _, asked in workload.asked)
     for weight, asked in workload.asked:
         lengths = []
@@ -306,7 +306,7 @@ def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
         planned = pathway_tokens(run, pathways, whole)
     else:
         planned = round(run.method.forward_tokens(whole, run.config, run.facts))
-    return planned, cost["tokens_in"]
+    return planned, cost.tokens_in
 
 
 def _summary(rows: Sequence[dict[str, Any]], seconds: float, cells: int) -> int:

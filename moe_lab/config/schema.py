@@ -50,7 +50,7 @@ class ModelConfig:
     device_map: Literal["auto"] | None = None
     """transformers' placement of the layers on devices; null: all on `device`."""
     recipe: dict[str, bool | int | float | str | None] | None = None
-    """Keys of method=pretrain: the model is trained on first use, one for each seed (`moe_lab/runs/jobs.py`)."""
+    """Keys of method=pretrain: the model is trained on first use, one for each seed (`moe_lab/runs/trainings.py`)."""
 
     def __post_init__(self) -> None:
         if self.peft:

@@ -56,6 +56,10 @@ RUNS = {
 STUDIES = {
     "method=roe task=toy_math tuning=tpe": "62ac065f0051e7c795fe488fc76eface608a5974b79f9296494614fcbc562f61",
     "method=roe task=gsm8k tuning=uniform tuning.num_samples=2 num_fewshot=0": "e0746339b48372cce938441236749398c90e3cad54c356b95d9ffc94734fc56e",
+    "method=calibration task=toy_text tuning=scale": "709e757295e7042d93f157c366378452558450a1ba96fd8e1148d417b943ff5b",
+    "method=roe method.temperature=0.2 task=toy_text tuning=scale tuning.num_samples=5": "b355d29a3c789a2a37fb072976d61ed694e018a9c1aea20588bb64165f8c2103",
+    "method=top-k task=toy_choice tuning=grid": "f1a01f28bf34914e4ef8bb90e05467d952155dc88fcfb6fe7fbc1acdf8742e0b",
+    "method=roe task=toy_choice tuning=random tuning.metric=perplexity tuning.logit_scale=true tuning.max_temperature=2": "e78434c36dc4f27a5f6796369620d0f8f41f55818621adcd28efc53c9023b4c1",
 }
 
 

@@ -394,7 +394,7 @@ def test_a_running_process_computes_with_the_edited_code(tmp_path, monkeypatch, 
             )
             assert ended.code == 0, ended.err
             results = json.loads(Path(ended.out.split()[-1]).read_text())["results"]
-            scores.append(results["mine"]["acc,first"])
+            scores.append(results["mine"]["worth,first"])
     assert scores == pytest.approx([1.8, 3.6, 3.6, 4.8])
     assert len(list((tmp_path / "runs").iterdir())) == 4
 
@@ -417,7 +417,7 @@ def test_the_command_shows_the_score_of_the_edited_task(tmp_path, monkeypatch):
         place = [f"output_dir={tmp_path}", "offline=true", "device=cpu"]
         ended = run_forked(tmp_path, "method=base", *task, *place)
         assert ended.code == 0, ended.err
-        return json.loads(Path(ended.out.split()[-1]).read_text())["results"]["mine"]["acc,first"]
+        return json.loads(Path(ended.out.split()[-1]).read_text())["results"]["mine"]["worth,first"]
 
     assert score() == pytest.approx(1.8), (
         "0.6 for each letter of an answer, one of which is mapped to it, and for its end"

@@ -16,6 +16,7 @@ import pytest
 import moe_lab.runs.execute
 import moe_lab.runs.jobs
 import moe_lab.runs.tuning.study
+from moe_lab.cli import prefetch
 from moe_lab.config import catalog
 from moe_lab.config.compose import compose_cell
 from moe_lab.config.overrides import quote
@@ -506,9 +507,9 @@ def test_settings_of_a_method_reach_the_cells_that_have_them(other, seen, capsys
 def test_prefetch_has_the_settings_too(runs, other, capsys, monkeypatch):
     seen = []
     monkeypatch.setattr("moe_lab.models.hub.is_offline", lambda: False)
-    monkeypatch.setattr("moe_lab.cli.prefetch._method", lambda config: seen.append(config) or [])
-    monkeypatch.setattr("moe_lab.cli.prefetch._model", lambda config: [])
-    monkeypatch.setattr("moe_lab.cli.prefetch._task", lambda config: [])
+    of_methods = prefetch.STEPS[-1]
+    step = replace(of_methods, fetch=lambda config: seen.append(config) or [])
+    monkeypatch.setattr(prefetch, "STEPS", (step,))
     assert run_command(capsys, "experiment=table_u", "method.k=5", "mode=prefetch").code == 0
     assert [getattr(config.method, "k", "none") for config in seen] == ["none", 5] * 2
 

@@ -80,11 +80,13 @@ def with_experts(
     weights_NC = router.weights(logits_NE, index_NC)
     if tokens.index is None:
         return Routing(routing.logits_TE, weights_NC.to(routing.weights_TK.dtype), index_NC)
-    width = max(index_NC.shape[-1], routing.index_TK.shape[-1])
-    samples = router.widened(Routing(logits_NE, weights_NC, index_NC), width)
-    others = router.widened(routing, width)
+    C, K = index_NC.shape[-1], routing.index_TK.shape[-1]
+    if C < K:
+        _, weights_NC, index_NC = router.widened(Routing(logits_NE, weights_NC, index_NC), K)
+    if C > K:
+        routing = router.widened(routing, C)
     at_N = tokens.index.to(routing.index_TK.device)
-    return others.changed(at_N, samples.weights_TK, samples.index_TK)
+    return routing.changed(at_N, weights_NC, index_NC)
 
 
 Choose = Callable[[Router, Routing, NoisyTokens], Tensor]

@@ -211,15 +211,20 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
 def _new_conversations(
     conversations: list[Conversation], known: list[Conversation]
 ) -> list[Conversation]:
-    """The conversations that are not among the known ones, each once."""
-    seen = {json.dumps(conversation) for conversation in known}
-    found = []
+    """The conversations whose texts are not those of a known one, each once."""
+    seen = {_texts(conversation) for conversation in known}
+    new = []
     for conversation in conversations:
-        content = json.dumps(conversation)
-        if content not in seen:
-            found.append(conversation)
-        seen.add(content)
-    return found
+        texts = _texts(conversation)
+        if texts not in seen:
+            new.append(conversation)
+        seen.add(texts)
+    return new
+
+
+def _texts(conversation: Conversation) -> tuple[tuple[str, str], ...]:
+    """Roles and texts, without weights."""
+    return tuple((message["role"], message["content"]) for message in conversation)
 
 
 @cache

@@ -37,13 +37,24 @@ def versioned(name: str, number: int) -> Callable[[Function], Function]:
     return mark
 
 
+def version_of(function: Any) -> tuple[str, int] | None:
+    """Name and version number of a `versioned` function; None for any other one.
+
+    A function of a user's that wraps a versioned one has its attributes (`functools.wraps`), and code of its own.
+    """
+    if hasattr(function, "__wrapped__"):
+        return None
+    return getattr(function, VERSION, None)
+
+
 def function_identity(function: Any) -> list[object]:
     """Name and version number of a `versioned` function; else qualified name and digest of the module.
 
     An object that can be called has those of its class.
     """
-    if hasattr(function, VERSION):
-        return list(getattr(function, VERSION))
+    version = version_of(function)
+    if version is not None:
+        return list(version)
     named = function if hasattr(function, "__qualname__") else type(function)
     return [named.__qualname__, module_digest(named.__module__)]
 

@@ -11,6 +11,7 @@ T = tokens of a forward pass, all sequences flattened, E = experts, K = experts 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import compress
 from threading import get_ident
 from typing import Any
@@ -236,23 +237,42 @@ class _Watch:
                 )
 
 
-_open: WeakKeyDictionary[nn.Module, list[tuple[str, int]]] = WeakKeyDictionary()
-"""The contexts on each model, the outermost first: their names, and the numbers of their threads."""
+@dataclass(frozen=True)
+class _Context:
+    """A context on a model."""
+
+    name: str
+    thread: int
+    """The number of the thread that entered it."""
+    takes_ensembles: bool
+
+
+_open: WeakKeyDictionary[nn.Module, list[_Context]] = WeakKeyDictionary()
+"""The contexts on each model, the outermost first."""
 
 
 @contextmanager
-def opened(model: nn.Module, name: str, alone: bool = False) -> Iterator[None]:
-    """A context on the model, by its name. With `alone` it raises RoutingError inside another one."""
+def opened(
+    model: nn.Module, name: str, *, alone: bool = False, takes_ensembles: bool = False
+) -> Iterator[None]:
+    """A context on the model, by its name.
+
+    Args:
+        alone: raises RoutingError inside a context of another thread, and inside one that takes no ensembles.
+        takes_ensembles: whether a context that is `alone` may be inside this one, in the same thread.
+    """
     contexts = _open.setdefault(transformers_model(model), [])
-    if alone and contexts:
-        outer, thread = contexts[-1]
-        if thread != get_ident():
-            raise RoutingError(f"{name}: another thread runs {outer} on this model. {ONE_THREAD}")
-        raise RoutingError(
-            f"{name} inside {outer}: they cannot be combined, since {name} runs several routings of a token, and "
-            f"later layers on their own. Leave the context of {outer} first."
-        )
-    context = name, get_ident()
+    for outer in reversed(contexts) if alone else ():
+        if outer.thread != get_ident():
+            raise RoutingError(
+                f"{name}: another thread runs {outer.name} on this model. {ONE_THREAD}"
+            )
+        if not outer.takes_ensembles:
+            raise RoutingError(
+                f"{name} inside {outer.name}: they cannot be combined, since {name} runs several routings of a "
+                f"token, and later layers on their own. Leave the context of {outer.name} first."
+            )
+    context = _Context(name, get_ident(), takes_ensembles)
     contexts.append(context)
     try:
         yield

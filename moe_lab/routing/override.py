@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from moe_lab.errors import RoutingError
-from moe_lab.routing.hook import routed
+from moe_lab.routing.hook import opened, routed
 from moe_lab.routing.policy import PolicyFunction
 from moe_lab.routing.router import Router
 from moe_lab.routing.rules import Routing
@@ -61,7 +61,10 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
             )
         return None
 
-    with routed(model, checked, final=True) as routers:
+    with (
+        routed(model, checked, final=True) as routers,
+        opened(model, "override(model)", takes_ensembles=True),
+    ):
         yield routers
     if not calls:
         raise RoutingError(

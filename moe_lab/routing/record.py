@@ -8,7 +8,7 @@ T = tokens of a pass, N = those that are no padding.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -131,33 +131,55 @@ def record(model: nn.Module) -> Iterator[Record]:
         yield routes
 
 
+_recorded: dict[type, list[Any]] = {}
+"""The models that are recorded, by their class."""
+_restore: dict[type, Callable[[], None]] = {}
+"""Gives a class its own `generate` back."""
+
+
 @contextmanager
 def _one_by_one(model: Any) -> Iterator[None]:
     """Inside the context `model.generate` refuses modes in which a pass is not the next tokens of its sequences.
 
-    The class is changed, not the model: copies of the model are plain.
+    The class is changed, not the model: copies of the model are plain. It is changed once for all its models that are
+    recorded, whose contexts may end in any order.
     """
     kind = type(model)
-    generate = getattr(kind, "generate", None)
-    if generate is None:
+    if not hasattr(kind, "generate"):
         yield
         return
+    models = _recorded.setdefault(kind, [])
+    if not models:
+        _restore[kind] = _check_generate(kind, models)
+    models.append(model)
+    try:
+        yield
+    finally:
+        models.remove(model)
+        if not models:
+            _restore.pop(kind)()
+
+
+def _check_generate(kind: Any, models: list[Any]) -> Callable[[], None]:
+    """Let `generate` of a class check the mode for these models; returns the function that takes that back."""
+    generate = kind.generate
 
     @wraps(generate)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self is model:
-            _check_mode(model, args, kwargs)
+        if any(model is self for model in models):
+            _check_mode(self, args, kwargs)
         return generate(self, *args, **kwargs)
 
     inherited = "generate" not in vars(kind)
     kind.generate = checked
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         if inherited:
             del kind.generate
         else:
             kind.generate = generate
+
+    return restore
 
 
 def _check_mode(model: Any, args: tuple, kwargs: dict) -> None:

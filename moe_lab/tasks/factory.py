@@ -27,7 +27,7 @@ from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line
 from moe_lab.models.hub import commit_of, explain
-from moe_lab.results.code import VERSION, code_digest, function_identity, module_digest
+from moe_lab.results.code import code_digest, module_digest, version_of
 from moe_lab.results.identity import UNNAMED
 from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
@@ -369,8 +369,9 @@ def _code(file: str | Path, include_path: str | None) -> dict[str, Any]:
     code = {}
     for key in names.keys() - UNNAMED:
         for place, named, function in _functions(functions[key], names[key], key):
-            if hasattr(function, VERSION):
-                code[place] = function_identity(function)
+            version = version_of(function)
+            if version is not None:
+                code[place] = list(version)
                 continue
             # lm-eval's order: a file next to the YAML, then a module
             module, _, name = Path(named).name.rpartition(".")

@@ -245,6 +245,14 @@ def test_what_is_trained_on_is_not_held_out(made, tmp_path):
     told = "left out of the validation data: 3 conversations that are trained on or occur twice"
     assert prepared_data.notes == [told]
 
+    weighted = conversation("A")
+    weighted[-1] = {**weighted[-1], "weight": 0}
+    write_jsonl(
+        file, [{"messages": each} for each in (conversation("A"), weighted, conversation("B"))]
+    )
+    data = read_data(Config(), str(file), held_out=2)
+    assert data.validation == [conversation("B")], "the same texts with other weights"
+
     write_jsonl(file, [{"messages": conversation(question)} for question in "AAB"])
     whole = read_data(Config(), str(file))
     assert whole.train == [conversation(question) for question in "AAB"], "nothing is held out"

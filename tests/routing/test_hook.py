@@ -4,6 +4,7 @@ Broken by: a policy that single passes of the engine skip, one of the caller's o
 that is left out by intent and reported as bypassed.
 """
 
+import copy
 import math
 import threading
 
@@ -338,3 +339,32 @@ def test_an_ensemble_in_a_second_thread_is_refused_in_its_own_words(olmoe):
     assert str(error).startswith("C3PO: another thread runs RoE on this model. ")
     with opened(olmoe, "C3PO", alone=True):
         pass
+
+
+def test_an_ensemble_beside_an_override_of_another_thread_is_refused(olmoe, tokenizer):
+    """Its noise would route the other thread's passes, too. Inside one of its own thread it runs."""
+    roe = RoE(olmoe, tokenizer, n=3)
+    with override(olmoe, lambda router, routing: None):
+        logits(olmoe)
+        error = in_another_thread(lambda: roe.loglikelihood("a", " b"))
+        roe.loglikelihood("a", " b")
+    assert isinstance(error, RoutingError)
+    assert str(error).startswith("RoE: another thread runs override(model) on this model. ")
+
+
+def test_records_of_two_models_of_a_class_end_in_any_order(olmoe):
+    """`record` changes `generate` of the class: it stays changed for as long as a model of it is recorded."""
+    other = copy.deepcopy(olmoe)
+    kind = type(olmoe)
+    before = kind.generate
+    first, second = record(olmoe), record(other)
+    first.__enter__()
+    second.__enter__()
+    logits(olmoe)
+    logits(other)
+    first.__exit__(None, None, None)
+    with pytest.raises(RoutingError, match="beam_search"):
+        other.generate(IDS, num_beams=2, max_new_tokens=2)
+    assert olmoe.generate(IDS, num_beams=2, max_new_tokens=2).shape[0] == len(IDS)
+    second.__exit__(None, None, None)
+    assert kind.generate is before

@@ -22,7 +22,7 @@ from moe_lab.engine import lm
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, ModelError, MoeLabError, RunHeldError, TaskError
 from moe_lab.models.memory import ModelPool
-from moe_lab.results import identity as versions
+from moe_lab.results import versions
 from moe_lab.results.marks import marks_of
 from moe_lab.results.model import RunResult
 from moe_lab.runs.attempts import run_all

@@ -242,6 +242,39 @@ def test_no_syntax_tree_of_this_package_is_in_a_run_id(tmp_path, name, rows, key
             assert syntax_trees(task_settings(each)) == []
 
 
+WRAPPED = """
+from functools import wraps
+from moe_lab.tasks.answer_numbers import score_number as own
+
+@wraps(own)
+def score_number(document, results):
+    return {"exact_match": SCORE}
+"""
+YAML = """
+task: wrapped
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+process_results: !function utils.score_number
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+
+
+def test_a_function_of_a_user_that_wraps_one_of_this_package_counts_by_its_code(tmp_path):
+    """`functools.wraps` copies the name and the version number."""
+    write_jsonl(tmp_path / "rows.jsonl", [{"question": "1 + 1?", "answer": "2"}])
+    (tmp_path / "wrapped.yaml").write_text(YAML.replace("FILE", str(tmp_path / "rows.jsonl")))
+    settings = []
+    for score in ("0.0", "1.0"):
+        (tmp_path / "utils.py").write_text(WRAPPED.replace("SCORE", score))
+        task = TaskConfig(name="wrapped", include_path=str(tmp_path))
+        settings.append(task_settings(load_tasks(Config(task=task))["tasks"]["wrapped"]))
+    assert settings[0] != settings[1]
+
+
 def test_the_code_of_a_user_stays_a_syntax_tree():
     [name, digest] = function_identity(lettered)
     assert name == "lettered" and len(str(digest)) == 64

@@ -15,6 +15,7 @@ Broken by: a change of what a model, a method, a task, a table or a metric of ot
 import ast
 import copy
 import json
+import os
 import re
 import runpy
 import shlex
@@ -110,7 +111,11 @@ def test_a_fresh_interpreter_without_hydra_suffices(folder):
     )
     isolated = "".join(f"exec(compile({program!r}, 'example', 'exec'), {{}})\n" for program in own)
     command = [sys.executable, "-c", isolated + check]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    # the programs print what small random weights write, in letters of any script
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    ended = subprocess.run(
+        command, capture_output=True, encoding="utf-8", check=False, cwd=folder, env=environment
+    )
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert ended.stdout.endswith("no Hydra\n")
 

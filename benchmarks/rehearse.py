@@ -285,9 +285,8 @@ def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
     answers = sum(len(asked.new_tokens) for _, asked in workload.asked)
     for weight, asked in workload.asked:
         lengths = []
-        for _ in (
-            asked.new_tokens
-        ):  # which answers ended early is not known: all have the same length, or one more
+        # which answers ended early is not known: all have the same length, or one more
+        for _ in asked.new_tokens:
             lengths.append(-(-left // answers))
             left, answers = left - lengths[-1], answers - 1
         left_lengths = iter(lengths)

@@ -28,9 +28,8 @@ os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
 # tqdm's own lock is shared with forked processes: killing one that holds it would block all the others
 tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())
-os.fsync = lambda file: (
-    None
-)  # no power is cut; waiting for the disk takes a tenth of a short command's time
+# no power is cut; waiting for the disk takes a tenth of a short command's time
+os.fsync = lambda file: None
 
 
 def connected(*args, connect=sqlite3.dbapi2.connect, **keys) -> sqlite3.Connection:

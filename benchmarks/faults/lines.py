@@ -80,9 +80,8 @@ class Lines:
         keys = _keys(method)
         # the keys of a policy are those of its function, which is not given here
         if random.random() < 0.15 and method != "policy":
-            key = random.choice(
-                [key for key in keys if len(key) > 1]
-            )  # nothing is near to one letter
+            # nothing is near to one letter
+            key = random.choice([key for key in keys if len(key) > 1])
             wrong = (
                 key[:-1] + random.choice("qjz") if len(key.rpartition(".")[2]) > 4 else f"{key}_x"
             )

@@ -88,6 +88,5 @@ class RoE(LanguageModel):
     def _set_seed(self, seed: int) -> None:
         super()._set_seed(seed)
         if self.lm.ensemble.n > 1:
-            self.lm.set_ensemble(
-                self._ensemble(seed)
-            )  # a new one: the old one's decisions are counted
+            # a new one: the old one's decisions are counted
+            self.lm.set_ensemble(self._ensemble(seed))

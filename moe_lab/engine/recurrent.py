@@ -73,9 +73,8 @@ class RecurrentForward:
     def __enter__(self) -> Self:
         self._stack = ExitStack()
         self._stack.enter_context(torch.inference_mode())
-        if (
-            head := self.model.get_output_embeddings()
-        ):  # its input, [R, S, hidden] -> [R, 1, hidden]
+        # its input, [R, S, hidden] -> [R, 1, hidden]
+        if head := self.model.get_output_embeddings():
             hook = head.register_forward_pre_hook(lambda head, args: (args[0][:, -1:], *args[1:]))
             self._stack.callback(hook.remove)
         self.rotary.install(self._stack)

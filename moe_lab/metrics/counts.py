@@ -156,9 +156,8 @@ class Routes(Observer):
             return
         index_TC = torch.cat([self._pass[layer].cpu() for layer in self.layers], dim=-1).numpy()
         real = self._names != 0
-        small = (
-            np.uint8 if max(self.experts.values()) < 256 else np.int16
-        )  # -1 becomes 255 or stays
+        # -1 becomes 255 or stays
+        small = np.uint8 if max(self.experts.values()) < 256 else np.int16
         self._blocks.append((self._names[real], index_TC[real].astype(small)))
         self._pass = {}
 

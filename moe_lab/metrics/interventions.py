@@ -37,9 +37,8 @@ class Masked(Observer):
         at_1, lowest = torch.tensor([masked], device=routing.logits_TE.device), -torch.inf
         if router.family.rule.noise == LOGITS:  # in one family they are probabilities
             lowest = float(router.family.rule.logits(torch.tensor(-torch.inf)))
-        logits_TE = routing.logits_TE.index_fill(
-            -1, at_1, lowest
-        )  # the softmax gives the expert weight 0
+        # the softmax gives the expert weight 0
+        logits_TE = routing.logits_TE.index_fill(-1, at_1, lowest)
         scores_TE = router.scores(logits_TE).index_fill(-1, at_1, -torch.inf)
         index_TK = router.choose(scores_TE, routing.index_TK.shape[-1])
         weights_TK = router.weights(logits_TE, index_TK)

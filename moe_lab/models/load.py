@@ -62,9 +62,8 @@ def load_model(
     folder = model_folder(model, offline=offline, weights=True)
     if (folder / "generation_config.json").is_file():
         with reading(folder / "generation_config.json", "Correct or delete it.", raises=ModelError):
-            GenerationConfig.from_pretrained(
-                folder, local_files_only=True
-            )  # transformers would ignore it
+            # transformers would ignore it
+            GenerationConfig.from_pretrained(folder, local_files_only=True)
     start = time.perf_counter()
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
     options = placement(model, config, place, disk, shard) | loading_options(config)

@@ -80,9 +80,8 @@ def randomization_test(
         differences = np.array(list(_swapped_differences(values, baseline, aggregate)))
     observed, swapped = abs(differences[0]), np.abs(differences[1:])
     rounding = 1e-12 * max(observed, float(swapped.max(initial=0.0)))
-    return float(
-        (1 + np.sum(~(swapped < observed - rounding))) / len(differences)
-    )  # 1 where a value is NaN
+    # 1 where a value is NaN
+    return float((1 + np.sum(~(swapped < observed - rounding))) / len(differences))
 
 
 def log_likelihoods(

@@ -260,9 +260,8 @@ def score_of_draw(aggregate: Aggregate, values: list[Any]) -> float:
     The function does not fail with all documents.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # scikit-learn warns of draws in which all answers are alike
+        # scikit-learn warns of draws in which all answers are alike
+        warnings.simplefilter("ignore")
         try:
             return float(aggregate(values))
         except (ArithmeticError, ValueError):

@@ -49,9 +49,8 @@ def llama4(router: nn.Module, decide: Decide) -> list[Any]:
         module: Any, args: tuple, output: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor] | None:
         weights_TE, logits_TE = output
-        index_TK = weights_TE.topk(
-            module.top_k, dim=-1
-        ).indices  # another policy may have chosen otherwise
+        # another policy may have chosen otherwise
+        index_TK = weights_TE.topk(module.top_k, dim=-1).indices
         changed = decide(Routing(logits_TE, weights_TE.gather(-1, index_TK), index_TK))
         if changed is None:
             return None

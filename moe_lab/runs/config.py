@@ -24,9 +24,8 @@ def compose_or_explain(argv: list[str]) -> list[Cell]:
     try:
         return compose(argv, TEXT_KEYS)
     except REQUEST_ERRORS as error:
-        whole = (
-            os.environ.get("HYDRA_FULL_ERROR") == "1"
-        )  # else Python, too, shows the message alone
+        # else Python, too, shows the message alone
+        whole = os.environ.get("HYDRA_FULL_ERROR") == "1"
         raise ConfigError(explain(error, methods_with)) from (error if whole else None)
 
 

@@ -65,10 +65,8 @@ def follow(configs: Sequence[Config]) -> int | None:
     dist.init_process_group(store=store, rank=rank, world_size=num_processes(), timeout=PATIENCE)
     if not rank:
         return None
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # it waits in C++, where no handler of Python runs
+    # it waits in C++, where no handler of Python runs
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     if (code := _follow(rank)) == 0:
         dist.destroy_process_group()
@@ -147,9 +145,8 @@ def _check(configs: Sequence[Config]) -> None:
 
 def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:
     """The model of a run, loaded in all processes."""
-    model_folder(
-        config.model, offline=config.offline, weights=True
-    )  # fetched once, by this process
+    # fetched once, by this process
+    model_folder(config.model, offline=config.offline, weights=True)
     broadcast(partial(_load, config))
     loaded = models.get(config)
     dist.barrier()

@@ -66,14 +66,12 @@ def build_tasks(
     try:
         tasks = manager.load(specs)
         for task in tasks["tasks"].values():
-            read_first_document(
-                task
-            )  # in 0.5 tasks that a group defines pass no method of the factory
+            # in 0.5 tasks that a group defines pass no method of the factory
+            read_first_document(task)
     except TaskError:
         raise
-    except (
-        Exception
-    ) as error:  # jinja2, datasets and the tasks' own code raise many kinds of errors
+    except Exception as error:
+        # jinja2, datasets and the tasks' own code raise many kinds of errors
         raise TaskError(factory.reason(error)) from error
     for task in tasks["tasks"].values():
         name = task.task_name
@@ -138,9 +136,8 @@ def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list
     own_groups = {*manager.all_groups, *manager.all_tags}
     if all(name in files and name not in own_groups for name in names):
         if include_path is not None and not all(name in manager.all_subtasks for name in names):
-            check_readable(
-                include_path, names, files
-            )  # lm-eval's task may stand for one that cannot be read
+            # lm-eval's task may stand for one that cannot be read
+            check_readable(include_path, names, files)
         return manager, [files[name] for name in names]
     if include_path is not None:
         check_readable(include_path, names, files.keys() - own_groups)
@@ -274,9 +271,8 @@ class _Factory(TaskFactory):
     def _with_documents(self, config: dict[str, Any], folder: Path | None) -> dict[str, Any]:
         """The configuration with the run's documents."""
 
-        def exists(
-            split: str | None,
-        ) -> bool:  # a hub data set is assumed to have all splits of the task
+        def exists(split: str | None) -> bool:
+            # a hub data set is assumed to have all splits of the task
             return bool(split) and (folder is None or (folder / f"{split}.jsonl").exists())
 
         if self._splits:  # names of splits, or keys that name one (`training_split`)

@@ -267,9 +267,8 @@ class ScorerBoundary(Boundary):
             values = self._process(document, results)
         except Exception as error:
             return self._all_failed(scorer, place, reason_of(error))
-        if (
-            values is None
-        ):  # lm-eval asks for no other document of this scorer, which computes the metrics
+        # lm-eval asks for no other document of this scorer, which computes the metrics
+        if values is None:
             self._processed += [scorer] * (len(numbers) - 1)
             return None
         return {
@@ -329,9 +328,8 @@ class ScorerBoundary(Boundary):
         self._place = number
         try:
             return scorer.score_doc(number, instances)
-        except (
-            Exception
-        ) as error:  # of what all metrics take; each metric has a boundary of its own
+        except Exception as error:
+            # of what all metrics take; each metric has a boundary of its own
             return _scored(number, instances, self._all_failed(scorer, number, reason_of(error)))
 
     def _guarded(self, metric: Any, scorer: Any) -> Any:

@@ -208,9 +208,8 @@ OF_PAPER = {
 
 
 def options_in(text: str) -> set[str]:
-    text = re.sub(
-        r"method\.backbone: \[.*?\]", "", text
-    )  # an architecture, which bears the model's name
+    # an architecture, which bears the model's name
+    text = re.sub(r"method\.backbone: \[.*?\]", "", text)
     return set(re.findall(r"(?<![\w/-])olmoe(?:-[a-z0-9]+)*(?![\w-])", text))
 
 

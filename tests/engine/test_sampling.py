@@ -425,9 +425,8 @@ def test_returned_scores_are_those_of_transformers(family, tokenizer):
 
 def test_returned_scores_of_an_ensemble_add_up_to_its_log_likelihood(olmoe, tokenizer):
     roe = RoE(olmoe, tokenizer, n=4, temperature=1.0)
-    letters = tokenizer.encode(
-        "abcdefghijklmnopqrstuvwxyz"
-    )  # a text of these has the same tokens again
+    # a text of these has the same tokens again
+    letters = tokenizer.encode("abcdefghijklmnopqrstuvwxyz")
     options = {
         "max_new_tokens": 5,
         "suppress_tokens": [each for each in range(300) if each not in letters],

@@ -102,9 +102,8 @@ def ensemble_of(model_type, cache_kind):
     first = int(layers > 1)
     temperatures = [0.0] * first + [temperature] * (layers - first)
     routing = GumbelTopK(temperatures, seed=0)
-    n = (
-        3 if model_type in (*FAST, *RECURRENT) else 2
-    )  # a family does not know which sample it computes
+    # a family does not know which sample it computes
+    n = 3 if model_type in (*FAST, *RECURRENT) else 2
     return Ensemble(n=n, routing=routing, first_noisy=first, cache=cache_kind), temperatures
 
 

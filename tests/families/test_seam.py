@@ -88,9 +88,8 @@ def test_what_the_configuration_says_is_what_the_model_has(model_type):
 def test_policies_that_change_nothing_change_no_bit(model_type):
     model = small_model(model_type)
     before = left_behind(model)
-    every_way = (
-        EXPERTS if model_type in FAST else EXPERTS[-1:]
-    )  # hooks end before experts are computed
+    # hooks end before experts are computed
+    every_way = EXPERTS if model_type in FAST else EXPERTS[-1:]
     for experts in (None,) if model_type in ONE_WAY else every_way:
         if experts:
             model.set_experts_implementation(experts)

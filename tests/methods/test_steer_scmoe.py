@@ -175,9 +175,8 @@ def test_no_steered_expert_is_the_base_model_bit_for_bit(family, tokenizer):
 
 def test_the_right_choices_are_the_answers_of_documents_that_are_not_evaluated(tmp_path):
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(9))
-    write_jsonl(
-        tmp_path / "arc_easy" / "train.jsonl", choices(6, start=7)
-    )  # q7 and q8 are test documents
+    # q7 and q8 are test documents
+    write_jsonl(tmp_path / "arc_easy" / "train.jsonl", choices(6, start=7))
     config = to_config(
         compose_cell(["model=tiny", "task=arc_easy", "limit=1", f"data_dir={tmp_path}"], [])
     )

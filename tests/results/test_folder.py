@@ -152,9 +152,8 @@ def test_an_output_folder_that_cannot_be_made(tmp_path):
 
 
 def test_an_output_folder_that_is_not_writable(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        os, "access", lambda *_: False
-    )  # root may write anywhere, so chmod cannot show it
+    # root may write anywhere, so chmod cannot show it
+    monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ConfigError, match="is not writable"):
         check_writable(str(tmp_path / "outputs"))
 

@@ -83,9 +83,8 @@ def test_keys_tell_requests_apart():
 def test_a_torn_last_line_is_cut_and_later_answers_are_whole(path):
     write(path, a="first", b="second")
     whole = path.read_bytes()
-    for length in range(
-        whole.rindex(b'{"key"'), len(whole)
-    ):  # every place where a kill can tear the line
+    # every place where a kill can tear the line
+    for length in range(whole.rindex(b'{"key"'), len(whole)):
         path.write_bytes(whole[:length])
         log = ResponseLog(path, HEADER)
         assert "a" in log and "b" not in log and log.cost == {"tokens_in": 3}

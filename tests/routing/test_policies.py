@@ -195,9 +195,8 @@ def test_shares_are_the_probabilities_of_the_familys_kind(family):
     experts = router.module.weight.shape[0]
     logits_TE = torch.randn(5, experts, generator=torch.Generator().manual_seed(1))
     sigmoid_TE = 1 / (1 + (-logits_TE).exp())
-    expected = {"olmoe": logits_TE.exp(), "deepseek_v3": sigmoid_TE}[
-        family
-    ]  # without the bias for choosing
+    # without the bias for choosing
+    expected = {"olmoe": logits_TE.exp(), "deepseek_v3": sigmoid_TE}[family]
     shares = router_shares(router, logits_TE)
     torch.testing.assert_close(shares, expected / expected.sum(dim=-1, keepdim=True))
 

@@ -132,9 +132,8 @@ class AccelTensor(Tensor):
     @staticmethod
     def __new__(cls, on_cpu: Tensor, requires_grad: bool = False) -> "AccelTensor":
         inside = torch.is_inference_mode_enabled()
-        with (
-            torch.inference_mode(False) if inside else nullcontext()
-        ):  # torch refuses views of those made in it
+        # torch refuses views of those made in it
+        with torch.inference_mode(False) if inside else nullcontext():
             made = Tensor._make_wrapper_subclass(
                 cls,
                 on_cpu.size(),
@@ -212,9 +211,8 @@ def _attention(
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation of torch on the CPU's tensors; the result is on the device unless another one is asked for."""
     if _is_composite(op):
-        return op.decompose(
-            *args, **kwargs
-        )  # inference mode hands on what is made of other operations
+        # inference mode hands on what is made of other operations
+        return op.decompose(*args, **kwargs)
     tensors: list[Tensor] = []
     arguments, options = (
         _on_cpu(args, tensors),

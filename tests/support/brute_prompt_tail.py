@@ -65,9 +65,8 @@ def whole_logits(model, ids, start, probs_by_layer, experts_by_layer=None):
     def decide(layer, t, logits_E):
         if not 0 <= t - start < len(probs_by_layer[layer]):
             return None
-        probs_E = probs_by_layer[layer][
-            t - start
-        ]  # divided so that gradients are those along distributions
+        # divided so that gradients are those along distributions
+        probs_E = probs_by_layer[layer][t - start]
         return probs_E / probs_E.sum(), experts_by_layer[layer][
             t - start
         ] if experts_by_layer else None

@@ -15,9 +15,8 @@ def filtered(task: Any, responses: Sequence[Any]) -> dict[str, Any]:
         output_filter.apply([instance])
     found: dict[str, Any] = {}
     for name, value in instance.filtered_resps.items():
-        in_list = (
-            hasattr(task, "scorers") and len(value) == 1
-        )  # lm-eval 0.5 has a list for each request
+        # lm-eval 0.5 has a list for each request
+        in_list = hasattr(task, "scorers") and len(value) == 1
         found[name] = value[0] if in_list else value
     return found
 

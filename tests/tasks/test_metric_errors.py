@@ -127,9 +127,8 @@ def test_brier_score_of_questions_with_other_numbers_of_choices(tmp_path):
     metrics = "metric_list: [{metric: acc}, {metric: brier_score}]"
     found = evaluated(tmp_path, CHOICES + metrics, rows)
     assert found["scores"]["acc,none"] == 0.0
-    theirs = score_of_lm_eval(
-        tmp_path, "brier_score,none", [1, 2, 3]
-    )  # 0.4 has none, and 0.5 a mean
+    # 0.4 has none, and 0.5 a mean
+    theirs = score_of_lm_eval(tmp_path, "brier_score,none", [1, 2, 3])
     assert found["scores"]["brier_score,none"] == theirs
     if theirs is None:
         [said] = found["said"]

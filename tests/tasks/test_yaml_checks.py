@@ -97,9 +97,8 @@ def with_lines(yaml: str, lines: str) -> str:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_by_task_file_and_line(fault, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        yaml_checks, "_evaluate_has", lambda metric: False
-    )  # it takes seconds to import
+    # it takes seconds to import
+    monkeypatch.setattr(yaml_checks, "_evaluate_has", lambda metric: False)
     yaml, lines, line, message = FAULTS[fault]
     text = with_lines(yaml, lines)
     folder = mine(tmp_path, text)

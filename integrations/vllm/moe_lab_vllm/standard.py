@@ -89,9 +89,8 @@ class StandardCache:
         if context.attn_metadata is None:  # while vLLM measures its memory
             return None
         start = next(iter(context.attn_metadata.values())).query_start_loc
-        token = torch.arange(
-            int(start[-1]), device=positions.device
-        )  # without padding after the last request
+        # without padding after the last request
+        token = torch.arange(int(start[-1]), device=positions.device)
         request_T = torch.searchsorted(start, token.int(), right=True) - 1
         document_T, repeat_T, _ = context.no_compile_layers[NAME].columns(request_T)
         row = torch.arange(1, self.n, device=positions.device)

@@ -117,9 +117,8 @@ class FreezeTrainer(MoeTrainer):
         if len(validation):
             self.add_callback(AtEpochEnds(method.steps_per_epoch(rows)))
         if self.auxiliary:
-            transformers_model(
-                self.model
-            ).router_aux_loss_coef = 0.0  # `compute_loss` adds the loss
+            # `compute_loss` adds the loss
+            transformers_model(self.model).router_aux_loss_coef = 0.0
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Order:
         rows, steps = len(self.train_dataset), self.method.steps_per_epoch(len(self.train_dataset))
@@ -195,9 +194,8 @@ class FreezeTrainer(MoeTrainer):
                 rows = [self.validation[i if i < len(self.validation) else EMPTY] for i in numbers]
                 inputs = self._prepare_inputs(self.data_collator(rows))
                 tokens = (inputs["labels"][:, 1:] != NO_LOSS).sum()
-                loss = self.model(
-                    **inputs
-                ).loss.float()  # FSDP needs all processes, also those without rows
+                # FSDP needs all processes, also those without rows
+                loss = self.model(**inputs).loss.float()
                 if tokens:
                     sums += torch.stack([loss * tokens, tokens])
         self.model.train()

@@ -129,9 +129,8 @@ def train_on_rank(training: FinetuningInputs, model: Any = None) -> TrainerState
     steps = method.steps(len(training.rows))
     policy = None if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
     callbacks: list[Any] = []
-    if (
-        training.validation and find_routers(model) and not why_fixed(model)
-    ):  # routers of single tokens
+    # routers of single tokens
+    if training.validation and find_routers(model) and not why_fixed(model):
         callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
     with nullcontext() if policy is None else routed(model, policy, repeats=True):
         trainer = fit(

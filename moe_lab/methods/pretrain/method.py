@@ -205,9 +205,8 @@ class Pretrain(TrainingMethod):
         settings = "".join(
             f", {key}={own[key]}" for key in keys if own.get(key, "-") not in ("-", 0)
         )
-        name = " ".join(
-            dict.fromkeys((own["backbone"], own["label"]))
-        )  # both are "dense" for a dense model
+        # both are "dense" for a dense model
+        name = " ".join(dict.fromkeys((own["backbone"], own["label"])))
         loss = f"{number(held_out.loss)} {interval_text(held_out.interval)} per token, {held_out.rows} rows"
         line = f"{name}{settings}, seed {block['seed']}: held-out loss {loss}"
         if leak := own["training"]["leak"]:

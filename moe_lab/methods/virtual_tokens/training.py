@@ -52,9 +52,8 @@ def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int = 0) -> I
     cached = model.config.use_cache  # the Trainer turns it off
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # peft calls deprecated functions of transformers
+            # peft calls deprecated functions of transformers
+            warnings.simplefilter("ignore", FutureWarning)
             set_seed(seed)
             if kind == "soft-prompt":
                 adapter: Any = PromptTuningConfig(prompt_tuning_init="SAMPLE_VOCAB", **settings)

@@ -151,9 +151,8 @@ def curve(
         intervals(axis, known, x, colour)
     else:
         limited = _with_limits(known, x)
-        if len(limited) == len(
-            known
-        ):  # a band over some of the points would hide that others have no interval
+        # a band over some of the points would hide that others have no interval
+        if len(limited) == len(known):
             axis.fill_between(
                 limited[x],
                 limited["low"],

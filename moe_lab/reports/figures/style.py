@@ -76,9 +76,8 @@ class Drawing:
             fit(figure)
             for kind, metadata in FORMATS.items():
                 write_file(folder / f"{stem}.{kind}", picture(figure, kind, metadata))
-                figure.set_layout_engine(
-                    "none"
-                )  # everything keeps its place, and is not placed again
+                # everything keeps its place, and is not placed again
+                figure.set_layout_engine("none")
         return [folder / f"{stem}.png", table]
 
 

@@ -86,9 +86,8 @@ def read_traces(result: RunResult) -> StoredTraces:
     """The traces of a run. Raises ResultsError where a document has no trace."""
     path = result.stored_in / TRACES
     stored = read_lines(path, "The run's command with rerun=true makes it again.") or []
-    by_prompt = {
-        trace.get("prompt"): trace for trace in stored
-    }  # of repeated lines the last one holds
+    # of repeated lines the last one holds
+    by_prompt = {trace.get("prompt"): trace for trace in stored}
     samples = read_samples(result)
     run = StoredTraces(result, [], [], [])
     for sample in (

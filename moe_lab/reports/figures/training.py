@@ -81,9 +81,8 @@ def draw_training_curves(table: CellTable) -> Drawing:
     experiment = table.experiment
     across = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]
     rows: list[tuple[Any, ...]] = []
-    for cell in {
-        cell.run_id: cell for cell in table.cells if cell.results
-    }.values():  # one for all measures
+    # one for all measures
+    for cell in {cell.run_id: cell for cell in table.cells if cell.results}.values():
         # the coordinates across, numbers with the name of their key
         values = {key.rpartition(".")[2].replace("_", " "): cell.coordinates[key] for key in across}
         panel = ", ".join(

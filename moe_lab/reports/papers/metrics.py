@@ -34,9 +34,8 @@ def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: s
     lines = [line for line in expert_lines(stored) if line.name == name]
     if not lines:  # a method that allows no interventions
         return score
-    line = next(
-        (one for one in lines if one.task == "all"), lines[0]
-    )  # the documents of several tasks
+    # the documents of several tasks
+    line = next((one for one in lines if one.task == "all"), lines[0])
     to = stored.difference("baseline" if other == BASE else other, *line.path)
     return replace(
         score,
@@ -92,9 +91,8 @@ def training_score(results: Sequence[RunResult], metric: str) -> Score | None:
         return None
     found = [_measured(each, metric) for each in trained]
     first = empty_score(trained[0], metric)
-    marks = tuple(
-        mark for mark in first.marks if mark != "PARTIAL"
-    )  # held-out rows do not depend on limit=
+    # held-out rows do not depend on limit=
+    marks = tuple(mark for mark in first.marks if mark != "PARTIAL")
     score = replace(first, n=None, marks=marks, seeds=len(found))
     values = [each.value for each in found if each is not None and each.value is not None]
     if len(values) < len(found):

@@ -145,9 +145,8 @@ def cost_measurement(
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = get_method("base")(get_method("base").Config(name="base"))
     plain_context = Context(config=replace(config, method=plain.config))
-    with lock_on(
-        path.parent / "timing.lock"
-    ):  # two workers that measure at once would slow each other down
+    # two workers that measure at once would slow each other down
+    with lock_on(path.parent / "timing.lock"):
         larger = of_depth(loaded, key["equivalent_layers"])
         measurement = key | {
             "non_embedding_parameters": non_embedding_parameters(loaded.model),

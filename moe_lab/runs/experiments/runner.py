@@ -110,9 +110,8 @@ def with_tables(
             if experiment.figure is not None and not figures:
                 for suffix in (".png", ".svg", ".csv"):  # of an earlier figure
                     (folder / f"{stem}-{experiment.figure}{suffix}").unlink(missing_ok=True)
-        table = table_of(
-            experiment, config.scale, cells, family, folder
-        )  # it has numbers of the figure
+        # it has numbers of the figure
+        table = table_of(experiment, config.scale, cells, family, folder)
         write_file(folder / f"{stem}.json", json_text(asdict(table)))
         frames[experiment.name] = typed_frame(table.records())
         if not measured[experiment.name]:

@@ -64,11 +64,12 @@ class Moderation(Judge):
                 except openai.OpenAIError as error:
                     status = getattr(error, "status_code", None)
                     kind = ConfigError if status in REFUSALS else MoeLabError
+                    # the response may repeat the key
                     raise kind(
                         f"OpenAI's moderation endpoint does not answer ({status or type(error).__name__}). Check "
                         "OPENAI_API_KEY and task.moderation_model.\nThe verdicts so far are kept; the same command "
                         "continues."
-                    ) from None  # the response may repeat the key
+                    ) from None
                 (result,) = response.results
                 scores = result.category_scores.model_dump(by_alias=True)
                 highest = max(score for score in scores.values() if score is not None)

@@ -264,9 +264,8 @@ def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
                 process.wait()
         report.seek(0)
         said = report.read(1000).decode(errors="replace")
-    code = (
-        process.returncode if process.returncode >= 0 else 128 - process.returncode
-    )  # as in a shell
+    # as in a shell
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     if said != PASSED and not said.startswith("failed: "):
         said = (
             f"failed: ended by signal {code - 128}"

@@ -257,9 +257,8 @@ def test_each_layer_has_the_mask_that_the_model_gives_it(family):
 
 
 def test_attention_windows():
-    visible = torch.tensor(
-        [[[1, 0, 1, 1, 0, 1, 1]]], dtype=torch.bool
-    )  # positions 0, -, 1, 2, -, 3, 4
+    # positions 0, -, 1, 2, -, 3, 4
+    visible = torch.tensor([[[1, 0, 1, 1, 0, 1, 1]]], dtype=torch.bool)
     assert AttentionWindow(window=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
     assert AttentionWindow(chunk=3).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
     assert AttentionWindow(chunk=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 0, 1]]]

@@ -55,9 +55,8 @@ def test_without_steps_answers_are_the_untouched_models(outputs, capsys):
     for persistence in ("prompt_last", "all_new"):
         keys = [*KEYS, "method.steps=0", f"method.persistence={persistence}"]
         _, found = answers(capsys, outputs, *keys)
-        assert (found == base) == (
-            persistence == "prompt_last"
-        )  # later tokens get the prompt's, even so
+        # later tokens get the prompt's, even so
+        assert (found == base) == (persistence == "prompt_last")
 
 
 @pytest.mark.slow

@@ -52,9 +52,8 @@ def numbered(row: dict, column: str, count: int) -> list[dict]:
 def data(tmp_path):
     """Some of Table 7's tasks, each with the splits that data_dir usually has."""
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", choices(9))
-    write_jsonl(
-        tmp_path / "arc_easy" / "train.jsonl", choices(6, start=7)
-    )  # two of them are test documents
+    # two of them are test documents
+    write_jsonl(tmp_path / "arc_easy" / "train.jsonl", choices(6, start=7))
     write_jsonl(tmp_path / "winogrande" / "validation.jsonl", [WINOGRANDE])
     write_jsonl(tmp_path / "openbookqa" / "train.jsonl", numbered(OPENBOOKQA, "question_stem", 8))
     write_jsonl(tmp_path / "openbookqa" / "test.jsonl", numbered(OPENBOOKQA, "question_stem", 3))

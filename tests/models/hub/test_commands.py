@@ -298,9 +298,8 @@ def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
     make_tokenizer().save_pretrained(tmp_path / "tokenizer")
     tokenizer = {file.name: file.read_bytes() for file in (tmp_path / "tokenizer").iterdir()}
     for option, (name, _, _) in MODELS.items():
-        published = PUBLISHED[option] | {
-            "num_hidden_layers": 4
-        }  # of all kinds: dense, with a window, full
+        # of all kinds: dense, with a window, full
+        published = PUBLISHED[option] | {"num_hidden_layers": 4}
         if "layer_types" in published:
             published["layer_types"] = published["layer_types"][:4]
         files = tokenizer | {"config.json": json.dumps(published).encode()}

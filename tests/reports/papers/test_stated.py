@@ -77,9 +77,8 @@ def steps(folder: Path) -> Rows:
 
 def retained(folder: Path) -> Rows:
     rows = retained_rows(run_of(folder / "run", ["BA"]))
-    return [
-        row | {"n": {2: 8, 4: 20}.get(row["n"], 0)} for row in rows
-    ]  # of 4 experts, as if there were 64
+    # of 4 experts, as if there were 64
+    return [row | {"n": {2: 8, 4: 20}.get(row["n"], 0)} for row in rows]
 
 
 CASES: dict[str, tuple[Callable[[Path], Rows], list[float]]] = {

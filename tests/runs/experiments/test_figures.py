@@ -147,9 +147,8 @@ def test_a_logger_gets_numbers_and_pictures_only(monkeypatch, capsys, tmp_path):
 
 
 def test_the_ratio_is_that_of_two_sizes():
-    sizes = [
-        8.8e13 * loss ** (-1 / equivalent.ALPHA_N) for loss in (2.0, 2.5)
-    ]  # equation 1.1, solved for N
+    # equation 1.1, solved for N
+    sizes = [8.8e13 * loss ** (-1 / equivalent.ALPHA_N) for loss in (2.0, 2.5)]
     assert equivalent.size_ratio(2.0, 2.5) == pytest.approx(sizes[0] / sizes[1])
     assert equivalent.size_ratio(2.5, 2.5) == 1.0
     assert equivalent.size_ratio(2.6, 2.5) < 1 < equivalent.size_ratio(2.4, 2.5), (

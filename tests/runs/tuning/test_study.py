@@ -310,9 +310,8 @@ def test_pruning_stops_only_what_cannot_be_best(tiny_olmoe_dir, data, tmp_path, 
             measure(lm, 1.5, lambda *reported, seen=seen: seen.append(reported))
         [(partial, count)] = seen
         assert count < len(measure.requests) and partial > 1.5
-        assert measure(lm, None, lambda *_: None) == pytest.approx(
-            value
-        )  # nothing is left of the pruned trial
+        # nothing is left of the pruned trial
+        assert measure(lm, None, lambda *_: None) == pytest.approx(value)
 
 
 # Headlines that are errors

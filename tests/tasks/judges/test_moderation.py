@@ -31,9 +31,8 @@ EXCHANGES = [Exchange("Ask", text) for text in TEXTS]
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModerationServer]:
     """The server, to which the environment points; waits of the client that no header asks for are short."""
-    from openai import (
-        _base_client,
-    )  # two seconds, which processes that collect these tests need not spend
+    # two seconds, which processes that collect these tests need not spend
+    from openai import _base_client
 
     one = ModerationServer()
     with one.serving():

@@ -45,7 +45,7 @@ class CountedHF(HFLM):
     """lm-eval's `hf` model with a count of tokens. It reports answers portion by portion."""
 
     def __init__(self, **options: Any):
-        self._counted = Counter(tokens_in=0, tokens_out=0)
+        self.counted = Counter(tokens_in=0, tokens_out=0)
         # lm-eval warns that arguments for loading a model are ignored, although none are given.
         logging.getLogger("lm_eval.models.huggingface").addFilter(_of_a_given_model)
         # In the model's dtype log-probabilities are coarse: bfloat16 has steps of 1/8 at -20.
@@ -137,13 +137,13 @@ class CountedHF(HFLM):
     def decode_answer(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         """The text of new tokens after their prompt. Answers that lm-eval decodes otherwise are counted."""
         text = self.new_text(prompt, new)
-        self._counted["decoded_in_context"] += text != self.tokenizer.decode(
+        self.counted["decoded_in_context"] += text != self.tokenizer.decode(
             new, skip_special_tokens=True
         )
         return text
 
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
-        self._counted["tokens_in"] += sum(
+        self.counted["tokens_in"] += sum(
             min(len(context) + len(continuation) - 1, self.max_length)
             for _, context, continuation in requests
         )
@@ -162,8 +162,8 @@ class CountedHF(HFLM):
             ids[mask].tolist() for ids, mask in zip(context, masks, strict=True)
         )
         # The model does not read the last new token.
-        self._counted["tokens_in"] += int(kwargs["attention_mask"].sum()) + (new - 1) * len(context)
-        self._counted["tokens_out"] += new * len(context)
+        self.counted["tokens_in"] += int(kwargs["attention_mask"].sum()) + (new - 1) * len(context)
+        self.counted["tokens_out"] += new * len(context)
         return generated
 
 

@@ -12,8 +12,9 @@ from moe_lab.engine.token_span import named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c3po.config import C3POConfig
-from moe_lab.methods.method import Context, Counters, Method, SessionInfo
+from moe_lab.methods.method import Context, Counters, SessionInfo
 from moe_lab.methods.references.documents import check_one_process
+from moe_lab.methods.references.reference_method import ReferenceMethod
 from moe_lab.results.model import RunBlock
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.requests import Workload, right_request
@@ -58,7 +59,7 @@ def named_layers(given: Any, count: int) -> list[int]:
     return sorted(layers)
 
 
-class C3PO(Method):
+class C3PO(ReferenceMethod):
     """Optimizes the pathways of test questions on their neighbours."""
 
     answer: ClassVar[str | None] = "letters"
@@ -129,11 +130,10 @@ class C3PO(Method):
         return max(slots, workload.longest), AT_ONCE * answers * min(ANSWER_TOKENS, workload.answer)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
-        from moe_lab.methods.references.reference_set import references_left
-
+        """The oracle reads none."""
         if self.config.optimizer == "oracle":
             return {}
-        return references_left(config, self.config, facts)
+        return super().references_left(config, facts)
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[C3POLM]:
@@ -165,11 +165,7 @@ class C3PO(Method):
             "layers": named_layers(settings.layers, facts.moe_layers),
             "flops_per_sample": counters["flops"] / counted if counted else None,
             "flops_plain_per_sample": counters["flops_plain"] / counted if counted else None,
-            "reference": {
-                "too_similar": counters.get("reference_dropped", 0),
-                "questions_without": counters.get("reference_none", 0),
-                "set": session_info.get("reference"),
-            },
+            "reference": self.reference_block(counters, session_info),
         }
         return {"c3po": block}
 

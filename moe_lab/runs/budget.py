@@ -9,8 +9,9 @@ import torch
 from moe_lab.engine import pass_size
 from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.forward.layers import runs_on_kv_cache
-from moe_lab.methods.method import Method, TrainingMethod
+from moe_lab.methods.method import DesignMethod, TrainingMethod
 from moe_lab.models.memory import weight_bytes
+from moe_lab.models.source import load_config
 from moe_lab.runs.run import Run
 from moe_lab.runs.trainings import Training
 from moe_lab.runs.tuning.study import Study
@@ -28,7 +29,10 @@ def workload_of(run: Run) -> Workload:
 def _design(of: Run | Study | Training) -> Any:
     """The configuration of transformers, read once for the runs of a command."""
     key = f"design {of.config.model} {of.config.offline} {of.method.config}"
-    return once(key, lambda: of.method.architecture(of.config))
+    method = of.method
+    if isinstance(method, DesignMethod):
+        return once(key, lambda: method.architecture(of.config))
+    return once(key, lambda: load_config(of.config.model, offline=of.config.offline))
 
 
 GIGABYTE = 1e9
@@ -57,8 +61,7 @@ def planned_memory(of: Run | Study, workload: Workload) -> int | None:
     without a `KVEngine`, and for a family whose own code reads values of tensors.
     """
     config, method = of.config, of.method
-    designs_its_own = type(method).architecture is not Method.architecture
-    if of.facts.path is None and not designs_its_own:
+    if of.facts.path is None and not isinstance(method, DesignMethod):
         return None
     design, held = _design(of), method.held(workload, of.facts)
 
@@ -103,7 +106,7 @@ class Budget:
         method: Any = of.method
         path, dtype = of.facts.path, str(architecture.dtype or "float32")
         left = method.training_left(of.config, of.facts) if trains else {}
-        downloads = path is not None and method.reads_weights
+        downloads = path is not None and not isinstance(method, DesignMethod)
         if not (downloads or left):
             return
         empty = once(

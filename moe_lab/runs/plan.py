@@ -13,6 +13,7 @@ from moe_lab.config.terminal import print_line
 from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
+from moe_lab.methods.references.reference_method import ReferenceMethod
 from moe_lab.metrics.registry import evaluations
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.memory import free_memory
@@ -233,7 +234,8 @@ class Plan(Shown):
         tokens = round(method.forward_tokens(workload, config, run.facts) * share)
         one_device = None
         if missing:
-            self.references |= method.references_left(config, run.facts)
+            if isinstance(method, ReferenceMethod):
+                self.references |= method.references_left(config, run.facts)
             if isinstance(method, TrainingMethod):
                 left = method.training_left(config, run.facts)
                 self.trainings |= left

@@ -17,7 +17,8 @@ from moe_lab.config.validators import (
 )
 from moe_lab.errors import ConfigError, ModelError, TaskError
 from moe_lab.methods import get_method
-from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
+from moe_lab.methods.method import DesignMethod, Method, ModelMaker, TrainingMethod
+from moe_lab.methods.tunable_method import TunableMethod
 from moe_lab.models.facts import ModelFacts, model_facts
 from moe_lab.models.hub import go_offline
 from moe_lab.models.identity import model_identity
@@ -117,10 +118,11 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     tasks = load_tasks(config)
     check_metric(config, tasks)
     check_code_execution(config, tasks)
-    samples = select_documents(config, tasks, method.tuned_on)
+    tuned_on = method.tuned_on if isinstance(method, TunableMethod) else frozenset[str]()
+    samples = select_documents(config, tasks, tuned_on)
     if facts is None:
         facts = facts_of(config)
-        if method.reads_weights:
+        if not isinstance(method, DesignMethod):
             check_has_weights(config.model, offline=config.offline)
     if isinstance(method, TrainingMethod):
         facts = method.trained_facts(config, facts)
@@ -135,7 +137,7 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     check_generation(config, facts, tasks)
     check_votes(method, config, tasks)
     run = _identified(config, method, facts, tasks, samples)
-    compared = method.reads_weights and config.method.name != "base"
+    compared = not isinstance(method, DesignMethod) and config.method.name != "base"
     if not config.baseline or not compared or config.predict_only:
         return run
 
@@ -215,9 +217,11 @@ def _with_method(config: Config, method: Any, typed: list[str]) -> Config:
 
 def check_router(method: Method, facts: ModelFacts) -> None:
     """Raise ModelError if the method needs a router and the model has none, or none for single tokens."""
-    if method.per_token and facts.fixed_routing:
+    if method.required_routing == "none":
+        return
+    if method.required_routing == "tokens" and facts.fixed_routing:
         raise ModelError(fixed_message(facts.path or facts.name, facts.fixed_routing))
-    if method.needs_router and not facts.moe_layers:
+    if not facts.moe_layers:
         raise ModelError(
             no_router_message(
                 f"{facts.path or facts.name} (model type {facts.family})", facts.family

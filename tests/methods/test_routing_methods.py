@@ -206,6 +206,7 @@ def strongest(router: Router, routing: Routing, k: float = 1) -> Routing:
     return routing._replace(weights_TK=weights_TK, index_TK=routing.index_TK.gather(-1, order_TK))
 
 
+def with_own_n(router, routing, n=8, cache='clean'): pass
 def without_default(router, routing, scale): pass
 def writes(router, routing): routing.weights_TK[:, 1:] = 0
 def with_a_list(router, routing, layers=[1]): pass
@@ -225,6 +226,10 @@ def policy(function: str, file: str = "ideas.py", **keys: Any) -> Any:
     keys |= {"name": "policy", "policy": f"{file}:{function}"}
     method: Any = get_method("policy")
     return method(method.config_class(keys)(**keys))
+
+
+def test_a_key_of_the_function_is_no_shape_of_an_ensemble(ideas):
+    assert policy("with_own_n").planned_ensemble().n == 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -356,8 +361,6 @@ def test_its_rows_have_the_note_and_no_p(ideas, tmp_path, capsys):
 
 def test_a_plain_function_is_the_policy_of_a_method(tokenizer):
     class Halved(PolicyMethod):
-        tunings = ()
-
         def policy(self, model, config):
             return (
                 lambda router, routing: routing._replace(weights_TK=routing.weights_TK * 0.5)

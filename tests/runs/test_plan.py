@@ -218,16 +218,14 @@ class Trained(TrainingMethod):
 
     resolve_model = training_memory = open = None  # type: ignore[assignment]
 
-    def architecture(self, config: Any) -> Any:
-        return olmoe()
-
 
 def run_of(method: Any, path: str | None = "owner/name") -> Any:
     facts = SimpleNamespace(path=path, name="tiny", dtype="float32")
     return SimpleNamespace(method=method, facts=facts, config=Config())
 
 
-def test_weights_and_trained_models_are_counted_once():
+def test_weights_and_trained_models_are_counted_once(monkeypatch):
+    monkeypatch.setattr(moe_lab.runs.budget, "load_config", lambda model, offline: olmoe())
     model = AutoModelForCausalLM.from_config(olmoe())
     total = sum(own.numel() for own in model.parameters())
     budget, run = Budget(), run_of(Trained(SimpleNamespace()))

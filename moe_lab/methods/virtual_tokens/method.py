@@ -53,8 +53,7 @@ class VirtualTokens(Method):
 
     numerics = 2
     random = True
-    needs_router = False
-    per_token = False
+    required_routing = "none"
     answer: ClassVar[str | None] = "letters"
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:

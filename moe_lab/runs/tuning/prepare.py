@@ -9,6 +9,7 @@ from lm_eval.tasks.manager import TaskDict
 from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.methods.tunable_method import GridMethod, TunableMethod
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results.identity import run_id
 from moe_lab.results.names import folder_name, task_label
@@ -31,7 +32,8 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
 
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
-    tunings = get_method(config.method.name).tunings
+    method_class = get_method(config.method.name)
+    tunings = method_class.tunings if issubclass(method_class, TunableMethod) else ()
     if config.tuning.name not in tunings:
         raise ConfigError(
             f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. "
@@ -101,7 +103,7 @@ def search_of(config: Config, facts: ModelFacts) -> Search:
         return logit_scale_search(config, facts)
     if not facts.moe_layers:
         check_router(method_class(config.method), facts)
-    if "grid" in method_class.tunings:
+    if issubclass(method_class, GridMethod):
         return settings_search(config, facts)
     return temperature_search(config, facts)
 

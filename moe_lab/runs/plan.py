@@ -22,7 +22,7 @@ from moe_lab.reports.columns import Column, Shown, count, numbers, print_table, 
 from moe_lab.reports.frames import settings_of, with_counts
 from moe_lab.reports.scores import settings
 from moe_lab.results.folder import why_not_writable
-from moe_lab.results.logs import answers_in
+from moe_lab.results.response_log import answers_in
 from moe_lab.runs.budget import (
     GIGABYTE,
     GPU,

@@ -14,10 +14,11 @@ import numpy as np
 
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.model import RunResult
+from moe_lab.results.over_seeds import crossed_mean, p_over_seeds
+from moe_lab.results.randomization import randomization_test
 from moe_lab.results.samples import Values, metric_values, read_samples
 from moe_lab.results.score_table import SeedGroup
 from moe_lab.results.seed_summary import SeedDifference, SeedScore, SeedSummary
-from moe_lab.results.significance import crossed_mean, p_over_seeds, randomization_test
 from moe_lab.results.statistics import (
     VERSION,
     Aggregate,

@@ -27,9 +27,9 @@ from moe_lab.methods.method import TrainingMethod
 from moe_lab.methods.references.documents import reference_documents
 from moe_lab.methods.references.reference_set import references_of
 from moe_lab.models.memory import weight_bytes
+from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_json
-from moe_lab.results.folder import Artifact
-from moe_lab.results.logs import ResponseLog
+from moe_lab.results.response_log import ResponseLog
 from moe_lab.runs.budget import Budget, workload_of
 from moe_lab.runs.plan import Plan, Row, run_state
 from moe_lab.runs.prepare import prepare

@@ -28,8 +28,8 @@ from moe_lab.methods.references.store import ANSWER_TOKENS, build, pathways, rea
 from moe_lab.models.facts import LoadedModel, ModelFacts
 from moe_lab.models.identity import model_identity
 from moe_lab.models.source import model_source
+from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import HASHED, run_id, task_settings
 from moe_lab.results.names import folder_name, task_label
 from moe_lab.results.versions import decisive_versions

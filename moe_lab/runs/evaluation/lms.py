@@ -18,7 +18,7 @@ from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.models.distributed import broadcast, num_processes
 from moe_lab.models.lm_eval_internals import answers_for_lm_eval, request_arguments
 from moe_lab.models.tokenizer import Framing
-from moe_lab.results.logs import Header, ResponseLog, request_key
+from moe_lab.results.response_log import Header, ResponseLog, request_key
 from moe_lab.runs.distributed import follower_lm
 from moe_lab.runs.evaluation.cost import CostMeter
 

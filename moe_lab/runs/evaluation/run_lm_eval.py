@@ -21,7 +21,7 @@ from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.models.distributed import num_processes
 from moe_lab.models.memory import ModelPool, reset_peak_memory, weight_bytes
 from moe_lab.models.tokenizer import prompt_tokenizer
-from moe_lab.results.logs import ResponseLog
+from moe_lab.results.response_log import ResponseLog
 from moe_lab.results.samples import Log
 from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
 from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lm_eval.models.utils import (
     handle_stop_sequences,
@@ -17,7 +18,9 @@ from lm_eval.models.utils import (
 )
 
 from moe_lab.engine.engine import Engine
-from moe_lab.engine.hf import THINK_END, OnAnswer, Request
+from moe_lab.engine.forward.forward import Observer
+from moe_lab.engine.forward.rotary import RotaryHooks
+from moe_lab.engine.hf import THINK_END, Encoder, OnAnswer, Request
 from moe_lab.engine.sampling import (
     Decoding,
     GenerationState,
@@ -32,9 +35,39 @@ from moe_lab.routing.noise import document_key
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-    from moe_lab.engine.lm import EngineLM
-
 logger = logging.getLogger("moe_lab")
+
+
+class AnsweringLM(Protocol):
+    """What these functions use of an `EngineLM`."""
+
+    model: Any
+    tokenizer: Any
+    seed: int
+    """Of sampling."""
+    encoder: Encoder
+    rotary: RotaryHooks
+    observer: Observer
+    """Gets the tokens that the model read for each request."""
+    counted: Counter[str]
+    """Named counts of what happened (`EngineLM.cost`)."""
+    kept_states: dict[str, GenerationState] | None
+    """Takes the tokens generated for each prompt, by its text; None: nobody asks for them."""
+
+    @property
+    def max_length(self) -> int: ...
+
+    @property
+    def max_gen_toks(self) -> int: ...
+
+    @property
+    def eot_token_id(self) -> int: ...
+
+    def warning_of_cuts(self, requests: int) -> AbstractContextManager[None]: ...
+
+    def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any: ...
+
+    def decode_answer(self, prompt: Sequence[int], new: Sequence[int]) -> str: ...
 
 
 class ReadContext(NamedTuple):
@@ -46,7 +79,7 @@ class ReadContext(NamedTuple):
 
 
 def score_pairs(
-    lm: EngineLM, engine: Engine, requests: Sequence[Request], report: OnAnswer
+    lm: AnsweringLM, engine: Engine, requests: Sequence[Request], report: OnAnswer
 ) -> None:
     """Score each continuation after its context. Equal pairs are scored once."""
     with lm.warning_of_cuts(len(requests)):
@@ -83,7 +116,7 @@ def score_pairs(
 
 
 def score_texts(
-    lm: EngineLM, engine: Engine, requests: Sequence[Request], report: OnAnswer
+    lm: AnsweringLM, engine: Engine, requests: Sequence[Request], report: OnAnswer
 ) -> None:
     """Score each text in windows of at most `max_length` tokens. A text is answered after its last window."""
     windows: list[ScoringRequest] = []
@@ -114,7 +147,9 @@ def score_texts(
         engine.score(windows, on_scores)
 
 
-def generate(lm: EngineLM, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
+def generate(
+    lm: AnsweringLM, engine: Engine, requests: Sequence[Request], report: OnAnswer
+) -> None:
     """Generate for all requests with the same generation options together."""
     by_options: dict[str, dict[int, Request]] = {}
     for i, request in enumerate(requests):
@@ -125,7 +160,7 @@ def generate(lm: EngineLM, engine: Engine, requests: Sequence[Request], report: 
 
 
 def _generate_alike(
-    lm: EngineLM, engine: Engine, requests: dict[int, Request], report: OnAnswer
+    lm: AnsweringLM, engine: Engine, requests: dict[int, Request], report: OnAnswer
 ) -> None:
     first = next(iter(requests.values()))
     options = normalize_gen_kwargs(first.args[1], lm.max_gen_toks)
@@ -214,7 +249,7 @@ def _bounds(
     return Bounds(max_length - shortest, max_length)
 
 
-def _after_reasoning(lm: EngineLM, reply: str, think_end: str) -> str:
+def _after_reasoning(lm: AnsweringLM, reply: str, think_end: str) -> str:
     """The answer in a reply: the text after the last `think_end`, up to a special token; empty without one.
 
     lm-eval takes the whole reply without one, and so what the model thought as its answer.

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import check_limits
 from moe_lab.errors import ConfigError
-from moe_lab.results.code import source_digest
+from moe_lab.results.code_digest import source_digest
 from moe_lab.tasks.requests import Workload
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from moe_lab.config.validators import UserPath, did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Context, Method
 from moe_lab.methods.tunable_method import GridMethod, Settings
-from moe_lab.results.code import imports_digest
+from moe_lab.results.code_digest import imports_digest
 from moe_lab.results.marks import NOT_REPRODUCIBLE
 
 if TYPE_CHECKING:

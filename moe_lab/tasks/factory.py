@@ -27,7 +27,8 @@ from moe_lab.config.schema import Config
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line
 from moe_lab.models.hub import commit_of, explain
-from moe_lab.results.code import code_digest, module_digest, version_of
+from moe_lab.results.code import version_of
+from moe_lab.results.code_digest import code_digest, module_digest
 from moe_lab.results.identity import UNNAMED
 from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.models.lm_eval_internals import keep_compiled_templates
-from moe_lab.results.code import forget_edited_code
+from moe_lab.results.code_digest import forget_edited_code
 from moe_lab.tasks.judges import is_judged, judge_class, judge_names
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from moe_lab.methods.base import Base
 from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
 from moe_lab.methods.tunable_method import TunableMethod
 from moe_lab.models.memory import ModelPool
-from moe_lab.results.code import source_digest
+from moe_lab.results.code_digest import source_digest
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.runs import config, small_data

@@ -22,7 +22,7 @@ from moe_lab.methods import get_method
 from moe_lab.methods.expert_counts import TopK, TopP
 from moe_lab.methods.policy_method import PolicyMethod
 from moe_lab.methods.repeatable import repeats_itself
-from moe_lab.results import code
+from moe_lab.results import code_digest
 from moe_lab.results.identity import run_id
 from moe_lab.routing import find_routers
 from tests.support import rounding
@@ -286,7 +286,7 @@ def test_the_files_that_it_imports_are_in_the_identity(ideas):
     digests = []
     for content in ("SHARE = 1.0", "SHARE = 0.5", "SHARE = 1.0  # a comment"):
         ideas.with_name("sharing.py").write_text(content, encoding="utf-8")
-        code.forget_edited_code()  # a new command
+        code_digest.forget_edited_code()  # a new command
         digests.append(policy("drop_weakest").identity(FACTS)["imports"])
     assert digests[0] == digests[2] != digests[1]
 

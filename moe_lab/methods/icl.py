@@ -17,9 +17,9 @@ from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Counters, Method, SessionInfo
 from moe_lab.methods.references.documents import check_choice_questions
 from moe_lab.methods.references.reference_method import ReferenceMethod
-from moe_lab.tasks.lm_eval_tasks import has_prompt_per_choice
+from moe_lab.tasks.lm_eval_versions.documents import has_prompt_per_choice
 from moe_lab.tasks.loading import load_tasks
-from moe_lab.tasks.requests import Workload
+from moe_lab.tasks.workload import Workload
 
 if TYPE_CHECKING:
     from moe_lab.methods.icl_lm import DemonstrationLM

@@ -38,7 +38,7 @@ from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import check_limits
 from moe_lab.errors import ConfigError
 from moe_lab.results.code_digest import source_digest
-from moe_lab.tasks.requests import Workload
+from moe_lab.tasks.workload import Workload
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

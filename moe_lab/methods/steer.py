@@ -21,8 +21,9 @@ from moe_lab.methods.base import base_lm
 from moe_lab.methods.data_files import COUNTED_LENGTH, Conversation, read_data
 from moe_lab.methods.references.documents import check_one_process, named_task
 from moe_lab.methods.tunable_method import GridMethod, Settings
-from moe_lab.tasks.documents import document_hashes, gold_choice
-from moe_lab.tasks.lm_eval_tasks import number_of_choices
+from moe_lab.tasks.document_hashes import document_hashes
+from moe_lab.tasks.documents import gold_choice
+from moe_lab.tasks.lm_eval_versions.documents import number_of_choices
 from moe_lab.tasks.loading import load_tasks, once, task_key
 from moe_lab.tasks.requests import build_requests
 

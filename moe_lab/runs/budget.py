@@ -16,7 +16,7 @@ from moe_lab.runs.run import Run
 from moe_lab.runs.trainings import Training
 from moe_lab.runs.tuning.study import Study
 from moe_lab.tasks.loading import once
-from moe_lab.tasks.requests import Workload, workload_of_tasks
+from moe_lab.tasks.workload import Workload, workload_of_tasks
 
 # The workload of runs, estimated without weights
 

@@ -37,9 +37,9 @@ from moe_lab.runs.prepare import check_code_execution, check_router, facts_of
 from moe_lab.runs.run import Run
 from moe_lab.runs.tuning.study import Study
 from moe_lab.tasks.judges import judges_of
-from moe_lab.tasks.lm_eval_tasks import evaluated_documents
+from moe_lab.tasks.lm_eval_versions.documents import evaluated_documents
 from moe_lab.tasks.loading import load_tasks
-from moe_lab.tasks.requests import Workload, workload_of_tasks
+from moe_lab.tasks.workload import Workload, workload_of_tasks
 
 NAMES = {"model": "", "weights": "", "method": "", "task": "", "seed": "-"}
 """Columns with names, and what an empty cell of each shows."""

@@ -29,9 +29,11 @@ from moe_lab.results.identity import HASHED, group_settings, run_id, task_settin
 from moe_lab.results.names import folder_name, task_label
 from moe_lab.routing.hook import fixed_message, no_router_message
 from moe_lab.runs.run import Run
-from moe_lab.tasks.documents import documents_digest, select_documents
+from moe_lab.tasks.document_hashes import documents_digest
+from moe_lab.tasks.documents import select_documents
 from moe_lab.tasks.judges import judges_of
-from moe_lab.tasks.lm_eval_tasks import executes_code, output_filters
+from moe_lab.tasks.lm_eval_versions.documents import executes_code
+from moe_lab.tasks.lm_eval_versions.metrics import output_filters
 from moe_lab.tasks.loading import MAX_NEW_TOKENS, load_tasks, once
 from moe_lab.tasks.sandbox.programs import Limits, check_sandbox, check_user_limits
 

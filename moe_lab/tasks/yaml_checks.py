@@ -22,7 +22,7 @@ from lm_eval.tasks._yaml_loader import _import_func_in_yml, load_yaml
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line
 from moe_lab.models.lm_eval_internals import aggregation_of_metric, compiled_template
-from moe_lab.tasks.lm_eval_tasks import (
+from moe_lab.tasks.lm_eval_versions.metrics import (
     computed_metrics,
     loads_metrics_of_evaluate,
     metric_keys,

@@ -17,7 +17,8 @@ from moe_lab.methods.references.documents import check_one_process
 from moe_lab.methods.references.reference_method import ReferenceMethod
 from moe_lab.results.model import RunBlock
 from moe_lab.tasks.loading import load_tasks
-from moe_lab.tasks.requests import Workload, right_request
+from moe_lab.tasks.requests import right_request
+from moe_lab.tasks.workload import Workload
 
 if TYPE_CHECKING:
     from moe_lab.methods.c3po.engine import C3POLM

@@ -18,7 +18,7 @@ from moe_lab.methods.method import Context, Counters, Method, SessionInfo, check
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
 from moe_lab.results.versions import decisive_versions
 from moe_lab.tasks.loading import once
-from moe_lab.tasks.requests import Workload
+from moe_lab.tasks.workload import Workload
 
 if TYPE_CHECKING:
     from moe_lab.methods.virtual_tokens.training import VirtualTokensLM

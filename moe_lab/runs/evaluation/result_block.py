@@ -18,7 +18,7 @@ from moe_lab.runs.evaluation.cost import cost_of
 from moe_lab.runs.evaluation.judge_verdicts import verdicts_of
 from moe_lab.runs.evaluation.scored import Scored, StoredScores
 from moe_lab.runs.run import Run
-from moe_lab.tasks.metric_boundaries import MetricFailure
+from moe_lab.tasks.metric_boundaries.boundary import MetricFailure
 
 
 def run_block(

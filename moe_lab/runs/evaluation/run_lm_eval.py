@@ -27,7 +27,8 @@ from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
 from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM
 from moe_lab.runs.run import Run
 from moe_lab.tasks.judges.judging import judging
-from moe_lab.tasks.lm_eval_tasks import evaluated_documents, logged_samples
+from moe_lab.tasks.lm_eval_versions.documents import evaluated_documents
+from moe_lab.tasks.lm_eval_versions.logged_samples import logged_samples
 from moe_lab.tasks.metric_errors import metric_failures, without_failed_values
 from moe_lab.tasks.requests import reseed
 from moe_lab.tasks.sandbox.programs import unconfined

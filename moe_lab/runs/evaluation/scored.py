@@ -13,7 +13,7 @@ from moe_lab.results.samples import Log, Sample, Values, logged_values, metric_v
 from moe_lab.results.statistics import score_interval
 from moe_lab.results.stored import Interval
 from moe_lab.results.task_scores import aggregation
-from moe_lab.tasks.metric_boundaries import MetricFailure, reason_of
+from moe_lab.tasks.metric_boundaries.boundary import MetricFailure, reason_of
 
 T = TypeVar("T")
 

@@ -20,8 +20,10 @@ from moe_lab.runs.tuning.search import Search
 from moe_lab.runs.tuning.study import Study
 from moe_lab.runs.tuning.temperatures import temperature_search
 from moe_lab.runs.tuning.worked_answers import has_bare_answers, on_gsm8k
-from moe_lab.tasks.documents import Holdout, document_hashes, select_documents
-from moe_lab.tasks.lm_eval_tasks import evaluated_documents
+from moe_lab.tasks.document_hashes import document_hashes
+from moe_lab.tasks.documents import select_documents
+from moe_lab.tasks.holdout import Holdout
+from moe_lab.tasks.lm_eval_versions.documents import evaluated_documents
 from moe_lab.tasks.loading import load_tasks
 
 

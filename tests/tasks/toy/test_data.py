@@ -26,7 +26,7 @@ from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.pretrain.corpus import read_corpus, tokenizer_of
 from moe_lab.models.source import TINY
 from moe_lab.tasks import toy
-from moe_lab.tasks.lm_eval_tasks import output_filters
+from moe_lab.tasks.lm_eval_versions.metrics import output_filters
 from moe_lab.tasks.toy import DIFFERENCES, QUESTIONS, RULES, rules
 from moe_lab.tasks.toy import word_problems as problems
 from moe_lab.tasks.toy.corpus import END, answers, cloze, documents, stories, train_tokenizer

@@ -31,7 +31,8 @@ from moe_lab.methods.c3po.kernel_methods import (
 )
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 from moe_lab.methods.c3po.traces import Optimized, write_traces
-from moe_lab.methods.references.embeddings import Neighbours, neighbours, normalized, text_ids
+from moe_lab.methods.references.embeddings import normalized, text_ids
+from moe_lab.methods.references.neighbours import Neighbours, neighbours
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
 from moe_lab.models.facts import LoadedModel

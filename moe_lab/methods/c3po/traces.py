@@ -14,7 +14,8 @@ from torch import Tensor
 
 from moe_lab.engine.scoring import Scores
 from moe_lab.methods.c3po.pathway import Pathways
-from moe_lab.methods.references.embeddings import Neighbours, text_key
+from moe_lab.methods.references.embeddings import text_key
+from moe_lab.methods.references.neighbours import Neighbours
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.results.atomic import json_line, writing
 

@@ -84,16 +84,18 @@ def reference_sources(
                 "method.reference=[] names no task. Leave it out, or name an lm-eval task."
             )
         return "method.reference", [Source(name, (name,)) for name in names]
-    found: dict[Source, str] = {}
-    for name in [task] if isinstance(task, str) else task:
+    task_names = [task] if isinstance(task, str) else task
+    labels: dict[Source, str] = {}
+    for name in task_names:
         table_name = "mmlu" if name.startswith("mmlu_") else name
         if table_name in TABLE_7:
-            found |= dict.fromkeys(TABLE_7[table_name], "Table 7")
+            labels |= dict.fromkeys(TABLE_7[table_name], "Table 7")
         elif table_name in TOY:
-            found |= dict.fromkeys(TOY[table_name], "the toy world's own")
+            labels |= dict.fromkeys(TOY[table_name], "the toy world's own")
         else:
-            found[Source(f"{name}, train", (name,), own=True)] = "own train split"
-    return ", ".join(dict.fromkeys(found.values())), list(found)
+            labels[Source(f"{name}, train", (name,), own=True)] = "own train split"
+    label = ", ".join(dict.fromkeys(labels.values()))
+    return label, list(labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,60 +135,59 @@ def reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
 
 def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
     label, sources = reference_sources(config.task.name, settings.reference)
-    tests = load_tasks(config)["tasks"].values()
-    known = frozenset[str]().union(*(hashes for task in tests for hashes in document_hashes(task)))
-    found = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
+    test_hashes: set[str] = set()
+    for task in load_tasks(config)["tasks"].values():
+        test_hashes.update(*document_hashes(task))
+
+    documents = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
     for source in sources:
         tasks, metrics = _load(config, source)
-        hashes = {key: document_hashes(task) for key, task in tasks.items()}
-        everything = [(key, number) for key in tasks for number in range(len(hashes[key]))]
-        free = [(key, number) for key, number in everything if not hashes[key][number] & known]
+        documents.tasks.update(tasks)
+        documents.metrics.update(metrics)
+        free = []
+        count = 0
+        for key, task in tasks.items():
+            documents.samples.setdefault(key, [])
+            for number, hashes in enumerate(document_hashes(task)):
+                count += 1
+                if not hashes & test_hashes:
+                    free.append((key, number))
         # the first ones of a permutation of all that are not test documents
         Random(f"{source.title} {config.sample_seed}").shuffle(free)
         size = settings.reference_size or source.size
         chosen = free[:size]
-        for key, task in tasks.items():
-            numbers = {number for name, number in chosen if name == key} | set(
-                found.samples.get(key, ())
-            )
-            found.tasks[key], found.samples[key] = task, sorted(numbers)
-        found.metrics.update(metrics)
-        found.sources.append(
+        for key, number in chosen:
+            if number not in documents.samples[key]:
+                documents.samples[key].append(number)
+        documents.sources.append(
             {
                 "title": source.title,
                 "tasks": list(tasks),
                 "data": list(dict.fromkeys(task.data_source for task in tasks.values())),
                 "wanted": size,
-                "documents": len(everything),
-                "dropped": len(everything) - len(free),
+                "documents": count,
+                "dropped": count - len(free),
                 "asked": len(chosen),
             }
         )
-    if not any(found.samples.values()):
+    for numbers in documents.samples.values():
+        numbers.sort()
+    if not any(documents.samples.values()):
         raise ConfigError(
-            f"All documents of {', '.join(found.tasks)} are evaluated. Use another method.reference=."
+            f"All documents of {', '.join(documents.tasks)} are evaluated. Use another method.reference=."
         )
-    return found
+    return documents
 
 
 def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str]]:
     """(the tasks of a source by `<task>:<split>`, the metrics of those that generate).
 
-    They are its `hub_tasks`, if it has any, where `data_dir` has no folder for the others. Raises ConfigError for
-    answers that cannot be graded one by one.
+    Raises ConfigError for answers that cannot be graded one by one.
     """
-    from moe_lab.engine.hf import THINK_END
-
-    parts = [(name, *named_task(config, name, source.own)) for name in source.tasks]
-    local = any(
-        (Path(config.data_dir or "") / (task.data_folder or str(task.name))).is_dir()
-        for _, task, _ in parts
-    )
-    if source.hub_tasks and (config.data_dir is None or not local):
-        parts = [(name, *named_task(config, name)) for name in source.hub_tasks]
     tasks: dict[str, Any] = {}
     metrics: dict[str, str] = {}
-    for name, task_config, splits in parts:
+    for name in _task_names(config, source):
+        task_config, splits = named_task(config, name, source.own)
         alone = replace(
             config, task=task_config, num_fewshot=0, limit=None, samples=None, predict_only=False
         )
@@ -199,29 +200,52 @@ def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str
             ) from error
         for task_name, task in loaded["tasks"].items():
             key = f"{task_name}:{task.config.test_split}"
+            _check_answers(key, task)
             tasks[key] = task
-            kind = task.get_config("output_type")
-            if kind not in ("multiple_choice", "generate_until") or executes_code(task):
-                raise ConfigError(
-                    f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or "
-                    "wrong.\nUse another one with method.reference=<lm-eval task>."
-                )
-            if kind == "generate_until":
-                if THINK_END in task.get_config("generation_kwargs"):
-                    raise ConfigError(
-                        f"{key} cannot be a reference of C3PO: the model reasons before its answer "
-                        "(model.think_end_token), and the answer's loss is that of its tokens right after the prompt.\n"
-                        "Use a multiple-choice task."
-                    )
-                metrics[key] = (
-                    task_config.metric
-                    or f"{task.config.metric_list[0]['metric']},{output_filters(task)[0].name}"
-                )
+            if task.get_config("output_type") == "generate_until":
+                metrics[key] = task_config.metric or _first_metric(task)
     return tasks, metrics
 
 
+def _task_names(config: Config, source: Source) -> tuple[str, ...]:
+    """The `hub_tasks` of a source that has some, if no folder of its `tasks` is in data_dir; else its `tasks`."""
+    if not source.hub_tasks:
+        return source.tasks
+    if config.data_dir is None:
+        return source.hub_tasks
+    for name in source.tasks:
+        task, _ = named_task(config, name, source.own)
+        folder = task.data_folder or str(task.name)
+        if (Path(config.data_dir) / folder).is_dir():
+            return source.tasks
+    return source.hub_tasks
+
+
+def _check_answers(key: str, task: Any) -> None:
+    """Raise ConfigError for a task whose answers cannot be graded one by one."""
+    from moe_lab.engine.hf import THINK_END
+
+    kind = task.get_config("output_type")
+    if kind not in ("multiple_choice", "generate_until") or executes_code(task):
+        raise ConfigError(
+            f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or "
+            "wrong.\nUse another one with method.reference=<lm-eval task>."
+        )
+    if kind == "generate_until" and THINK_END in task.get_config("generation_kwargs"):
+        raise ConfigError(
+            f"{key} cannot be a reference of C3PO: the model reasons before its answer "
+            "(model.think_end_token), and the answer's loss is that of its tokens right after the prompt.\n"
+            "Use a multiple-choice task."
+        )
+
+
+def _first_metric(task: Any) -> str:
+    """`metric,filter` of the task's first metric and filter."""
+    return f"{task.config.metric_list[0]['metric']},{output_filters(task)[0].name}"
+
+
 def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig, tuple[str, ...]]:
-    """The task of a name (an option of conf/task/ or of lm-eval), and its splits."""
+    """The task of a name (an option of conf/task/ or of lm-eval), and its splits; `own`: the evaluated task's."""
     if own:
         return replace(config.task, name=name), ("training_split",)
     name, _, split = name.partition(":")
@@ -238,19 +262,19 @@ def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig
 
 def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:
     """The run's references. Raises ConfigError for tasks or references without choices, and for several processes."""
-
-    def check(tasks: Mapping[str, Any]) -> None:
-        for name, task in tasks.items():
-            if task.get_config("output_type") != "multiple_choice":
-                raise ConfigError(
-                    f"method={config.method.name} is for multiple-choice questions, not for {name}. Use another task."
-                )
-
     check_one_process(config)
-    check(load_tasks(config)["tasks"])
+    _check_choices(config, load_tasks(config)["tasks"])
     documents = reference_documents(config, settings)
-    check(documents.tasks)
+    _check_choices(config, documents.tasks)
     return documents
+
+
+def _check_choices(config: Config, tasks: Mapping[str, Any]) -> None:
+    for name, task in tasks.items():
+        if task.get_config("output_type") != "multiple_choice":
+            raise ConfigError(
+                f"method={config.method.name} is for multiple-choice questions, not for {name}. Use another task."
+            )
 
 
 def check_one_process(config: Config) -> None:

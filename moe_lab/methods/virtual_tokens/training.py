@@ -25,7 +25,7 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import first_line
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.references.documents import ReferenceDocuments
-from moe_lab.methods.references.store import reference_questions
+from moe_lab.methods.references.questions import reference_questions
 from moe_lab.methods.tokenized import Pad, Row, Rows
 from moe_lab.methods.trained import save_model
 from moe_lab.methods.trainer import fit

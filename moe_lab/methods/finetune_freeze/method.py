@@ -32,7 +32,7 @@ from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.methods.tokenized import Prepared
+    from moe_lab.methods.finetune_freeze.prepared import Prepared
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
 RECORDED = (
@@ -116,7 +116,7 @@ class FinetuneFreeze(TrainingMethod):
         return {"profile": digest_of(read_pairs(self.config.profile)[0])}
 
     def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
-        from moe_lab.methods.tokenized import prepare
+        from moe_lab.methods.finetune_freeze.prepared import prepare
 
         if self._prepared is None:
             own = self.config

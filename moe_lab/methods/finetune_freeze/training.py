@@ -35,8 +35,9 @@ from moe_lab.methods.finetune_freeze.parameter_groups import (
     parameter_groups,
     trainable,
 )
+from moe_lab.methods.finetune_freeze.prepared import Prepared
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
-from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
+from moe_lab.methods.tokenized import Encoded, Pad, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
 from moe_lab.methods.trainer import LOSS, fit, own_checkpoint
 from moe_lab.methods.training_memory import phase_memory

@@ -22,7 +22,7 @@ from moe_lab.methods.finetune_freeze.config import (
     FinetuneConfig,
     empty_answers_note,
 )
-from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse, share
+from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, share
 from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
 from moe_lab.models.distributed import num_processes
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
 RECORDED = (
-    *(
-        "schedule",
-        "steps",
-        "phases_end_at",
-        "conversations",
-        "truncated",
-        "left_out",
-        "parameters",
-        "phases",
-    ),
-    *("first_loss", "last_loss", "validation"),
+    "schedule",
+    "steps",
+    "phases_end_at",
+    "conversations",
+    "truncated",
+    "left_out",
+    "parameters",
+    "phases",
+    "first_loss",
+    "last_loss",
+    "validation",
 )
 """Keys of training.json that results.json has, too."""
 ANSWER_END = "answer_end"
@@ -119,9 +119,9 @@ class FinetuneFreeze(TrainingMethod):
         from moe_lab.methods.finetune_freeze.prepared import prepare
 
         if self._prepared is None:
-            own = self.config
-            data = read_data(config, own.dataset, own.dataset_size, own.held_out)
-            self._prepared = prepare(config, own, data, facts)
+            method = self.config
+            data = read_data(config, method.dataset, method.dataset_size, method.held_out)
+            self._prepared = prepare(config, method, data, facts)
         return self._prepared
 
     @property
@@ -137,36 +137,36 @@ class FinetuneFreeze(TrainingMethod):
         from moe_lab.models.facts import quantization_of
         from moe_lab.models.source import load_config
 
-        own, alone = self.config, num_processes() == 1
+        method = self.config
         architecture = load_config(config.model, offline=config.offline)
         self.check_training(config, facts)
-        refuse(
-            {
-                "A quantized model cannot be fine-tuned. Use the checkpoint before quantization.": (
-                    quantization_of(architecture)
-                ),
+        if quantization_of(architecture):
+            raise ConfigError(
+                "A quantized model cannot be fine-tuned. Use the checkpoint before quantization."
+            )
+        if method.optimizer == EIGHT_BIT and num_processes() > 1:
+            raise ConfigError(
                 f"method.optimizer={EIGHT_BIT} trains in one process: others would round their weights differently. "
-                "Use method.optimizer=adamw_torch.": own.optimizer == EIGHT_BIT and not alone,
-            }
-        )
+                "Use method.optimizer=adamw_torch."
+            )
         model = once(
             f"empty model {config.model} {config.offline}", lambda: empty_model(architecture)
         )
         parameter_groups(model)  # raises for a layer without experts
-        if own.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
+        if method.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
             raise ConfigError(
                 f"method.router_aux_loss_coef: transformers has no auxiliary loss of {facts.family}. Leave it out."
             )
-        if own.partners is not None:
-            refuse(
-                {
-                    f"method.partners needs routers of single tokens: {facts.fixed_routing}. Leave it out.": (
-                        facts.fixed_routing
-                    ),
-                    "method.partners trains in one process: start the command without torchrun.": not alone,
-                }
-            )
-            check_constraint(config, own.partners, facts)
+        if method.partners is not None:
+            if facts.fixed_routing:
+                raise ConfigError(
+                    f"method.partners needs routers of single tokens: {facts.fixed_routing}. Leave it out."
+                )
+            if num_processes() > 1:
+                raise ConfigError(
+                    "method.partners trains in one process: start the command without torchrun."
+                )
+            check_constraint(config, method.partners, facts)
 
     def resolve_model(
         self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]
@@ -207,7 +207,7 @@ class FinetuneFreeze(TrainingMethod):
         return [f"{name}: {note}" for note in self._training_data(config, facts).notes]
 
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
-        from moe_lab.methods.training_memory import finetuning_peak
+        from moe_lab.methods.finetune_freeze.phase_memory import finetuning_peak
 
         rows = self._training_data(config, facts).train.rows
         length = max(len(row.ids) for row in rows)
@@ -222,14 +222,17 @@ class FinetuneFreeze(TrainingMethod):
         folder, record = record_of(context.config)
         training = {key: record[key] for key in RECORDED}
         training |= {key: record[key] for key in RECORDED_LATER if key in record}
-        info = {"model": folder.name, "training": training}
-        own: AbstractContextManager[EngineLM] = nullcontext(base_lm(model, context.config))
-        if self.config.partners is not None:
-            policy = PartnersOnly(partners_of(read_pairs(folder / COUNTS)[0], self.config.partners))
-            own = with_policy(model, policy, context.config)
-            info["constraint"] = {key: record[key] for key in OF_PROFILE}
-        with own as lm:
-            lm.session_info = info
+        session_info = {"model": folder.name, "training": training}
+        opened: AbstractContextManager[EngineLM]
+        if self.config.partners is None:
+            opened = nullcontext(base_lm(model, context.config))
+        else:
+            pairs_LEE, _ = read_pairs(folder / COUNTS)
+            policy = PartnersOnly(partners_of(pairs_LEE, self.config.partners))
+            opened = with_policy(model, policy, context.config)
+            session_info["constraint"] = {key: record[key] for key in OF_PROFILE}
+        with opened as lm:
+            lm.session_info = session_info
             yield lm
 
     def report(
@@ -238,16 +241,13 @@ class FinetuneFreeze(TrainingMethod):
         """With `method.partners=` also C2R's block, under which the model was trained and answered."""
         session = dict(session_info)
         constraint = session.pop("constraint", {})
-        own = self.config.recipe() | session
+        block = self.config.recipe() | session
         if self.config.partners is None:
-            return {"finetune_freeze": own}
-        changed = {
-            "changed_fraction": share(counters, "constrained_decisions", "routing_decisions")
-        }
-        return {
-            "finetune_freeze": own | changed,
-            "c2r": {"partners": self.config.partners, **changed, **constraint},
-        }
+            return {"finetune_freeze": block}
+        changed = share(counters, "constrained_decisions", "routing_decisions")
+        block["changed_fraction"] = changed
+        c2r = {"partners": self.config.partners, "changed_fraction": changed} | constraint
+        return {"finetune_freeze": block, "c2r": c2r}
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:

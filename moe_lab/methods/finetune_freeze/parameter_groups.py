@@ -59,12 +59,12 @@ def parameter_groups(model: nn.Module) -> Groups:
             shared_modules.append(module)
     of_shared = _by_id(shared_modules)
 
-    taken = of_routers.keys() | of_experts.keys() | of_shared.keys()
+    grouped = of_routers.keys() | of_experts.keys() | of_shared.keys()
     return {
         "router": list(of_routers.values()),
         "experts": list(of_experts.values()),
         "shared_experts": list(of_shared.values()),
-        "other": [parameter for parameter in model.parameters() if id(parameter) not in taken],
+        "other": [parameter for parameter in model.parameters() if id(parameter) not in grouped],
     }
 
 
@@ -78,7 +78,10 @@ def _by_id(modules: Sequence[nn.Module]) -> dict[int, nn.Parameter]:
 
 def counts(groups: Groups) -> dict[str, int]:
     """The number of parameters of each group."""
-    return {name: sum(parameter.numel() for parameter in group) for name, group in groups.items()}
+    numbers = {}
+    for name, parameters in groups.items():
+        numbers[name] = sum(parameter.numel() for parameter in parameters)
+    return numbers
 
 
 def empty_model(config: Any) -> Any:

@@ -65,7 +65,8 @@ class C2R(PolicyMethod):
         check_constraint(config, self.partners(facts), facts)
         if self.config.profile is None:
             return {"data": self._conversations(config).digest, "length": COUNTED_LENGTH}
-        return {"profile": digest_of(read_pairs(self.config.profile)[0])}
+        pairs_LEE, _ = read_pairs(self.config.profile)
+        return {"profile": digest_of(pairs_LEE)}
 
     def _conversations(self, config: RunConfig) -> Data:
         return read_data(config, self.config.dataset, self.config.dataset_size)
@@ -94,17 +95,19 @@ def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
     from safetensors.torch import load_file
 
     file = user_path(path)
-    file = file / FOLDER / COUNTS if file.is_dir() else file
+    if file.is_dir():
+        file = file / FOLDER / COUNTS
     remedy = (
         "Give the folder of a run with metrics=expert, or its expert_metrics/counts.safetensors."
     )
     with reading(f"method.profile={path}: {file}", remedy):
         tensors = load_file(file)
-    pairs = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
-    if not pairs:
+    counts = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
+    if not counts:
         raise ConfigError(f"method.profile={path}: {file} has no pairs of experts.")
+    pairs_LEE = sum(counts[1:], counts[0]).long()
     is_of_run = "pairs" not in tensors  # a run counts prompts and answers separately
-    return sum(pairs[1:], pairs[0]).long(), is_of_run
+    return pairs_LEE, is_of_run
 
 
 def digest_of(pairs_LEE: Tensor) -> str:
@@ -119,17 +122,19 @@ def profile_of(
 
     By default of the model's own routing of the data's training conversations, counted once in a command.
     """
-    own = config.method
-    if own.profile is None:
+    method = config.method
+    if method.profile is None:
         key = f"pairs {config.model} {model.facts.dtype} {data().digest}"
-        pairs_LEE, on_test = once(key, lambda: _count_pairs(config, data(), model)), False
+        pairs_LEE = once(key, lambda: _count_pairs(config, data(), model))
+        name = Path(method.dataset).name
+        is_of_run = False
     else:
-        pairs_LEE, on_test = read_pairs(own.profile)
-    name = Path(own.profile or own.dataset).name
+        pairs_LEE, is_of_run = read_pairs(method.profile)
+        name = Path(method.profile).name
     return pairs_LEE, {
         "profile": name,
         "profile_sha256": digest_of(pairs_LEE),
-        "test_profile": on_test,
+        "test_profile": is_of_run,
     }
 
 
@@ -140,9 +145,11 @@ def _count_pairs(config: RunConfig, data: Data, model: LoadedModel) -> Tensor:
     from moe_lab.metrics.counts import Routes
     from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
 
-    rows, routes = Rows(rows_to_count(config, data.train, model.facts)), Routes()
+    rows = Rows(rows_to_count(config, data.train, model.facts))
+    routes = Routes()
     right_tokens(model.model, rows, routes)
-    return torch.from_numpy(count_rows(routes, rows).pairs_GPLEE.sum(axis=(0, 1), dtype="int64"))
+    pairs_GPLEE = count_rows(routes, rows).pairs_GPLEE
+    return torch.from_numpy(pairs_GPLEE.sum(axis=(0, 1), dtype="int64"))
 
 
 def check_constraint(config: RunConfig, count: int, facts: ModelFacts) -> None:
@@ -152,18 +159,25 @@ def check_constraint(config: RunConfig, count: int, facts: ModelFacts) -> None:
     """
     from moe_lab.models.source import load_config
 
-    least, most = facts.top_k - 1, facts.experts - 1
+    least = facts.top_k - 1
+    most = facts.experts - 1
     if not least <= count <= most:
         raise ConfigError(
             f"method.partners={count}: give a number from {least} to {most} for this model."
         )
     architecture = load_config(config.model, offline=config.offline).get_text_config()
-    if (getattr(architecture, "n_group", None) or 1) > 1:
+    groups = getattr(architecture, "n_group", None)
+    if groups is not None and groups > 1:
         raise ConfigError(
             f"method={config.method.name}: {facts.family} chooses experts within groups. Use another model."
         )
-    path, shape = config.method.profile, (facts.moe_layers, facts.experts, facts.experts)
-    if path is not None and (given := tuple(read_pairs(path)[0].shape)) != shape:
+    path = config.method.profile
+    if path is None:
+        return
+    pairs_LEE, _ = read_pairs(path)
+    shape = tuple(pairs_LEE.shape)
+    needed = (facts.moe_layers, facts.experts, facts.experts)
+    if shape != needed:
         raise ConfigError(
-            f"method.profile={path} has the shape {given}. Give a profile of this model: {shape}."
+            f"method.profile={path} has the shape {shape}. Give a profile of this model: {needed}."
         )

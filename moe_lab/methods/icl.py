@@ -62,11 +62,13 @@ class ICL(ReferenceMethod):
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
         """An estimate: demonstrations are as long as the question, as far as the model's input has room."""
         most = config.max_length or facts.max_length
-        return sum(
-            weight * (min((1 + self.config.k) * len(context), most) + sum(map(len, continuations)))
-            for weight, asked in workload.asked
-            for context, continuations in asked.scored.items()
-        )
+        tokens = 0.0
+        for weight, asked in workload.asked:
+            for context, continuations in asked.scored.items():
+                prompt = min((1 + self.config.k) * len(context), most)
+                answers = sum(len(ids) for ids in continuations)
+                tokens += weight * (prompt + answers)
+        return tokens
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[DemonstrationLM]:

@@ -164,8 +164,13 @@ class Method(ABC):
 
     def held(self, workload: Workload, facts: ModelFacts) -> tuple[float, float]:
         """(cached slots, rows of logits) that it needs at once, for the planned memory."""
-        ensemble, longest = self.planned_ensemble(), workload.longest
-        return (ensemble.n * longest if ensemble.own_history else longest + ensemble.n), ensemble.n
+        ensemble = self.planned_ensemble()
+        longest = workload.longest
+        if ensemble.own_history:
+            slots = ensemble.n * longest
+        else:
+            slots = longest + ensemble.n
+        return slots, ensemble.n
 
     @abstractmethod
     def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[EngineLM]:
@@ -196,7 +201,9 @@ class Method(ABC):
 
 def share(counters: Counters, some: str, every: str) -> float | None:
     """The ratio of two counters of `EngineLM.cost`; None if nothing was counted."""
-    return counters.get(some, 0) / counters[every] if counters.get(every) else None
+    if not counters.get(every):
+        return None
+    return counters.get(some, 0) / counters[every]
 
 
 def refuse(wrong: Mapping[str, object]) -> None:
@@ -228,15 +235,15 @@ class TrainingMethod(Method):
     def check_training(self, config: RunConfig, facts: ModelFacts) -> None:
         """Raise ConfigError for a dtype or a placement of the model with which no training works."""
         check_first_gpu(config)
-        refuse(
-            {
-                "dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.": (
-                    facts.dtype == "float16"
-                ),
+        if facts.dtype == "float16":
+            raise ConfigError(
+                "dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32."
+            )
+        if config.model.device_map:
+            raise ConfigError(
                 f"method={self.config.name} trains whole layers on one device: leave model.device_map "
-                "out. Several processes can share the work (torchrun).": config.model.device_map,
-            }
-        )
+                "out. Several processes can share the work (torchrun)."
+            )
 
     def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
         """The facts of the trained model; by default those of the untrained one. Needs no weights."""

@@ -47,11 +47,13 @@ class _Padding(Observer):
     """Tells the policy the padding of each pass, and the observer its tokens."""
 
     def __init__(self, policy: Policy, observer: Observer):
-        self.policy, self.observer = policy, observer
+        self.policy = policy
+        self.observer = observer
 
     def expect(self, tokens: Tokens) -> None:
         real_T = tokens.real_BS.reshape(-1)
-        self.policy.real_T = None if tokens.count == len(real_T) else real_T
+        has_padding = tokens.count < len(real_T)
+        self.policy.real_T = real_T if has_padding else None
         self.observer.expect(tokens)
 
 

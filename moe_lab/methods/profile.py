@@ -62,25 +62,21 @@ class Profile:
     @property
     def block(self) -> dict[str, object]:
         """The `tuning` block of results.json."""
-        left_out = {
-            "task",
-            "documents",
-            "temperature",
-            *(["settings"] if self.settings is None else []),
-        }
+        left_out = {"task", "documents", "temperature"}
+        if self.settings is None:
+            left_out.add("settings")
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     def text(self) -> str:
         """The YAML file's content: what was found first, the documents last."""
-        found, documents = (
-            ("settings", "temperature", "logit_scale", "n", "noise"),
-            ("split", "samples", "documents"),
-        )
-        own = {name: getattr(self, name) for name in found} | asdict(self)
-        own |= {name: own.pop(name) for name in documents}
+        first = ("settings", "temperature", "logit_scale", "n", "noise")
+        last = ("split", "samples", "documents")
+        content = {name: getattr(self, name) for name in first} | asdict(self)
+        for name in last:
+            content[name] = content.pop(name)
         if self.settings is None:
-            del own["settings"]
-        return yaml.safe_dump(own, sort_keys=False, width=110, default_flow_style=None)
+            del content["settings"]
+        return yaml.safe_dump(content, sort_keys=False, width=110, default_flow_style=None)
 
 
 _expected: dict[Path, Profile] = {}

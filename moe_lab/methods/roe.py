@@ -80,25 +80,27 @@ class RoE(TemperatureMethod):
 
     def temperatures(self, moe_layers: int) -> list[float]:
         """One temperature per MoE layer. Raises ConfigError if the list or L does not fit the model."""
-        given, skip = self.config.temperature, self._skip_layers
+        temperature = self.config.temperature
+        skip = self._skip_layers
         if self.profile is not None:
-            given = self.profile.temperature
-            _check_temperatures(given)
-        if isinstance(given, list):
-            if len(given) != moe_layers:
+            temperature = self.profile.temperature
+            _check_temperatures(temperature)
+        if isinstance(temperature, list):
+            if len(temperature) != moe_layers:
                 raise ConfigError(
-                    f"method.temperature has {len(given)} entries; give one for each of {moe_layers} MoE layers."
+                    f"method.temperature has {len(temperature)} entries; give one for each of {moe_layers} MoE layers."
                 )
-            if skip and any(given[:skip] + given[-skip:]):
+            if skip and any(temperature[:skip] + temperature[-skip:]):
                 raise ConfigError(
                     f"method.skip_layers={skip} contradicts method.temperature. Leave skip_layers out."
                 )
-            return [float(value) for value in given]
+            return [float(value) for value in temperature]
         if 2 * skip >= moe_layers:
             raise ConfigError(
                 f"method.skip_layers={skip} leaves none of the {moe_layers} MoE layers (both ends). Skip fewer."
             )
-        return [0.0] * skip + [float(given)] * (moe_layers - 2 * skip) + [0.0] * skip
+        noisy = [float(temperature)] * (moe_layers - 2 * skip)
+        return [0.0] * skip + noisy + [0.0] * skip
 
     @property
     def _skip_layers(self) -> int:
@@ -108,8 +110,10 @@ class RoE(TemperatureMethod):
 
     def first_noisy(self, moe_layers: int) -> int:
         """The first MoE layer with noise, or else the first that is not skipped. Samples share all layers before it."""
-        temperatures = self.temperatures(moe_layers)
-        return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
+        for layer, temperature in enumerate(self.temperatures(moe_layers)):
+            if temperature:
+                return layer
+        return self._skip_layers
 
     def planned_ensemble(self) -> Ensemble:
         from moe_lab.engine.forward.ensemble import Ensemble
@@ -129,13 +133,13 @@ class RoE(TemperatureMethod):
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """`temperature` and `skip_layers` resolved to one temperature per layer."""
-        own = super().identity(facts)
-        resolved = {
-            "temperatures": self.temperatures(facts.moe_layers),
-            "first_noisy": self.first_noisy(facts.moe_layers),
-            "logit_scale": self.logit_scale,
-        }
-        return {k: v for k, v in own.items() if k not in ("temperature", "skip_layers")} | resolved
+        identity = super().identity(facts)
+        del identity["temperature"]
+        del identity["skip_layers"]
+        identity["temperatures"] = self.temperatures(facts.moe_layers)
+        identity["first_noisy"] = self.first_noisy(facts.moe_layers)
+        identity["logit_scale"] = self.logit_scale
+        return identity
 
     def ensemble(self, temperatures: Sequence[float], first_noisy: int, seed: int) -> Ensemble:
         """The ensemble at these temperatures (one per MoE layer)."""
@@ -143,15 +147,17 @@ class RoE(TemperatureMethod):
         from moe_lab.routing import GumbelTopK
 
         settings = self.config
-        routing = GumbelTopK(
-            temperatures,
-            seed,
-            settings.weights == "perturbed",
-            antithetic=settings.noise == "antithetic",
-        )
+        routing = None
+        if settings.n > 1:
+            routing = GumbelTopK(
+                temperatures,
+                seed,
+                settings.weights == "perturbed",
+                antithetic=settings.noise == "antithetic",
+            )
         return Ensemble(
             n=settings.n,
-            routing=routing if settings.n > 1 else None,
+            routing=routing,
             first_noisy=first_noisy,
             aggregate=settings.aggregate,
             include_clean=settings.include_clean,
@@ -161,31 +167,34 @@ class RoE(TemperatureMethod):
         )
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
-        own = {key: getattr(self.config, key) for key in ("n", "cache", "prefill", "weights")}
-        scale = {} if self.logit_scale == 1 else {"logit_scale": self.logit_scale}
-        return own | scale | {"temperatures": self.temperatures(facts.moe_layers)}
+        reported = {key: getattr(self.config, key) for key in ("n", "cache", "prefill", "weights")}
+        if self.logit_scale != 1:
+            reported["logit_scale"] = self.logit_scale
+        reported["temperatures"] = self.temperatures(facts.moe_layers)
+        return reported
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         roe = block["roe"]
-        total, noisy = len(roe["temperatures"]), [each for each in roe["temperatures"] if each]
+        total = len(roe["temperatures"])
+        noisy = [temperature for temperature in roe["temperatures"] if temperature]
         if not noisy:
             return [
                 "roe: temperature 0 in every MoE layer, so that all routing samples are the base model's."
             ]
-        values = " to ".join(dict.fromkeys((f"{min(noisy):.3g}", f"{max(noisy):.3g}")))
+        smallest = f"{min(noisy):.3g}"
+        largest = f"{max(noisy):.3g}"
+        values = smallest if smallest == largest else f"{smallest} to {largest}"
         layers = f"all {total}" if len(noisy) == total else f"{len(noisy)} of {total}"
         return [f"roe: {roe['n']} routing samples, temperature {values} in {layers} MoE layers."]
 
 
 def _check_temperatures(given: Any) -> None:
     """Raise ConfigError unless it is a number of at least 0, or a list of such numbers."""
-    for value in given if isinstance(given, list) else [given]:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 <= value < math.inf
-        ):
+    values = given if isinstance(given, list) else [given]
+    for value in values:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < math.inf:
             raise ConfigError(
                 f"method.temperature={given}: must be a number of at least 0, a list of such numbers with one "
                 "entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a temperature profile."

@@ -50,7 +50,8 @@ class SelfContrast(GridMethod):
             return {"rank", "cache"} if self.beta == 0 else set()
 
     def check(self, facts: ModelFacts) -> None:
-        rank, experts = self.config.rank, facts.experts
+        rank = self.config.rank
+        experts = facts.experts
         if rank > experts:
             raise ConfigError(
                 f"method.rank={rank}: this model has {experts} experts in a layer. Give a number from 1 to {experts}."
@@ -58,11 +59,10 @@ class SelfContrast(GridMethod):
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The base model, then every beta with every rank."""
-        ranks = range(1, min(facts.experts, RANKS) + 1)
-        return [
-            {"beta": 0.0, "rank": 1},
-            *({"beta": beta, "rank": r} for r in ranks for beta in BETAS),
-        ]
+        grid: list[Settings] = [{"beta": 0.0, "rank": 1}]
+        for rank in range(1, min(facts.experts, RANKS) + 1):
+            grid += [{"beta": beta, "rank": rank} for beta in BETAS]
+        return grid
 
     def planned_ensemble(self) -> Ensemble:
         return self.ensemble_for(None, seed=0)
@@ -72,12 +72,12 @@ class SelfContrast(GridMethod):
         from moe_lab.engine.forward.ensemble import Contrast, Ensemble
         from moe_lab.routing.samples import OtherExperts
 
-        own = self.config
-        contrast = Contrast(own.beta, own.alpha)
-        if own.beta == 0:
+        settings = self.config
+        contrast = Contrast(settings.beta, settings.alpha)
+        if settings.beta == 0:
             return Ensemble(contrast=contrast)
-        routing = OtherExperts(of_rank(own.rank), repeatable=True)
-        return Ensemble(n=2, routing=routing, cache=own.cache, contrast=contrast)
+        routing = OtherExperts(of_rank(settings.rank), repeatable=True)
+        return Ensemble(n=2, routing=routing, cache=settings.cache, contrast=contrast)
 
 
 def of_rank(rank: int) -> Choose:

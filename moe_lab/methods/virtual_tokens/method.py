@@ -64,7 +64,8 @@ class VirtualTokens(Method):
 
         check_first_gpu(config)
         documents = check_choice_questions(config, self.config)
-        tokens, room = self.config.virtual_tokens, config.max_length or facts.max_length
+        tokens = self.config.virtual_tokens
+        room = config.max_length or facts.max_length
         if tokens >= room:
             raise ConfigError(
                 f"method.virtual_tokens={tokens} leaves no room for a prompt: the model reads {room} tokens. "
@@ -84,12 +85,12 @@ class VirtualTokens(Method):
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
         """Every answer with its prompt, without the virtual tokens, for which longer prompts are cut."""
         room = (config.max_length or facts.max_length) - self.config.virtual_tokens
-        return sum(
-            weight * min(len(context) + len(ids) - 1, room)
-            for weight, asked in workload.asked
-            for context, continuations in asked.scored.items()
-            for ids in continuations
-        )
+        tokens = 0.0
+        for weight, asked in workload.asked:
+            for context, continuations in asked.scored.items():
+                for ids in continuations:
+                    tokens += weight * min(len(context) + len(ids) - 1, room)
+        return tokens
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[VirtualTokensLM]:
@@ -103,8 +104,9 @@ class VirtualTokens(Method):
         )
         from moe_lab.models.adapters import load_adapter
 
-        config, recipe = context.config, {key: getattr(self.config, key) for key in RECIPE}
+        config = context.config
         documents = reference_documents(config, self.config)
+        recipe = {key: getattr(self.config, key) for key in RECIPE}
         content = {
             "method": recipe | {"numerics": self.version},
             "seed": config.seed,
@@ -113,9 +115,10 @@ class VirtualTokens(Method):
             "versions": decisive_versions(),
         }
         trained = Trained.of(config, content, "adapter")
-        with with_adapter(
+        adapter = with_adapter(
             model.model, self.config.name, self.config.virtual_tokens, config.seed
-        ) as wrapped:
+        )
+        with adapter as wrapped:
             record = trained.load_or_train(
                 lambda folder: train_adapter(folder, config, documents, model, wrapped)
             )

@@ -71,11 +71,15 @@ def train_adapter(
     folder: Path, config: Config, documents: ReferenceDocuments, model: LoadedModel, wrapped: Any
 ) -> dict[str, Any]:
     """Train the adapter of a PeftModel on the right answers, and write it. Returns the rest of training.json."""
-    lm, method = base_lm(model, shortened(config, model)), config.method
-    questions = reference_questions(config, documents)
-    rows = [Row.of(*lm.encode_pair(each.prompt, each.right_answer)) for each in questions]
+    method = config.method
+    lm = base_lm(model, shortened(config, model))
+    rows = []
+    for question in reference_questions(config, documents):
+        prompt_ids, answer_ids = lm.encode_pair(question.prompt, question.right_answer)
+        rows.append(Row.of(prompt_ids, answer_ids))
     per_epoch = math.ceil(len(rows) / method.batch_size)
-    steps, start = method.epochs * per_epoch, time.perf_counter()
+    steps = method.epochs * per_epoch
+    start = time.perf_counter()
     trainer = fit(
         folder,
         config,
@@ -109,10 +113,8 @@ def train_adapter(
 
 def shortened(config: Config, model: LoadedModel) -> Config:
     """The configuration with a maximum length that leaves room for the virtual tokens."""
-    return replace(
-        config,
-        max_length=(config.max_length or model.facts.max_length) - config.method.virtual_tokens,
-    )
+    room = config.max_length or model.facts.max_length
+    return replace(config, max_length=room - config.method.virtual_tokens)
 
 
 class VirtualTokensLM(EngineLM):
@@ -123,7 +125,8 @@ class VirtualTokensLM(EngineLM):
 
     def __init__(self, wrapped: Any, tokenizer: Any, **options: Any):
         super().__init__(wrapped.get_base_model(), tokenizer, **options)
-        self._model, self.engine = wrapped, None
+        self._model = wrapped
+        self.engine = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -134,11 +137,10 @@ class VirtualTokensLM(EngineLM):
 def refusal(config: Any, kind: str) -> str | None:
     """The first line of the error with which peft or the model refuses virtual tokens, or None. Needs no weights."""
     try:
-        with (
-            torch.device("meta"),
-            with_adapter(meta_model(config, torch.bfloat16), kind, 1) as wrapped,
-        ):
-            wrapped(input_ids=torch.zeros(1, 1, dtype=torch.long))
+        with torch.device("meta"):
+            model = meta_model(config, torch.bfloat16)
+            with with_adapter(model, kind, 1) as wrapped:
+                wrapped(input_ids=torch.zeros(1, 1, dtype=torch.long))
     except NotImplementedError:
         pass  # an operation of the model that needs values
     except Exception as error:  # each architecture has other errors

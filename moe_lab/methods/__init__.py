@@ -1,9 +1,10 @@
 """The methods by name. A method is a context manager that yields a language model for lm-eval.
 
-To add one, write `conf/method/<name>.yaml`, and here a module of the same name (`<name>.py` or `<name>/method.py`,
-"_" for "-") with a `Method` subclass whose `Config` has this name. A module with several methods needs entries in
-`IN_OTHER_MODULES`. Plug-ins register their methods under the entry-point group `moe_lab.methods`, and have the YAML as
-`conf/method/<name>.yaml` in their package.
+To add one, write `conf/method/<name>.yaml`, and here a module of the same name (`<name>.py` or
+`<name>/method.py`, "_" for "-") with a `Method` subclass whose `Config` has this name. A module
+with several methods needs entries in `IN_OTHER_MODULES`. Plug-ins register their methods under the
+entry-point group `moe_lab.methods`, and have the YAML as `conf/method/<name>.yaml` in their
+package.
 """
 
 from collections.abc import Mapping
@@ -61,9 +62,11 @@ def config_class(name: str, keys: Mapping[str, Any]) -> type[Method.Config]:
 
 
 def text_keys_of_methods(chosen: Chosen) -> dict[str, Any]:
-    """The annotations of the text keys of `model.recipe`, of the chosen methods, and of their function.
+    """The annotations of the text keys of `model.recipe`, of the chosen methods,
+    and of their function.
 
-    Where no method is named, or an option of one's own, they are those of all methods of this package.
+    Where no method is named, or an option of one's own, they are those of all methods of this
+    package.
     """
     known = method_names()
     names = tuple(name for name in chosen.methods if name in known)

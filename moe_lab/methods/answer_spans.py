@@ -1,8 +1,9 @@
 """Where the answers of a conversation are in its text.
 
-A chat template may mark answers ({% generation %}). Otherwise they are located by rendering the first turns. Some
-templates format earlier turns differently from the last one, for example without their reasoning. Then the text of the
-first turns is no prefix of the whole text, and the answers are not found.
+A chat template may mark answers ({% generation %}). Otherwise they are located by rendering the
+first turns. Some templates format earlier turns differently from the last one, for example without
+their reasoning. Then the text of the first turns is no prefix of the whole text, and the answers
+are not found.
 """
 
 import re
@@ -91,7 +92,10 @@ def _plain(conversation: Conversation) -> list[dict[str, str]]:
 
 
 def _explained(conversation: Conversation, tokenizer: Any, render: Callable[[], Any]) -> Any:
-    """What `render` returns. Raises TaskError, which quotes the conversation, where the chat template refuses it."""
+    """What `render` returns.
+
+    Raises TaskError, which quotes the conversation, where the chat template refuses it.
+    """
     try:
         return rendered(tokenizer, render)
     except ConfigError as error:

@@ -1,7 +1,9 @@
-"""`method=c2r`: collaboration-constrained routing (MoE-Bench, sections 4.1 and 4.2; Zhang et al. 2025).
+"""`method=c2r`: collaboration-constrained routing (MoE-Bench, sections 4.1 and 4.2; Zhang et al.
+2025).
 
-A profile counts how often a model selects two experts together. It is counted on conversations, or by a run with
-metrics=expert: its counts.safetensors has `pairs`, int64 [layers, experts, experts], tokens that took both.
+A profile counts how often a model selects two experts together. It is counted on conversations, or
+by a run with metrics=expert: its counts.safetensors has `pairs`, int64 [layers, experts, experts],
+tokens that took both.
 
 L = MoE layers, E = experts.
 """
@@ -60,7 +62,10 @@ class C2R(PolicyMethod):
         return {"partners": self.partners(facts)}
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The profile, or the data that it is counted on. Raises ConfigError if the model cannot be constrained."""
+        """The profile, or the data that it is counted on.
+
+        Raises ConfigError if the model cannot be constrained.
+        """
         check_one_process(config)
         check_constraint(config, self.partners(facts), facts)
         if self.config.profile is None:
@@ -88,7 +93,8 @@ class C2R(PolicyMethod):
 
 
 def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
-    """(int64 [L, E, E], whether they were counted on a run's test documents): the sum over prompts and answers.
+    """(int64 [L, E, E], whether they were counted on a run's test documents):
+    the sum over prompts and answers.
 
     Raises ConfigError for a file without such counts.
     """
@@ -120,7 +126,8 @@ def profile_of(
 ) -> tuple[Tensor, dict[str, Any]]:
     """(pairs [L, E, E], what results say about the profile) of `method.profile`.
 
-    By default of the model's own routing of the data's training conversations, counted once in a command.
+    By default of the model's own routing of the data's training conversations, counted once in a
+    command.
     """
     method = config.method
     if method.profile is None:
@@ -153,9 +160,11 @@ def _count_pairs(config: RunConfig, data: Data, model: LoadedModel) -> Tensor:
 
 
 def check_constraint(config: RunConfig, count: int, facts: ModelFacts) -> None:
-    """Raise ConfigError for `count` partners or a `method.profile` that the model's experts cannot have.
+    """Raise ConfigError for `count` partners or a `method.profile` that the model's experts cannot
+    have.
 
-    Routers that choose within groups of experts are refused, because partners may be in other groups.
+    Routers that choose within groups of experts are refused, because partners may be in other
+    groups.
     """
     from moe_lab.models.source import load_config
 

@@ -1,8 +1,9 @@
 """Methods that change the number of experts that a token takes.
 
-`method=top-k` takes another fixed number of experts for every token. `method=top-p` is dynamic routing (Huang et al.
-2024, arXiv 2403.07652): a token takes the smallest set of experts whose router probabilities reach p, and at most
-k_max experts. So a token takes more experts where the router is unsure.
+`method=top-k` takes another fixed number of experts for every token. `method=top-p` is dynamic
+routing (Huang et al. 2024, arXiv 2403.07652): a token takes the smallest set of experts whose
+router probabilities reach p, and at most k_max experts. So a token takes more experts where the
+router is unsure.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ TENTHS = range(1, 10)
 
 
 class ExpertCount(GridMethod):
-    """Takes as many experts as reach the share `p` of the router's probabilities, and at most `most`.
+    """Takes as many experts as reach the share `p` of the router's probabilities,
+    and at most `most`.
 
-    With p = 1 every token takes `most` experts. Their weights follow the rule of the router's family.
+    With p = 1 every token takes `most` experts. Their weights follow the rule of the router's
+    family.
     """
 
     counted = ("experts_per_token", "chosen_experts", "routing_decisions")

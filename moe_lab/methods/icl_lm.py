@@ -19,8 +19,9 @@ from moe_lab.results.atomic import writing
 from moe_lab.tasks.loading import load_tasks
 
 FILE = "demonstrations.jsonl"
-"""File in the run's folder with a line per question: lm-eval's `prompt`, and `asked`, the prompt that the model reads.
-After an interruption or `rerun=true`, a question may have several equal lines."""
+"""File in the run's folder with a line per question: lm-eval's `prompt`, and `asked`, the prompt
+that the model reads. After an interruption or `rerun=true`, a question may have several equal
+lines."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ Prompts = dict[str, ScoredPrompt]
 def scored_prompts(config: Config) -> Prompts:
     """All prompts that lm-eval builds for this run.
 
-    The number of demonstrations that fit depends on the longest continuation. All continuations are known from the
-    beginning, so a resumed run has the same demonstrations.
+    The number of demonstrations that fit depends on the longest continuation. All continuations are
+    known from the beginning, so a resumed run has the same demonstrations.
     """
     prompts: Prompts = {}
     for task in load_tasks(config)["tasks"].values():
@@ -75,7 +76,8 @@ class DemonstrationLM(EngineLM):
         self._prompts = prompts
         self._folder = folder
         self._demonstrated = {"": ""}
-        """Prompts after their demonstrations, by prompt. An empty one (of a choice that is scored alone) has none."""
+        """Prompts after their demonstrations, by prompt.
+        An empty one (of a choice that is scored alone) has none."""
         self._of_references = {
             "reference_dropped": 0,
             "reference_none": 0,
@@ -84,8 +86,8 @@ class DemonstrationLM(EngineLM):
 
     @property
     def cost(self) -> dict[str, int]:
-        """`EngineLM.cost` with the numbers of references that were too similar, questions without a neighbour, and
-        demonstrations that did not fit."""
+        """`EngineLM.cost` with the numbers of references that were too similar, questions without a
+        neighbour, and demonstrations that did not fit."""
         return super().cost | self._of_references
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
@@ -127,7 +129,10 @@ class DemonstrationLM(EngineLM):
             file.writelines(lines)
 
     def _with_demonstrations(self, prompt: str, nearest: list[int]) -> str:
-        """The prompt after its demonstrations, the nearest last. The farthest are left out if not all of them fit."""
+        """The prompt after its demonstrations, the nearest last.
+
+        The farthest are left out if not all of them fit.
+        """
         scored = self._prompts[prompt]
         references = self._references
         demonstrations = [references.texts[r] + references.answers[r] for r in reversed(nearest)]

@@ -6,7 +6,8 @@
         scaled_T1 = scale * routing.weights_TK.gather(-1, weakest_T1)
         return routing._replace(weights_TK=routing.weights_TK.scatter(-1, weakest_T1, scaled_T1))
 
-    python -m moe_lab method=policy method.policy=my_idea.py:drop_weakest method.scale=0.5 task=arc_easy
+    python -m moe_lab method=policy method.policy=my_idea.py:drop_weakest method.scale=0.5 \\
+        task=arc_easy
 
 The function is what `moe_lab.override` takes. Its arguments with defaults are keys of the method.
 """
@@ -55,8 +56,8 @@ class FunctionPolicy(GridMethod):
         policy: UserPath | None = None
         """`<file>.py:<function>`."""
         space: dict[str, list[int | float]] | None = None
-        """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the ends of the
-        range, which the function's default widens where it lies outside."""
+        """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the ends of
+        the range, which the function's default widens where it lies outside."""
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -75,7 +76,8 @@ class FunctionPolicy(GridMethod):
         return super().tuning_block if self.profile or self.arguments else {}
 
     def resolved(self, facts: ModelFacts) -> dict[str, Any]:
-        """The function's name, the SHA-256 of its file, and the digest of the files next to it that it imports."""
+        """The function's name, the SHA-256 of its file,
+        and the digest of the files next to it that it imports."""
         imports = imports_digest(Path(str(self.config.policy).rpartition(":")[0]))
         code = {"function": self.function.__name__, "file": self.digest}
         if imports is not None:
@@ -131,8 +133,8 @@ class FunctionPolicy(GridMethod):
 def load_function(policy: Any) -> tuple[Callable[..., Any], str]:
     """(the function, the SHA-256 of its file) of `<file>.py:<function>`.
 
-    Raises ConfigError for a file or function that is missing, a file that cannot be imported, and a function without
-    two arguments for router and routing, or with another one that has no default.
+    Raises ConfigError for a file or function that is missing, a file that cannot be imported, and a
+    function without two arguments for router and routing, or with another one that has no default.
     """
     file, _, name = str(policy or "").rpartition(":")
     if not file:

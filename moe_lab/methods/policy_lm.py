@@ -16,7 +16,10 @@ from moe_lab.routing.policy import as_policy
 
 
 class PolicyLM(EngineLM):
-    """An `EngineLM` of a model on which the policy is installed. The policy's counts leave padding out."""
+    """An `EngineLM` of a model on which the policy is installed.
+
+    The policy's counts leave padding out.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, policy: Policy, **options: Any) -> None:
         super().__init__(model, tokenizer, counts_tokens=bool(policy.counts()), **options)

@@ -1,7 +1,8 @@
 """`method=pretrain-tiny`: the training recipe of the embedded tiny model, for any architecture.
 
-The embedded model is the result of `method=pretrain-tiny model=tiny`. The architecture and the tokenizer are those of
-`model=`; its weights are not read. The corpus is the toy world's. `method=pretrain` compares designs.
+The embedded model is the result of `method=pretrain-tiny model=tiny`. The architecture and the
+tokenizer are those of `model=`; its weights are not read. The corpus is the toy world's.
+`method=pretrain` compares designs.
 """
 
 import hashlib
@@ -30,9 +31,11 @@ NOT_ARCHITECTURE = (
 
 
 class ToyRows:
-    """Rows of `length` tokens of the toy corpus: documents joined by the end token, the last one cut off.
+    """Rows of `length` tokens of the toy corpus: documents joined by the end token,
+    the last one cut off.
 
-    Row i depends only on (seed, i), so a resumed training sees the same rows as an uninterrupted one.
+    Row i depends only on (seed, i), so a resumed training sees the same rows as an uninterrupted
+    one.
     """
 
     def __init__(self, tokenizer: Any, *, seed: int, rows: int, length: int):
@@ -92,8 +95,8 @@ class PretrainTiny(ModelMaker):
         def rate(self, step: int) -> float:
             """The learning rate at an optimizer step, as a share of its highest value.
 
-            A linear warm-up, a cosine to zero at `decay_steps`, and a linear decay to zero over the last
-            `cooldown_steps` before `steps`, where the training ends.
+            A linear warm-up, a cosine to zero at `decay_steps`, and a linear decay to zero over the
+            last `cooldown_steps` before `steps`, where the training ends.
             """
             if step < self.warmup_steps:
                 return step / self.warmup_steps
@@ -103,10 +106,12 @@ class PretrainTiny(ModelMaker):
             return max(0.0, cosine) * max(0.0, cooldown)
 
     def train(self, config: RunConfig) -> Path:
-        """Train or continue, unless complete. Returns the output folder, whose `model/` can be loaded.
+        """Train or continue, unless complete.
 
-        Raises ModelError if `model=` has no architecture or tokenizer, RunHeldError if another process trains it,
-        ResultsError if the folder cannot be written.
+        Returns the output folder, whose `model/` can be loaded.
+
+        Raises ModelError if `model=` has no architecture or tokenizer, RunHeldError if another
+        process trains it, ResultsError if the folder cannot be written.
         """
         from moe_lab.models.source import load_config
         from moe_lab.models.tokenizer import load_tokenizer

@@ -18,7 +18,8 @@ from moe_lab.errors import ConfigError, reading
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One temperature per MoE layer and a logit scale, or a method's settings, and the study that found them."""
+    """One temperature per MoE layer and a logit scale, or a method's settings,
+    and the study that found them."""
 
     model: str
     task: str
@@ -85,7 +86,8 @@ _expected: dict[Path, Profile] = {}
 
 @contextmanager
 def expecting(path: Path, profile: Profile) -> Iterator[None]:
-    """Inside the context a path has this profile: plans know what a study writes before it has found the values."""
+    """Inside the context a path has this profile:
+    plans know what a study writes before it has found the values."""
     _expected[path] = profile
     try:
         yield
@@ -94,7 +96,10 @@ def expecting(path: Path, profile: Profile) -> Iterator[None]:
 
 
 def read_profile(path: str | Path, key: str = "method.temperature") -> Profile:
-    """Read a profile. Raises ConfigError, which names `key`, if the file is missing or is no profile."""
+    """Read a profile.
+
+    Raises ConfigError, which names `key`, if the file is missing or is no profile.
+    """
     file = user_path(path)
     if file in _expected:
         return _expected[file]

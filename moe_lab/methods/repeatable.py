@@ -1,6 +1,7 @@
 """Whether a policy decides alike in two equal passes.
 
-A policy that draws random numbers, or that counts its calls, gives other results in each run of the same command.
+A policy that draws random numbers, or that counts its calls, gives other results in each run of the
+same command.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Decision(NamedTuple):
 def repeats_itself(model: Any, policy: PolicyFunction) -> bool:
     """Whether a policy returns the same decisions in two passes over the same tokens.
 
-    Decisions are compared where the router's logits are the same in both passes, since kernels of a GPU may round
-    differently. The state of torch's random numbers is put back.
+    Decisions are compared where the router's logits are the same in both passes, since kernels of a
+    GPU may round differently. The state of torch's random numbers is put back.
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     device = model.get_input_embeddings().weight.device

@@ -1,8 +1,9 @@
 """`method=roe`: Roster of Experts, the average of n routings of every token (arXiv 2509.17238).
 
-Routing sample 0 of a token is the base model; the other samples route with Gumbel noise (equation 1). With cache=clean,
-all samples attend to the clean history, and only the keys and values of sample 0 are cached (section 2.3). With
-cache=standard, each sample attends to its own cache. cache=none is the same, computed again for every token.
+Routing sample 0 of a token is the base model; the other samples route with Gumbel noise
+(equation 1). With cache=clean, all samples attend to the clean history, and only the keys and
+values of sample 0 are cached (section 2.3). With cache=standard, each sample attends to its own
+cache. cache=none is the same, computed again for every token.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ class RoE(TemperatureMethod):
         name: str = "roe"
         n: PositiveInt = 32
         temperature: float | list[float] | UserPath = 0.1
-        """A number for all MoE layers that are not skipped, a list with an entry for each MoE layer, or a profile."""
+        """A number for all MoE layers that are not skipped,
+        a list with an entry for each MoE layer, or a profile."""
         skip_layers: NonNegativeInt | None = None
-        """L: MoE layers without noise at each end; null: 1 for a number, 0 for a list or a profile."""
+        """L: MoE layers without noise at each end; null: 1 for a number,
+        0 for a list or a profile."""
         cache: Literal["clean", "standard", "none"] = "clean"
-        """The history that samples attend to: the clean one, or their own (none: computed again for every token)."""
+        """The history that samples attend to: the clean one, or their own (none: computed again for
+        every token)."""
         prefill: Literal["noisy", "clean"] = "noisy"
         """Whether samples with their own histories read the prompt with noise."""
         weights: Literal["clean", "perturbed"] = "clean"
@@ -79,7 +83,10 @@ class RoE(TemperatureMethod):
             )
 
     def temperatures(self, moe_layers: int) -> list[float]:
-        """One temperature per MoE layer. Raises ConfigError if the list or L does not fit the model."""
+        """One temperature per MoE layer.
+
+        Raises ConfigError if the list or L does not fit the model.
+        """
         temperature = self.config.temperature
         skip = self._skip_layers
         if self.profile is not None:
@@ -109,7 +116,10 @@ class RoE(TemperatureMethod):
         return 0 if isinstance(self.config.temperature, list | str) else 1
 
     def first_noisy(self, moe_layers: int) -> int:
-        """The first MoE layer with noise, or else the first that is not skipped. Samples share all layers before it."""
+        """The first MoE layer with noise, or else the first that is not skipped.
+
+        Samples share all layers before it.
+        """
         for layer, temperature in enumerate(self.temperatures(moe_layers)):
             if temperature:
                 return layer

@@ -1,8 +1,9 @@
 """`method=scmoe`: self-contrast of a Mixture-of-Experts model (Shi et al. 2024, arXiv 2405.14507).
 
-Every token has two routing samples. The strong one is the base model. The weak one routes the same token to a single
-expert, by its rank, in all MoE layers. The next-token logits are `(1 + beta) * strong - beta * weak` (equation 5).
-Decoding takes tokens whose strong probability is at least alpha times the largest one (equation 6).
+Every token has two routing samples. The strong one is the base model. The weak one routes the same
+token to a single expert, by its rank, in all MoE layers. The next-token logits are
+`(1 + beta) * strong - beta * weak` (equation 5). Decoding takes tokens whose strong probability is
+at least alpha times the largest one (equation 6).
 
 N = weak samples of a pass.
 """
@@ -43,7 +44,8 @@ class SelfContrast(GridMethod):
         rank: PositiveInt = 2
         """The rank of the weak sample's single expert; 1: the expert with the largest score."""
         cache: Literal["clean", "standard"] = "clean"
-        """clean: the weak sample attends to the history of the strong one; standard: to its own history."""
+        """clean: the weak sample attends to the history of the strong one;
+        standard: to its own history."""
 
         @property
         def unread(self) -> set[str]:
@@ -68,7 +70,10 @@ class SelfContrast(GridMethod):
         return self.ensemble_for(None, seed=0)
 
     def ensemble_for(self, facts: ModelFacts | None, seed: int) -> Ensemble:
-        """The strong and the weak sample; only the strong one if beta is 0. The model makes no difference."""
+        """The strong and the weak sample; only the strong one if beta is 0.
+
+        The model makes no difference.
+        """
         from moe_lab.engine.forward.ensemble import Contrast, Ensemble
         from moe_lab.routing.samples import OtherExperts
 
@@ -81,9 +86,10 @@ class SelfContrast(GridMethod):
 
 
 def of_rank(rank: int) -> Choose:
-    """Chooses the expert with the score of this rank among all experts (equation 4), int64 [N, 1]."""
+    """Chooses the expert with the score of this rank among all experts (equation 4),
+    int64 [N, 1]."""
 
-    def choose(router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
-        return router.scores(own.logits_TE).topk(rank, dim=-1).indices[:, rank - 1 :]
+    def choose(router: Router, routing: Routing, tokens: NoisyTokens) -> Tensor:
+        return router.scores(routing.logits_TE).topk(rank, dim=-1).indices[:, rank - 1 :]
 
     return choose

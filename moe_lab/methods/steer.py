@@ -1,8 +1,8 @@
 """`method=steer`: steering by experts (SteerMoE, Fayyaz et al. 2025, arXiv 2509.09660).
 
-The base model reads two sets of texts. The activation rate of an expert in a set is the share of the set's answer
-tokens that select it. Experts whose rate is larger in the positive set are forced in, experts whose rate is larger in
-the negative set are forced out.
+The base model reads two sets of texts. The activation rate of an expert in a set is the share of
+the set's answer tokens that select it. Experts whose rate is larger in the positive set are forced
+in, experts whose rate is larger in the negative set are forced out.
 
 L = MoE layers, E = experts (of the layer with the most).
 """
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 SETS = ("positive", "negative")
 SHARE = 8
-"""`tuning=grid` steers at most 1 of 8 experts: the paper's largest numbers for OLMoE are 125 of 1024."""
+"""`tuning=grid` steers at most 1 of 8 experts:
+the paper's largest numbers for OLMoE are 125 of 1024."""
 
 
 class Steer(GridMethod):
@@ -117,12 +118,14 @@ class Steer(GridMethod):
 def steered_experts(
     difference_LE: Tensor, experts: list[int], top_k: int, activate: int, deactivate: int
 ) -> Tensor:
-    """int8 [L, E]: 1 for experts that are forced in, -1 for experts that are forced out, 0 for the others.
+    """int8 [L, E]: 1 for experts that are forced in, -1 for experts that are forced out,
+    0 for the others.
 
-    The `activate` experts with the largest differences above 0 in all layers are forced in, and the `deactivate`
-    experts with the smallest differences below 0 are forced out. Of equal experts the first one is taken. A layer
-    forces at most `top_k` experts in, those with the largest differences, and at most its other experts out. An expert
-    that exceeds this limit is not replaced by one of another layer.
+    The `activate` experts with the largest differences above 0 in all layers are forced in, and the
+    `deactivate` experts with the smallest differences below 0 are forced out. Of equal experts the
+    first one is taken. A layer forces at most `top_k` experts in, those with the largest
+    differences, and at most its other experts out. An expert that exceeds this limit is not
+    replaced by one of another layer.
     """
     import torch
 
@@ -141,7 +144,8 @@ def steered_experts(
 def activation_rates(
     config: RunConfig, texts: Texts, model: LoadedModel
 ) -> tuple[Tensor, list[int]]:
-    """(float64 [L, E], experts of each layer): the share of a set's answer tokens that select each expert.
+    """(float64 [L, E], experts of each layer):
+    the share of a set's answer tokens that select each expert.
 
     Under the model's own routing, counted once in a command.
     """

@@ -1,4 +1,5 @@
-"""The sets of texts of `method=steer`: conversations of a data set, or choices of a task's training documents."""
+"""The sets of texts of `method=steer`: conversations of a data set,
+or choices of a task's training documents."""
 
 import hashlib
 import json

@@ -1,7 +1,8 @@
 """Conversations as token ids, with the loss only on the tokens of the answers to train on.
 
-A conversation that is longer than the limit keeps its first tokens. A conversation is left out, and counted, if no
-token of such an answer is left, if the assistant speaks first, or if the chat template hides where its answers are.
+A conversation that is longer than the limit keeps its first tokens. A conversation is left out, and
+counted, if no token of such an answer is left, if the assistant speaks first, or if the chat
+template hides where its answers are.
 """
 
 from collections.abc import Sequence
@@ -59,8 +60,8 @@ class Encoded:
     truncated: int
     """The number of rows that are longer than the limit. Their first tokens are kept."""
     left_out: int
-    """The number of conversations without an answer to train on, or whose answers are not found or begin after the
-    limit."""
+    """The number of conversations without an answer to train on,
+    or whose answers are not found or begin after the limit."""
     completed: int = 0
     """The number of rows that got a label for the end of an answer from `with_end_labels`."""
     empty_answers: int = 0
@@ -105,11 +106,14 @@ def encode_all(
     """All conversations, cut to `length` tokens.
 
     Args:
-        end: every answer gets this end, with labels (`with_end_labels`); None: only as the template labels it.
+        end: every answer gets this end, with labels (`with_end_labels`); None: only as the template
+            labels it.
 
-    Raises TaskError if none is left or the chat template refuses one, ConfigError if it hides the answers of all.
+    Raises TaskError if none is left or the chat template refuses one, ConfigError if it hides the
+    answers of all.
     """
-    # A message has a token or more: those after the first `length` are cut. Locating answers is quadratic in them.
+    # A message has a token or more: those after the first `length` are cut.
+    # Locating answers is quadratic in them.
     begun = []
     empty_answers = 0
     for conversation in conversations:
@@ -150,8 +154,9 @@ def encode_all(
 def with_end_labels(row: Row, tokenizer: Any, end: AnswerEnd) -> Row:
     """The row with a label at the token that ends each answer.
 
-    Where the token follows the labels of an answer, it and white space in front of it get labels. After the last answer
-    of a conversation the tokens `end.closing` take the place of the white space at the end of the row.
+    Where the token follows the labels of an answer, it and white space in front of it get labels.
+    After the last answer of a conversation the tokens `end.closing` take the place of the white
+    space at the end of the row.
     """
     ids = list(row.ids)
     labels = list(row.labels)
@@ -220,8 +225,9 @@ def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Row]:
 class Pad:
     """Pads the rows of a batch after their last token; the mask hides the padding.
 
-    Rows without labels (`EMPTY`) are left out, except for one if there are no others. So the batch is the same for any
-    number of processes, and no row is completely masked, for which attention would return NaN.
+    Rows without labels (`EMPTY`) are left out, except for one if there are no others. So the batch
+    is the same for any number of processes, and no row is completely masked, for which attention
+    would return NaN.
     """
 
     def __init__(self, pad_token: int):

@@ -1,4 +1,5 @@
-"""Models and adapters that are trained once and shared by runs (outputs/models/<model>-<method>-<id8>/).
+"""Models and adapters that are trained once and shared by runs
+(outputs/models/<model>-<method>-<id8>/).
 
 Checkpoints are the folders `checkpoints/checkpoint-<step>`.
 """
@@ -106,7 +107,8 @@ class Trained(Artifact):
         write_json(file, {"id": self.id, **processes, **self.content})
 
     def left(self, steps: int, tokens: int, per_steps: int) -> dict[str, tuple[int, int]]:
-        """(optimizer steps, tokens) that the training of `steps` steps still needs, by the folder's name.
+        """(optimizer steps, tokens) that the training of `steps` steps still needs,
+        by the folder's name.
 
         Empty if it is complete.
 
@@ -120,10 +122,12 @@ class Trained(Artifact):
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
-    """Save a model, or the adapter of a PeftModel in float32, with its tokenizer unless that is None.
+    """Save a model, or the adapter of a PeftModel in float32,
+    with its tokenizer unless that is None.
 
-    Parameters of a model get the precision of the evaluation, `dtype`. Buffers, such as the routers' selection biases,
-    stay float32. Raises TrainingError if the last step diverged, which no later loss would show.
+    Parameters of a model get the precision of the evaluation, `dtype`. Buffers, such as the
+    routers' selection biases, stay float32. Raises TrainingError if the last step diverged, which
+    no later loss would show.
     """
     import torch
 

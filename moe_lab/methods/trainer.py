@@ -30,7 +30,8 @@ from moe_lab.models.source import NO_CODE
 from moe_lab.results.atomic import json_line, write_atomically, writing
 from moe_lab.routing.passes import is_peft
 
-# Autocast of torch 2.13 leaves grouped products in the dtype of their weights, float32 here: most FLOPs of a training.
+# Autocast of torch 2.13 leaves grouped products in the dtype of their weights, float32 here:
+# most FLOPs of a training.
 for _product in ("aten::_grouped_mm", "transformers::grouped_mm_fallback"):
     for _device in ("cpu", "cuda", "xpu"):
         torch.library.register_autocast(_product, _device, torch.bfloat16)
@@ -42,11 +43,12 @@ LOSS = "validation_loss"
 
 
 class Log(TrainerCallback):
-    """Writes the Trainer's log to `log.jsonl`, marks complete checkpoints, and shows a progress bar with the last loss.
+    """Writes the Trainer's log to `log.jsonl`, marks complete checkpoints,
+    and shows a progress bar with the last loss.
 
-    The whole log is rewritten from the Trainer's state, which a resume restores, so no line is written twice. With
-    several processes the first one writes; it marks a checkpoint once all of them have written their parts. The
-    Trainer's own bar also prints every line of the log.
+    The whole log is rewritten from the Trainer's state, which a resume restores, so no line is
+    written twice. With several processes the first one writes; it marks a checkpoint once all of
+    them have written their parts. The Trainer's own bar also prints every line of the log.
     """
 
     def __init__(self, folder: Path):
@@ -60,7 +62,8 @@ class Log(TrainerCallback):
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log at every checkpoint: a resumed training restarts the mean of a line there, and logs the same lines."""
+        """Log at every checkpoint: a resumed training restarts the mean of a line there,
+        and logs the same lines."""
         control.should_log |= control.should_save
         if self.progress is not None:
             self.progress.at(state.global_step)
@@ -104,7 +107,8 @@ def fit(
     options: dict[str, Any],
     **arguments: Any,
 ) -> Any:
-    """Train a model in this process, from the folder's last complete checkpoint if there is one; returns the Trainer.
+    """Train a model in this process, from the folder's last complete checkpoint if there is one;
+    returns the Trainer.
 
     Every training of this package calls it.
 
@@ -152,14 +156,16 @@ def fit(
 class MoeTrainer(Trainer):
     """A Trainer that also restores the experts when a training resumes.
 
-    Checkpoints have a tensor for each expert, and models have fused experts. The Trainer of transformers 5.23 does not
-    convert the former to the latter: it warns, and continues with random experts. Checkpoints of a PeftModel have only
-    the adapter.
+    Checkpoints have a tensor for each expert, and models have fused experts. The Trainer of
+    transformers 5.23 does not convert the former to the latter: it warns, and continues with random
+    experts. Checkpoints of a PeftModel have only the adapter.
 
-    Raises TrainingError before an optimizer step whose loss or gradient is NaN or infinite, in all processes.
+    Raises TrainingError before an optimizer step whose loss or gradient is NaN or infinite, in all
+    processes.
 
     Args:
-        schedule: the factor of the learning rate as a function of the step; a list: that of each parameter group.
+        schedule: the factor of the learning rate as a function of the step; a list: that of each
+            parameter group.
     """
 
     control: Any

@@ -1,6 +1,8 @@
-"""The planned memory of a training: weights, gradients, the optimizer's moments and step, and activations.
+"""The planned memory of a training: weights, gradients, the optimizer's moments and step,
+and activations.
 
-It is an upper bound from the sizes of tensors. What a device adds (context, workspaces, fragmentation) is not counted.
+It is an upper bound from the sizes of tensors. What a device adds (context, workspaces,
+fragmentation) is not counted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,9 +22,11 @@ CODES = 256
 LEAST_QUANTIZED = 4096
 """torchao's AdamW8bit: the numbers of the smallest tensor in 8 bits."""
 STEP_BYTES = 42
-"""Bytes for each number of the largest tensor in a step of torchao's AdamW8bit that is not compiled."""
+"""Bytes for each number of the largest tensor in a step of torchao's AdamW8bit that is not
+compiled."""
 LOGIT_BYTES = 24
-"""Bytes for each logit: the logits with their gradient, and in float32 a copy, its log-probabilities and gradients."""
+"""Bytes for each logit: the logits with their gradient, and in float32 a copy,
+its log-probabilities and gradients."""
 
 
 def peak_bytes(
@@ -44,7 +48,8 @@ def peak_bytes(
         bf16: whether it is computed by autocast.
         checkpointing: whether layers are computed again in the backward pass.
 
-    Activations are missing for a family whose own code reads values of tensors (DBRX, JetMoE, LongCat-Flash).
+    Activations are missing for a family whose own code reads values of tensors (DBRX, JetMoE,
+    LongCat-Flash).
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = bytes_of(trained)
@@ -52,7 +57,8 @@ def peak_bytes(
     if optimizer == EIGHT_BIT:
         step = STEP_BYTES * largest.numel()
     elif optimizer == "adamw_torch":
-        # a GPU computes all tensors at once, with a copy of their gradients; a CPU one after the other
+        # a GPU computes all tensors at once, with a copy of their gradients;
+        # a CPU computes one after the other
         step = gradients if on_gpu else 3 * bytes_of([largest])
     else:
         step = 0
@@ -82,7 +88,8 @@ def peak_bytes(
 
 
 def moment_bytes(parameters: Sequence[Tensor], optimizer: str) -> int:
-    """Bytes of AdamW's two moments of these parameters: numbers of their dtype, or torchao's blocks of 8 bits."""
+    """Bytes of AdamW's two moments of these parameters: numbers of their dtype,
+    or torchao's blocks of 8 bits."""
     if optimizer != EIGHT_BIT:
         return 2 * bytes_of(parameters)
     one_moment = 0

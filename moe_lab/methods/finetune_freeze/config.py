@@ -20,7 +20,8 @@ from moe_lab.methods.method import Method
 from moe_lab.models.distributed import num_processes
 
 EIGHT_BIT = "adamw_torch_8bit"
-"""torchao's AdamW with moments in 8 bits. With it weights and gradients are in bfloat16, with stochastic rounding."""
+"""torchao's AdamW with moments in 8 bits. With it weights and gradients are in bfloat16,
+with stochastic rounding."""
 NO_END = (
     "the chat template has no token that ends an answer, so the model is not taught to stop: its answers go on to "
     "the length limit. Another template: model.tokenizer="
@@ -28,8 +29,8 @@ NO_END = (
 TOY_VALIDATION_SIZE = 100
 """Default number of validation conversations of a generated data set."""
 STEP_SIZE = 4
-"""Default number of conversations of an optimizer step: one per pass, or for a generated data set, whose conversations
-are short, all in one pass."""
+"""Default number of conversations of an optimizer step: one per pass, or for a generated data set,
+whose conversations are short, all in one pass."""
 RECIPE = (
     "learning_rate",
     "router_lr",
@@ -52,7 +53,10 @@ def empty_answers_note(count: int, what: str = "training") -> str:
 
 @dataclass(kw_only=True)
 class FinetuneConfig(Method.Config):
-    """The keys of `conf/method/finetune-freeze.yaml`. The numbers are those of MoE-Bench's Table 1."""
+    """The keys of `conf/method/finetune-freeze.yaml`.
+
+    The numbers are those of MoE-Bench's Table 1.
+    """
 
     name: str = "finetune-freeze"
     schedule: str = "none"
@@ -64,7 +68,8 @@ class FinetuneConfig(Method.Config):
     router_lr: PositiveFloat | None = None
     router_aux_loss_coef: NonNegativeFloat = 0.0
     partners: NonNegativeInt | None = None
-    """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
+    """T of C2R: each token trains and is evaluated with its first expert and partners of it;
+    null: no constraint."""
     profile: UserPath | None = None
     epochs: PositiveInt = 3
     max_steps: PositiveInt | None = None
@@ -91,7 +96,10 @@ class FinetuneConfig(Method.Config):
 
     @property
     def held_out(self) -> int:
-        """Number of validation conversations. Those of generated data sets do not reduce the training set."""
+        """Number of validation conversations.
+
+        Those of generated data sets do not reduce the training set.
+        """
         if self.validation_size is not None:
             return self.validation_size
         return TOY_VALIDATION_SIZE if self.dataset in TOY_SIZES else 0
@@ -139,11 +147,13 @@ class FinetuneConfig(Method.Config):
         return math.ceil(passes / self.step_passes)
 
     def warmup_steps(self, rows: int) -> int:
-        """Steps over which the learning rate rises from 0, which is that of the first one, as in transformers."""
+        """Steps over which the learning rate rises from 0, which is that of the first one,
+        as in transformers."""
         return math.ceil(self.warmup_ratio * self.steps(rows))
 
     def check_trains(self, rows: int) -> None:
-        """Raise ConfigError for a phase without a step, and for a training whose only step has the learning rate 0."""
+        """Raise ConfigError for a phase without a step,
+        and for a training whose only step has the learning rate 0."""
         self.ends(rows)
         if self.steps(rows) == 1 and self.warmup_steps(rows):
             raise ConfigError(
@@ -165,7 +175,8 @@ class FinetuneConfig(Method.Config):
         return boundaries(self.all_phases, self.steps(rows))
 
     def recipe(self) -> dict[str, Any]:
-        """All that determines the weights together with model, data and seed, the same for all spellings."""
+        """All that determines the weights together with model, data and seed,
+        the same for all spellings."""
         recipe = {key: getattr(self, key) for key in RECIPE}
         recipe["phases"] = [asdict(phase) for phase in self.all_phases]
         recipe["batch_size"] = self.pass_size

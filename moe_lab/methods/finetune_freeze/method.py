@@ -1,4 +1,5 @@
-"""`method=finetune-freeze`: fine-tune with a freezing schedule, then evaluate the trained model as `method=base` does.
+"""`method=finetune-freeze`: fine-tune with a freezing schedule,
+then evaluate the trained model as `method=base` does.
 
 The baseline is the untrained model.
 """
@@ -50,7 +51,8 @@ RECORDED = (
 )
 """Keys of training.json that results.json has, too."""
 ANSWER_END = "answer_end"
-"""The key of training.json with the token that ends an answer; null: the model is not taught to stop."""
+"""The key of training.json with the token that ends an answer;
+null: the model is not taught to stop."""
 EMPTY_ANSWERS = "empty_answers"
 """The key of training.json with the number of answers without text, which are not trained on."""
 RECORDED_LATER = (ANSWER_END, EMPTY_ANSWERS)
@@ -62,12 +64,13 @@ OF_PROFILE = ("profile", "profile_sha256", "test_profile")
 class FinetuneFreeze(TrainingMethod):
     """Trains a model once and evaluates it as `method=base` does.
 
-    `router_aux_loss_coef` weighs transformers' load-balancing loss: E times the sum over experts of f P, with f and P
-    over the tokens of all MoE layers together. MoE-Bench's equation 2 has no factor E and is for one layer. If all L
-    layers are balanced alike and their losses are added, the coefficient c here is alpha = c E / L there.
+    `router_aux_loss_coef` weighs transformers' load-balancing loss: E times the sum over experts of
+    f P, with f and P over the tokens of all MoE layers together. MoE-Bench's equation 2 has no
+    factor E and is for one layer. If all L layers are balanced alike and their losses are added,
+    the coefficient c here is alpha = c E / L there.
 
-    With `partners` the model is trained and evaluated under C2R's constraint. Its profile is that of the untrained
-    model, and is stored with the trained one (`counts.safetensors`).
+    With `partners` the model is trained and evaluated under C2R's constraint. Its profile is that
+    of the untrained model, and is stored with the trained one (`counts.safetensors`).
     """
 
     numerics = 3
@@ -95,12 +98,16 @@ class FinetuneFreeze(TrainingMethod):
         return {"full_fine_tuning": (full, ["method.schedule=none", *typed])}
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The conversations. Raises TaskError if they cannot be used, ConfigError if the model cannot be trained."""
+        """The conversations.
+
+        Raises TaskError if they cannot be used, ConfigError if the model cannot be trained.
+        """
         self._check_model(config, facts)
         return {**self._content(config, facts), **self._profile_identity()}
 
     def _content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The conversations, and the end of their answers where the template alone would not teach it."""
+        """The conversations, and the end of their answers where the template alone would not teach
+        it."""
         prepared = self._training_data(config, facts)
         content: dict[str, Any] = {"data": prepared.data.digest}
         if prepared.train.completed or prepared.end.is_new:
@@ -108,7 +115,8 @@ class FinetuneFreeze(TrainingMethod):
         return content
 
     def _profile_identity(self) -> dict[str, Any]:
-        """All that determines C2R's profile except the model and the conversations; empty without a constraint."""
+        """All that determines C2R's profile except the model and the conversations;
+        empty without a constraint."""
         if self.config.partners is None:
             return {}
         if self.config.profile is None:
@@ -238,7 +246,8 @@ class FinetuneFreeze(TrainingMethod):
     def report(
         self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
     ) -> dict[str, Any]:
-        """With `method.partners=` also C2R's block, under which the model was trained and answered."""
+        """With `method.partners=` also C2R's block,
+        under which the model was trained and answered."""
         session = dict(session_info)
         constraint = session.pop("constraint", {})
         block = self.config.recipe() | session

@@ -1,4 +1,5 @@
-"""The memory of a fine-tuning: in each phase other parameters have gradients and optimizer state."""
+"""The memory of a fine-tuning: in each phase other parameters have gradients and optimizer
+state."""
 
 from typing import Any
 
@@ -19,11 +20,13 @@ from moe_lab.models.source import load_config
 from moe_lab.tasks.loading import once
 
 BALANCE_BYTES = 20
-"""Bytes of the load-balancing loss for each expert and each of a token's choices: the choices as numbers and masks."""
+"""Bytes of the load-balancing loss for each expert and each of a token's choices:
+the choices as numbers and masks."""
 
 
 def phase_memory(groups: Groups, phase: Phase, optimizer: str) -> dict[str, int]:
-    """Bytes of gradients and of the optimizer's moments in a phase, and the bytes that full fine-tuning adds.
+    """Bytes of gradients and of the optimizer's moments in a phase,
+    and the bytes that full fine-tuning adds.
 
     Args:
         groups: `trainable` ones.

@@ -1,4 +1,5 @@
-"""The freezing schedule of a fine-tuning: its phases, and the groups of parameters that are frozen in each."""
+"""The freezing schedule of a fine-tuning: its phases,
+and the groups of parameters that are frozen in each."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ SCHEDULES: dict[str, tuple[Frozen, ...]] = {
     "experts-none": (EXPERTS, NOTHING),
     "experts-router": (EXPERTS, ROUTER),
 }
-"""The paper's nine pairs: the group frozen in the first and in the second half, or in the whole training."""
+"""The paper's nine pairs: the group frozen in the first and in the second half,
+or in the whole training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,10 @@ class Phase:
 
 
 def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
-    """The listed phases, or those of a named schedule. Raises ConfigError for an unknown schedule."""
+    """The listed phases, or those of a named schedule.
+
+    Raises ConfigError for an unknown schedule.
+    """
     if phases is not None:
         return _listed_phases(phases)
     one_of("method.schedule", schedule, tuple(SCHEDULES))
@@ -66,7 +71,8 @@ def _listed_phases(listed: Any) -> tuple[Phase, ...]:
 
 
 def label(phases: Sequence[Phase]) -> str:
-    """N→R, as the paper writes it, if the switch is at half of the steps; else with the end of each phase: N 25%→R."""
+    """N→R, as the paper writes it, if the switch is at half of the steps;
+    else with the end of each phase: N 25%→R."""
     names = []
     for phase in phases:
         letters = [group[0].upper() for group in phase.frozen]
@@ -80,7 +86,10 @@ def label(phases: Sequence[Phase]) -> str:
 
 
 def boundaries(phases: Sequence[Phase], steps: int) -> list[int]:
-    """The optimizer step before which each phase ends, rounded down. Raises ConfigError for a phase without a step."""
+    """The optimizer step before which each phase ends, rounded down.
+
+    Raises ConfigError for a phase without a step.
+    """
     ends = [math.floor(phase.until * steps + 1e-9) for phase in phases]
     for number, (start, end) in enumerate(pairwise([0, *ends]), start=1):
         if end <= start:

@@ -30,8 +30,8 @@ class Prepared:
 def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFacts) -> Prepared:
     """Encode the training and the validation conversations.
 
-    Raises TaskError if nothing is left of one of them or the chat template refuses a conversation, ConfigError if a
-    phase has no step or nothing would be trained.
+    Raises TaskError if nothing is left of one of them or the chat template refuses a conversation,
+    ConfigError if a phase has no step or nothing would be trained.
     """
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     with_template(tokenizer)

@@ -1,4 +1,5 @@
-"""The Trainer of `method=finetune-freeze` and its callbacks: freezing, validation, and checkpoints under FSDP."""
+"""The Trainer of `method=finetune-freeze` and its callbacks: freezing, validation,
+and checkpoints under FSDP."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,12 +20,13 @@ from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.routing.passes import transformers_model
 
 OPTIMIZER = "optimizer_{rank}.pt"
-"""The file with a process's shards of the optimizer in a checkpoint. With FSDP, transformers 5.23 saves the whole
-weights of a model that it loaded sharded, but refuses to save the optimizer."""
+"""The file with a process's shards of the optimizer in a checkpoint. With FSDP, transformers 5.23
+saves the whole weights of a model that it loaded sharded, but refuses to save the optimizer."""
 
 
 def rate(method: FinetuneConfig, rows: int, step: int, *, router: bool = False) -> float:
-    """The learning rate at a step, as a share of `learning_rate`: linear warm-up, then linearly to 0.
+    """The learning rate at a step, as a share of `learning_rate`: linear warm-up,
+    then linearly to 0.
 
     It is the rate of the routers, or of all other parameters. `router_lr` holds in all phases.
     """
@@ -42,8 +44,9 @@ def rate(method: FinetuneConfig, rows: int, step: int, *, router: bool = False) 
 class Freezing(TrainerCallback):
     """Freezes and unfreezes parameters at the first step of each phase, also in a resumed training.
 
-    Parameters that the model itself does not train stay frozen. All others are trainable while the model is wrapped for
-    several processes: wrappers never reduce the gradients of parameters that are frozen then.
+    Parameters that the model itself does not train stay frozen. All others are trainable while the
+    model is wrapped for several processes: wrappers never reduce the gradients of parameters that
+    are frozen then.
     """
 
     def __init__(self, groups: Groups, phases: Sequence[Phase], ends: Sequence[int]):
@@ -69,7 +72,8 @@ class Freezing(TrainerCallback):
 
 
 class AtEpochEnds(TrainerCallback):
-    """Evaluates after the last step of each epoch and of the training, before the checkpoint of the same step."""
+    """Evaluates after the last step of each epoch and of the training,
+    before the checkpoint of the same step."""
 
     def __init__(self, steps_per_epoch: int):
         self.steps_per_epoch = steps_per_epoch
@@ -82,9 +86,11 @@ class AtEpochEnds(TrainerCallback):
 
 
 class Order(Sampler[int]):
-    """The numbers of all rows, shuffled again in each epoch, and `EMPTY` up to a multiple of `share`.
+    """The numbers of all rows, shuffled again in each epoch,
+    and `EMPTY` up to a multiple of `share`.
 
-    The order of an epoch depends on (seed, epoch): no two seeds share an order, in any of their epochs.
+    The order of an epoch depends on (seed, epoch): no two seeds share an order, in any of their
+    epochs.
     """
 
     def __init__(self, rows: int, share: int, seed: int, epoch: Callable[[], int]):
@@ -104,7 +110,10 @@ class Order(Sampler[int]):
 
 
 class FreezeTrainer(MoeTrainer):
-    """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss. Raises TrainingError at NaN."""
+    """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss.
+
+    Raises TrainingError at NaN.
+    """
 
     def __init__(self, *, method: FinetuneConfig, validation: Rows, **options: Any):
         rows = len(options["train_dataset"])
@@ -112,7 +121,8 @@ class FreezeTrainer(MoeTrainer):
         self.validation = validation
         self.auxiliary = method.router_aux_loss_coef
         self.aux_losses: list[Tensor] = []
-        """(auxiliary loss, 1) of each pass since the last line of the log; (0, 0) for a pass without answers."""
+        """(auxiliary loss, 1) of each pass since the last line of the log; (0, 0) for a pass
+        without answers."""
         self.passes = torch.zeros(())
         """Passes with answers in this optimizer step, over all processes."""
         super().__init__(schedule=[], **options)
@@ -132,7 +142,10 @@ class FreezeTrainer(MoeTrainer):
         return Order(rows, share, self.args.seed, epoch=lambda: self.state.global_step // steps)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW over every parameter that the model trains. Routers have groups and a learning rate of their own."""
+        """AdamW over every parameter that the model trains.
+
+        Routers have groups and a learning rate of their own.
+        """
         decayed_names = set(self.get_decay_parameter_names(self.model))
         decayed = set()
         order = {}
@@ -175,10 +188,12 @@ class FreezeTrainer(MoeTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Cross-entropy of the answers' tokens, plus the routers' load-balancing loss times its coefficient.
+        """Cross-entropy of the answers' tokens,
+        plus the routers' load-balancing loss times its coefficient.
 
-        The load-balancing loss of a step is the mean over its passes with answers. `weight` undoes two later
-        divisions: by the processes, which average gradients, and for some models by the passes of this process.
+        The load-balancing loss of a step is the mean over its passes with answers. `weight` undoes
+        two later divisions: by the processes, which average gradients, and for some models by the
+        passes of this process.
         """
         if self.auxiliary:
             inputs = {**inputs, "output_router_logits": True}
@@ -196,7 +211,8 @@ class FreezeTrainer(MoeTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Cross-entropy per answer token of the validation conversations, in passes of the training's size."""
+        """Cross-entropy per answer token of the validation conversations,
+        in passes of the training's size."""
         size = self.method.pass_size
         processes = self.args.world_size
         sums = torch.zeros(2, device=self.args.device)  # loss, tokens

@@ -83,10 +83,12 @@ def finetune(training: FinetuningInputs, model: Any = None) -> tuple[Any, dict[s
     """Train in all processes, from the folder's last complete checkpoint if there is one.
 
     Args:
-        model: what one process trains, in place (`load_to_train`). Several processes load it themselves.
+        model: what one process trains, in place (`load_to_train`). Several processes load it
+            themselves.
 
-    Returns the trained model, loaded in this process, and the content of training.json: losses, and the memory of
-    gradients and optimizer in each phase. Raises TrainingError if a loss or a gradient is NaN.
+    Returns the trained model, loaded in this process, and the content of training.json: losses, and
+    the memory of gradients and optimizer in each phase. Raises TrainingError if a loss or a
+    gradient is NaN.
     """
     method = training.method
     config = training.config

@@ -1,4 +1,5 @@
-"""The keys of `method=pretrain`: a design and its recipe, which determine the trained weights with data and seed."""
+"""The keys of `method=pretrain`: a design and its recipe,
+which determine the trained weights with data and seed."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 
 AUX_LOSS = 0.1
-"""The default coefficient of equation 2, which has no factor E. For 8 experts it is 0.0125 in transformers' formula."""
+"""The default coefficient of equation 2, which has no factor E.
+For 8 experts it is 0.0125 in transformers' formula."""
 SMALLEST_VOCABULARY = 257
 """All bytes and the end token."""
 NOT_WEIGHTS = (
@@ -47,7 +49,8 @@ OF_EXPERTS = {
 
 
 def left_out_note(counts: Mapping[str, int]) -> str:
-    """What a plan, a run and its results say about documents that are neither trained on nor held out."""
+    """What a plan, a run and its results say about documents that are neither trained on nor held
+    out."""
     return f"documents left out: {counts['empty']:,} empty ones, {counts['duplicates']:,} duplicates of earlier ones"
 
 
@@ -139,7 +142,10 @@ class PretrainConfig(Method.Config):
 
     @property
     def expert_size(self) -> int:
-        """Width of an expert. All designs have the same active parameters, and the same total at equal sparsity."""
+        """Width of an expert.
+
+        All designs have the same active parameters, and the same total at equal sparsity.
+        """
         return self.active_size // (self.experts_per_token + self.shared_experts)
 
     @property
@@ -166,7 +172,8 @@ class PretrainConfig(Method.Config):
 
     @property
     def regularizers(self) -> str:
-        """Names of the terms that balance the load and keep the routers' logits small; `-` for none."""
+        """Names of the terms that balance the load and keep the routers' logits small;
+        `-` for none."""
         if self.backbone == "dense":
             return "-"
         weights = {

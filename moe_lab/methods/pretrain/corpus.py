@@ -1,10 +1,10 @@
 """The training data of `method=pretrain`: a corpus and its tokenizer.
 
-The corpus is the toy world, MiniPile, a data set of the hub, or files. The tokenizer is that of `model=`, or a
-byte-level BPE that is trained on the corpus. `packing.py` cuts the corpus into rows.
+The corpus is the toy world, MiniPile, a data set of the hub, or files. The tokenizer is that of
+`model=`, or a byte-level BPE that is trained on the corpus. `packing.py` cuts the corpus into rows.
 
-Of files, empty documents and all but the first of equal documents are left out: otherwise the validation rows could
-consist of end tokens, or have documents that are trained on.
+Of files, empty documents and all but the first of equal documents are left out: otherwise the
+validation rows could consist of end tokens, or have documents that are trained on.
 """
 
 import hashlib
@@ -71,7 +71,10 @@ class Corpus:
     """Nothing of a generated corpus."""
 
     def documents(self) -> Iterator[str]:
-        """The texts in their order, without those that are left out. Raises TaskError for a row without a text."""
+        """The texts in their order, without those that are left out.
+
+        Raises TaskError for a row without a text.
+        """
         for number, text in enumerate(islice(self._all(), self.size)):
             if number not in self.left_out.numbers:
                 yield text
@@ -165,7 +168,8 @@ def tokenizer_of(config: Config, corpus: Corpus) -> Any:
 
 
 def tokenizer_identity(tokenizer: Any) -> str:
-    """SHA-256 of all that determines its tokens; without padding and truncation, which calls change."""
+    """SHA-256 of all that determines its tokens; without padding and truncation,
+    which calls change."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     backend["padding"] = None
     backend["truncation"] = None

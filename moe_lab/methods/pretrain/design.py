@@ -11,7 +11,8 @@ NORM_EPS = 1e-5
 
 
 def architecture(design: PretrainConfig, tokenizer: Any) -> Any:
-    """The configuration of the model: plain OLMoE, DeepSeek-MoE or Llama if one of them has the design."""
+    """The configuration of the model: plain OLMoE,
+    DeepSeek-MoE or Llama if one of them has the design."""
     pad_token = tokenizer.pad_token_id
     if pad_token == tokenizer.eos_token_id:
         # torch.nn.Embedding never trains a padding token, and the end token must be trained

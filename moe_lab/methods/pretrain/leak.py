@@ -22,15 +22,17 @@ TOKENS = 2**14
 
 @torch.no_grad()
 def leak(model: Any, held_out: Any) -> dict[str, Any]:
-    """The gain of expert choice from later tokens, which a causal model does not have (MoE-Bench, Table 3).
+    """The gain of expert choice from later tokens,
+    which a causal model does not have (MoE-Bench, Table 3).
 
-    A pass over only a prefix differs from a pass over the whole row in two ways: the later tokens are missing, and the
-    sequence is shorter, so each expert takes fewer tokens. A third pass separates them: the prefix with the later
-    tokens of the next row. All losses are cross-entropies per token of some validation rows (two or more).
+    A pass over only a prefix differs from a pass over the whole row in two ways: the later tokens
+    are missing, and the sequence is shorter, so each expert takes fewer tokens. A third pass
+    separates them: the prefix with the later tokens of the next row. All losses are cross-entropies
+    per token of some validation rows (two or more).
 
-    `later_tokens` is the effect of the later tokens: the loss with another row's minus the loss with the true ones.
-    `short_prefixes` is the effect of the shorter sequence: the loss of the prefix alone minus that with another row's.
-    `difference` is their sum.
+    `later_tokens` is the effect of the later tokens: the loss with another row's minus the loss
+    with the true ones. `short_prefixes` is the effect of the shorter sequence: the loss of the
+    prefix alone minus that with another row's. `difference` is their sum.
     """
     model.eval()
     rows_RS = torch.from_numpy(held_out[:ROWS]).long()
@@ -56,7 +58,8 @@ def leak(model: Any, held_out: Any) -> dict[str, Any]:
 
 
 def _losses(model: Any, rows_RS: Tensor, others_RS: Tensor, targets_P: Tensor) -> Tensor:
-    """[3, R]: each row's loss with its later tokens, with those of the other row, and without any."""
+    """[3, R]: each row's loss with its later tokens, with those of the other row,
+    and without any."""
     before_P = (targets_P - 1).to(rows_RS.device)
     whole_RPV = model(input_ids=rows_RS, logits_to_keep=before_P).logits
     replaced = []

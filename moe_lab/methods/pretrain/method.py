@@ -1,7 +1,7 @@
 """`method=pretrain`: train a design from scratch, then evaluate it as `method=base` does.
 
-The tokenizer is that of `model=`, whose weights are not read. The corpus, the design and the recipe are the method's
-keys.
+The tokenizer is that of `model=`, whose weights are not read. The corpus, the design and the recipe
+are the method's keys.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
 LEFT_OUT = "documents_left_out"
-"""The key of training.json with the numbers of empty and of duplicate documents; earlier versions do not have it."""
+"""The key of training.json with the numbers of empty and of duplicate documents;
+earlier versions do not have it."""
 RECORDED = (
     "steps",
     "tokens",
@@ -46,7 +47,8 @@ RECORDED = (
 )
 """Keys of training.json that results.json has, too."""
 REGULARIZER_BYTES = 16
-"""Bytes for each token and expert of a layer: float32 logits and what the regularizers make of them."""
+"""Bytes for each token and expert of a layer:
+float32 logits and what the regularizers make of them."""
 
 
 class Pretrain(DesignMethod):
@@ -72,7 +74,10 @@ class Pretrain(DesignMethod):
         return {"name": self.config.name, **self.config.recipe()}
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """Corpus and tokenizer. Raises TaskError for unusable data, ConfigError for a design that cannot be trained."""
+        """Corpus and tokenizer.
+
+        Raises TaskError for unusable data, ConfigError for a design that cannot be trained.
+        """
         from moe_lab.methods.pretrain.corpus import tokenizer_identity
         from moe_lab.methods.pretrain.packing import require_rows
         from moe_lab.models.designs.configuration import UNITS
@@ -199,7 +204,8 @@ class Pretrain(DesignMethod):
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        """The held-out loss, by which designs are ranked, the effect of later tokens, speed and memory."""
+        """The held-out loss, by which designs are ranked, the effect of later tokens,
+        speed and memory."""
         design = block["pretrain"]
         seed = block["seed"]
         training = design["training"]

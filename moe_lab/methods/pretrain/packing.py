@@ -1,4 +1,5 @@
-"""Packed rows: the documents of a corpus, joined by the end token and cut into rows of equal length."""
+"""Packed rows: the documents of a corpus, joined by the end token and cut into rows of equal
+length."""
 
 from array import array
 from collections.abc import Iterator
@@ -21,7 +22,10 @@ _packed: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
 
 def require_rows(corpus: Corpus, tokenizer: Any, *, held_out: int, length: int) -> None:
-    """Raise TaskError for a corpus without a training row. Reads the validation rows and one more."""
+    """Raise TaskError for a corpus without a training row.
+
+    Reads the validation rows and one more.
+    """
 
     def pack_one() -> None:
         pack(corpus, tokenizer, rows=1, held_out=held_out, length=length, shown=False)
@@ -33,7 +37,8 @@ def require_rows(corpus: Corpus, tokenizer: Any, *, held_out: int, length: int) 
 def pack_once(
     corpus: Corpus, tokenizer: Any, *, rows: int, held_out: int, length: int
 ) -> tuple[Any, Any]:
-    """`pack`, with the last result cached: the designs of a grid train on the same rows one after the other."""
+    """`pack`, with the last result cached: the designs of a grid train on the same rows one after
+    the other."""
     key = (corpus, tokenizer_identity(tokenizer), rows, held_out, length)
     if key not in _packed:
         _packed.clear()
@@ -44,10 +49,12 @@ def pack_once(
 def pack(
     corpus: Corpus, tokenizer: Any, *, rows: int, held_out: int, length: int, shown: bool = True
 ) -> tuple[Any, Any]:
-    """(training rows, validation rows), int32 [rows, length] each. Reads no more of the corpus than needed.
+    """(training rows, validation rows), int32 [rows, length] each.
 
-    The first documents are held out, up to the end of the last validation row. Training begins with the next document.
-    A short corpus has fewer training rows. Raises TaskError if it has none.
+    Reads no more of the corpus than needed.
+
+    The first documents are held out, up to the end of the last validation row. Training begins with
+    the next document. A short corpus has fewer training rows. Raises TaskError if it has none.
     """
     documents = _tokenized(corpus, tokenizer)
     with Progress(rows + held_out, "packing", "row", shown=shown) as progress:
@@ -77,7 +84,10 @@ def _tokenized(corpus: Corpus, tokenizer: Any) -> Iterator[list[int]]:
 def _packed_rows(
     documents: Iterator[list[int]], most: int, length: int, progress: Progress
 ) -> np.ndarray:
-    """int32 [rows, length]: the next documents as rows, at most `most`. The end of the last document is cut off."""
+    """int32 [rows, length]: the next documents as rows, at most `most`.
+
+    The end of the last document is cut off.
+    """
     tokens = array("i")
     count = 0
     while count < most:
@@ -92,7 +102,10 @@ def _packed_rows(
 
 
 class PackedRows(Dataset[dict[str, torch.Tensor]]):
-    """Rows in the order of a training. Every epoch has its own order, which depends only on (seed, epoch)."""
+    """Rows in the order of a training.
+
+    Every epoch has its own order, which depends only on (seed, epoch).
+    """
 
     def __init__(self, rows: Any, *, seed: int, count: int):
         self.rows = rows

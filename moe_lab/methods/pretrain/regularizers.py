@@ -1,4 +1,5 @@
-"""The regularizers of routers: those of MoE-Bench (appendix B.1.3), each of one layer, without padding.
+"""The regularizers of routers: those of MoE-Bench (appendix B.1.3), each of one layer,
+without padding.
 
 T = tokens of a pass, E = experts, K = experts per token, D = devices.
 """
@@ -10,8 +11,9 @@ from torch import Tensor
 def balance_loss(logits_TE: Tensor, index_TK: Tensor) -> Tensor:
     """Sum over experts of f P (equation 2 without alpha).
 
-    f_j is the share of tokens that chose expert j, P_j the mean of its softmax probability before the choice. The loss
-    is K / E if both are uniform. transformers' loss has a factor E, and f and P over all layers together.
+    f_j is the share of tokens that chose expert j, P_j the mean of its softmax probability before
+    the choice. The loss is K / E if both are uniform. transformers' loss has a factor E, and f and
+    P over all layers together.
     """
     return (_chosen(logits_TE, index_TK) * _probability(logits_TE)).sum()
 
@@ -24,8 +26,8 @@ def z_loss(logits_TE: Tensor) -> Tensor:
 def device_loss(logits_TE: Tensor, index_TK: Tensor, devices: int) -> Tensor:
     """DeepSeekMoE's device-level balance loss (Dai et al. 2024, equations 15-17, without alpha).
 
-    Experts are in `devices` groups of equal size, in their order. The loss is the sum over groups of (mean of E/K f in
-    the group) x (sum of P in the group), which is 1 if both are uniform.
+    Experts are in `devices` groups of equal size, in their order. The loss is the sum over groups
+    of (mean of E/K f in the group) x (sum of P in the group), which is 1 if both are uniform.
     """
     experts = logits_TE.shape[-1]
     k = index_TK.shape[-1]

@@ -1,4 +1,5 @@
-"""The routing of a training: optional noise on the routers' choice, and the decisions that regularizers read.
+"""The routing of a training: optional noise on the routers' choice,
+and the decisions that regularizers read.
 
 T = tokens of a pass, B = its rows, E = experts, K = experts per token, L = MoE layers.
 """
@@ -21,11 +22,13 @@ from moe_lab.routing.samples import NoisyTokens, SamplePolicy, noisy_choice, wit
 
 
 class RoutingNoise(SamplePolicy):
-    """RoE's noise on the routers' choice (equation 1) while a model trains, with a temperature for each row.
+    """RoE's noise on the routers' choice (equation 1) while a model trains,
+    with a temperature for each row.
 
-    This policy chooses experts by scores + temperature x Gumbel noise, and weighs them by the clean scores. It changes
-    only the passes inside `noisy`. The key of the noise is (seed, row, position, layer, expert), so a resumed training
-    draws the same noise, and several processes draw the same noise as one.
+    This policy chooses experts by scores + temperature x Gumbel noise, and weighs them by the clean
+    scores. It changes only the passes inside `noisy`. The key of the noise is (seed, row, position,
+    layer, expert), so a resumed training draws the same noise, and several processes draw the same
+    noise as one.
 
     Args:
         temperatures: float32, of each row of the training.
@@ -88,13 +91,14 @@ class RoutingNoise(SamplePolicy):
 
 
 class TrainingRouting(Policy):
-    """A policy that records every layer's decisions of a training pass, after optional noise on them."""
+    """A policy that records every layer's decisions of a training pass,
+    after optional noise on them."""
 
     def __init__(self, noise: RoutingNoise | None):
         self.noise = noise
         self.layers: list[Routing] = []
-        """The decisions of the last pass, by layer; empty for a dense model. With expert choice `index_TK` has the
-        tokens of each expert instead; then no regularizer reads them."""
+        """The decisions of the last pass, by layer; empty for a dense model. With expert choice
+        `index_TK` has the tokens of each expert instead; then no regularizer reads them."""
         self._keeps = False
 
     @contextmanager

@@ -1,4 +1,5 @@
-"""The Trainer of `method=pretrain`: regularizers of routers, loss-free balance, and the loss on validation rows.
+"""The Trainer of `method=pretrain`: regularizers of routers, loss-free balance,
+and the loss on validation rows.
 
 Regularizers are logged separately and by layer.
 
@@ -21,17 +22,19 @@ from moe_lab.routing import Routing
 
 
 class LossFreeBalance(TrainerCallback):
-    """Loss-free load balancing (Wang et al. 2024): a bias on the scores by which experts are chosen.
+    """Loss-free load balancing (Wang et al. 2024):
+    a bias on the scores by which experts are chosen.
 
-    After each optimizer step, `rate` is added to the bias of experts with less than the mean load, and subtracted from
-    that of experts with more. The bias is a buffer of the router, so no optimizer changes it, and fine-tuning leaves it
-    as it is.
+    After each optimizer step, `rate` is added to the bias of experts with less than the mean load,
+    and subtracted from that of experts with more. The bias is a buffer of the router, so no
+    optimizer changes it, and fine-tuning leaves it as it is.
     """
 
     def __init__(self, model: nn.Module, rate: float):
         self.rate = rate
         self.routers: list[Any] = []
-        """Modules instead of their biases, because DistributedDataParallel replaces the tensors of buffers."""
+        """Modules instead of their biases, because DistributedDataParallel replaces the tensors of
+        buffers."""
         self.loads: list[Tensor] = []
         """[E] of each router: how often its experts were chosen in this step."""
         for module in model.modules():
@@ -75,7 +78,8 @@ class PretrainTrainer(MoeTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Cross-entropy plus each regularizer times its coefficient, a mean over MoE layers and the step's passes."""
+        """Cross-entropy plus each regularizer times its coefficient,
+        a mean over MoE layers and the step's passes."""
         inputs = dict(inputs)
         row_B = inputs.pop("row").to(self.args.device)
         with self.routing.one_pass(row_B, inputs["input_ids"].shape[1]):
@@ -111,7 +115,8 @@ class PretrainTrainer(MoeTrainer):
 
     @torch.no_grad()
     def row_losses(self) -> Tensor:
-        """float64 [rows]: the cross-entropy per token of each validation row, computed in every process."""
+        """float64 [rows]: the cross-entropy per token of each validation row,
+        computed in every process."""
         self.model.eval()
         size = self.design.batch_size
         losses = []
@@ -154,7 +159,10 @@ def losses_of(model: Any, ids_BS: Tensor) -> Tensor:
 
 
 class AtCheckpoints(TrainerCallback):
-    """Evaluates at every checkpoint, before it is written. The Trainer writes one at the end, too."""
+    """Evaluates at every checkpoint, before it is written.
+
+    The Trainer writes one at the end, too.
+    """
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_evaluate |= control.should_save

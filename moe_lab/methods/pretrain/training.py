@@ -1,4 +1,5 @@
-"""A pre-training on transformers' Trainer: the model, checkpoints, and the content of training.json.
+"""A pre-training on transformers' Trainer: the model, checkpoints,
+and the content of training.json.
 
 outputs/models/<model>-pretrain-<id8>/
   model/           Hugging Face format
@@ -67,7 +68,8 @@ class PretrainingInputs:
 def train_together(training: PretrainingInputs) -> tuple[Any, dict[str, Any]]:
     """Train in all processes, from the folder's last complete checkpoint if there is one.
 
-    Returns the model and the content of training.json. Raises TrainingError if a loss or a gradient is NaN.
+    Returns the model and the content of training.json. Raises TrainingError if a loss or a gradient
+    is NaN.
     """
     design = training.design
     device = resolve_device(training.config.device)
@@ -151,7 +153,8 @@ def train(training: PretrainingInputs) -> PretrainTrainer:
 
 
 def learning_rate(design: PretrainConfig, step: int) -> float:
-    """The learning rate as a share of its highest value: linear warmup, then a cosine to `LAST_RATE`."""
+    """The learning rate as a share of its highest value: linear warmup,
+    then a cosine to `LAST_RATE`."""
     if step < design.warmup_steps:
         return (step + 1) / (design.warmup_steps + 1)
     progress = (step - design.warmup_steps) / max(1, design.steps - design.warmup_steps)

@@ -33,7 +33,7 @@ class Source:
     """The largest number of documents of all its tasks together; None: all."""
     hub_tasks: tuple[str, ...] = ()
     """Names that replace `tasks` where data_dir has none of their folders."""
-    own: bool = False
+    is_own_train_split: bool = False
     """Whether this is the train split of the evaluated task."""
 
 
@@ -66,8 +66,9 @@ TOY = {
     "toy_rules": (Source("plus", ("toy_rules:plus",)),),
     "toy_rules_max": (Source("max", ("toy_rules:max",)),),
 }
-"""Reference sets of the toy tasks. In `toy_rules` and `toy_rules_max` the references follow the rule of their own task.
-`toy_choice:far`, which is not used here, has questions about other things than the test."""
+"""Reference sets of the toy tasks. In `toy_rules` and `toy_rules_max` the references follow the
+rule of their own task. `toy_choice:far`, which is not used here, has questions about other things
+than the test."""
 
 
 def reference_sources(
@@ -75,7 +76,8 @@ def reference_sources(
 ) -> tuple[str, list[Source]]:
     """(label, sources) of the references of one or several evaluated tasks.
 
-    The sources are the tasks that `reference` names; else the paper's; else the task's own train split.
+    The sources are the tasks that `reference` names; else the paper's; else the task's own train
+    split.
     """
     if reference is not None:
         names = [reference] if isinstance(reference, str) else list(reference)
@@ -93,7 +95,7 @@ def reference_sources(
         elif table_name in TOY:
             labels |= dict.fromkeys(TOY[table_name], "the toy world's own")
         else:
-            labels[Source(f"{name}, train", (name,), own=True)] = "own train split"
+            labels[Source(f"{name}, train", (name,), is_own_train_split=True)] = "own train split"
     label = ", ".join(dict.fromkeys(labels.values()))
     return label, list(labels)
 
@@ -111,8 +113,8 @@ class ReferenceDocuments:
     metrics: dict[str, str]
     """`metric,filter` that grades generated answers of each task."""
     sources: list[dict[str, Any]]
-    """Per source: title, tasks, data (where they are from), wanted (None: all), documents (in total), dropped (test
-    documents), asked."""
+    """Per source: title, tasks, data (where they are from), wanted (None: all),
+    documents (in total), dropped (test documents), asked."""
 
     @property
     def dropped(self) -> int:
@@ -123,8 +125,10 @@ def reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
     """The documents that a run's references are taken from. The runs of a grid often share them.
 
     Args:
-        config: of the run. References are asked like its task (`task.answer`, chat template), without examples.
-        settings: `reference` (None, a task, or a list of them) and `reference_size` (of every source; None: its own).
+        config: of the run. References are asked like its task (`task.answer`, chat template),
+            without examples.
+        settings: `reference` (None, a task, or a list of them) and `reference_size` (of every
+            source; None: its own).
 
     Raises ConfigError and TaskError for missing tasks, and if no document is left.
     """
@@ -187,7 +191,7 @@ def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str
     tasks: dict[str, Any] = {}
     metrics: dict[str, str] = {}
     for name in _task_names(config, source):
-        task_config, splits = named_task(config, name, source.own)
+        task_config, splits = named_task(config, name, source.is_own_train_split)
         alone = replace(
             config, task=task_config, num_fewshot=0, limit=None, samples=None, predict_only=False
         )
@@ -208,13 +212,14 @@ def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str
 
 
 def _task_names(config: Config, source: Source) -> tuple[str, ...]:
-    """The `hub_tasks` of a source that has some, if no folder of its `tasks` is in data_dir; else its `tasks`."""
+    """The `hub_tasks` of a source that has some, if no folder of its `tasks` is in data_dir;
+    else its `tasks`."""
     if not source.hub_tasks:
         return source.tasks
     if config.data_dir is None:
         return source.hub_tasks
     for name in source.tasks:
-        task, _ = named_task(config, name, source.own)
+        task, _ = named_task(config, name, source.is_own_train_split)
         folder = task.data_folder or str(task.name)
         if (Path(config.data_dir) / folder).is_dir():
             return source.tasks
@@ -244,9 +249,15 @@ def _first_metric(task: Any) -> str:
     return f"{task.config.metric_list[0]['metric']},{output_filters(task)[0].name}"
 
 
-def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig, tuple[str, ...]]:
-    """The task of a name (an option of conf/task/ or of lm-eval), and its splits; `own`: the evaluated task's."""
-    if own:
+def named_task(
+    config: Config, name: str, is_evaluated: bool = False
+) -> tuple[TaskConfig, tuple[str, ...]]:
+    """The task of a name (an option of conf/task/ or of lm-eval), and its splits.
+
+    Args:
+        is_evaluated: whether it is the evaluated task, whose training split is meant.
+    """
+    if is_evaluated:
         return replace(config.task, name=name), ("training_split",)
     name, _, split = name.partition(":")
     file = resource_folder("conf") / "task" / f"{name}.yaml"
@@ -261,7 +272,10 @@ def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig
 
 
 def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:
-    """The run's references. Raises ConfigError for tasks or references without choices, and for several processes."""
+    """The run's references.
+
+    Raises ConfigError for tasks or references without choices, and for several processes.
+    """
     check_one_process(config)
     _check_choices(config, load_tasks(config)["tasks"])
     documents = reference_documents(config, settings)

@@ -1,6 +1,7 @@
 """Embeddings of questions (C3PO, section 3.4).
 
-R = texts, X = size of an embedding, B = texts of a pass, S = tokens of the longest, D = hidden size.
+R = texts, X = size of an embedding, B = texts of a pass, S = tokens of the longest, D = hidden
+size.
 """
 
 import hashlib
@@ -41,9 +42,11 @@ def embed(
     """float32 [R, X] on the CPU, rows of unit length.
 
     Args:
-        how: None: mean over the tokens of `model`'s last hidden states (a forward pass over each text); a
-            `.safetensors` file of vectors (`read_vectors`); else a sentence-transformers model, by name or folder.
-        mean_X: subtracted from each vector first. Hidden states share a large common part, which hides differences.
+        how: None: mean over the tokens of `model`'s last hidden states (a forward pass over each
+            text); a `.safetensors` file of vectors (`read_vectors`); else a sentence-transformers
+            model, by name or folder.
+        mean_X: subtracted from each vector first. Hidden states share a large common part, which
+            hides differences.
 
     Raises ConfigError if there are no vectors.
     """
@@ -70,7 +73,8 @@ def normalized(vectors_RX: Tensor, mean_X: Tensor | None) -> Tensor:
 
 
 def embedding_identity(how: str | Path | None) -> dict[str, Any]:
-    """All that determines embeddings except the evaluated model: for files and folders, their content.
+    """All that determines embeddings except the evaluated model: for files and folders,
+    their content.
 
     Raises ConfigError for a missing file or package.
     """
@@ -91,7 +95,10 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
 
 
 def _content_of_encoder(path: Path) -> dict[str, Any]:
-    """The content of a sentence-transformers model, by folder. Raises ConfigError for one with code."""
+    """The content of a sentence-transformers model, by folder.
+
+    Raises ConfigError for one with code.
+    """
     code = next(path.rglob("*.py"), None)
     if code is not None:  # sentence-transformers would run it
         raise ConfigError(
@@ -110,9 +117,11 @@ def repository_of(name: str) -> str:
 
 
 def _commit(name: str) -> str | None:
-    """The commit of a model of the hub, which a process finds once; None offline if the cache lacks the model.
+    """The commit of a model of the hub, which a process finds once;
+    None offline if the cache lacks the model.
 
-    Raises ConfigError for a repository without weights that can be read, and ModelError for one that is not available.
+    Raises ConfigError for a repository without weights that can be read, and ModelError for one
+    that is not available.
     """
     source = repository_of(name)
     files = repository_files(source, WHAT, offline=False)
@@ -126,9 +135,11 @@ def _commit(name: str) -> str | None:
 
 
 def encoder_folder(name: str) -> Path:
-    """The folder of a sentence-transformers model: a local one, or that of the commit which is part of the identity.
+    """The folder of a sentence-transformers model: a local one,
+    or that of the commit which is part of the identity.
 
-    Missing files of the hub are fetched, without code. Raises ModelError for a repository that is not available.
+    Missing files of the hub are fetched, without code. Raises ModelError for a repository that is
+    not available.
     """
     path = user_path(name)
     if path.is_dir():
@@ -142,9 +153,11 @@ def encoder_folder(name: str) -> Path:
 
 @torch.inference_mode()
 def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
-    """float32 [R, D]: the mean of the last hidden states over each text's tokens; long texts lose their beginning.
+    """float32 [R, D]: the mean of the last hidden states over each text's tokens;
+    long texts lose their beginning.
 
-    Texts of similar length share a pass. They are padded on the right, which a causal model never attends to.
+    Texts of similar length share a pass. They are padded on the right, which a causal model never
+    attends to.
     """
     ids = text_ids(texts, model)
     if not ids:
@@ -206,8 +219,8 @@ def text_key(text: str) -> str:
 def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
     """float32 [R, X]: a file's vectors of these texts.
 
-    The file has `vectors` [rows, X], and `sha256` [rows, 32], uint8: the hash of each text's UTF-8 bytes. Raises
-    ConfigError for a file without them, and for the first text without a vector.
+    The file has `vectors` [rows, X], and `sha256` [rows, 32], uint8: the hash of each text's UTF-8
+    bytes. Raises ConfigError for a file without them, and for the first text without a vector.
     """
     from safetensors.torch import load_file
 

@@ -14,14 +14,19 @@ CHUNK_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The neighbours of every question, nearest first. At equal distance the earlier reference comes first."""
+    """The neighbours of every question, nearest first.
+
+    At equal distance the earlier reference comes first.
+    """
 
     index_QK: Tensor
     """int64; -1: no further neighbour."""
     distance_QK: Tensor
-    """float32: sqrt(2 - 2 cos), the distance of the unit vectors; infinite for a missing neighbour."""
+    """float32: sqrt(2 - 2 cos), the distance of the unit vectors;
+    infinite for a missing neighbour."""
     dropped_Q: Tensor
-    """int64: number of references that were left out, because they are more similar than `most_similar`."""
+    """int64: number of references that were left out,
+    because they are more similar than `most_similar`."""
 
 
 def neighbours(
@@ -32,12 +37,15 @@ def neighbours(
     epsilon: float | None,
     most_similar: float = 0.95,
 ) -> Neighbours:
-    """The k nearest references of every question (equation 9), or all within `epsilon` (equation 10), maybe none.
+    """The k nearest references of every question (equation 9),
+    or all within `epsilon` (equation 10), maybe none.
 
     Args:
         query_QX, reference_RX: float32, rows of unit length.
-        k: neighbours of each question if `epsilon` is None. K is then k, even with fewer references.
-        epsilon: radius of the ball as a cosine distance, 1 - cos, from 0 to 2. K is then the size of the largest ball.
+        k: neighbours of each question if `epsilon` is None. K is then k, even with fewer
+            references.
+        epsilon: radius of the ball as a cosine distance, 1 - cos, from 0 to 2. K is then the size
+            of the largest ball.
         most_similar: references with a larger cosine count as the question itself and are left out.
     """
     rows = max(1, CHUNK_BYTES // (4 * max(1, len(reference_RX))))

@@ -26,11 +26,14 @@ class Question:
     number: int
     """The number of its document in that split."""
     kind: str
-    """loglikelihood for a multiple-choice question, generate_until for one whose answer the model generates."""
+    """loglikelihood for a multiple-choice question,
+    generate_until for one whose answer the model generates."""
     requests: list[tuple]
-    """lm-eval's arguments, all with the same prompt: of every choice, or of the generated answer."""
+    """lm-eval's arguments, all with the same prompt: of every choice,
+    or of the generated answer."""
     right_answer: str
-    """The right choice, or the right answer as the data set words it; the model may word it differently."""
+    """The right choice, or the right answer as the data set words it;
+    the model may word it differently."""
     graded: Callable[[list[Any]], Graded]
     """Grades the responses to the requests."""
 
@@ -40,7 +43,8 @@ class Question:
 
 
 def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Question]:
-    """All chosen documents as questions, without few-shot examples and otherwise as the run asks its task.
+    """All chosen documents as questions, without few-shot examples and otherwise as the run asks
+    its task.
 
     Raises ConfigError for tasks that put their choices into the prompt.
     """
@@ -96,7 +100,8 @@ def _grade_choices(answers: list[str], gold: int, scores: list[tuple[float, bool
 
 
 def _grade_text(task: Any, instance: Any, metric: str, texts: list[str]) -> Graded:
-    """Grades a generated text by the task's own filter and metric (`metric,filter`, 1 for a right answer)."""
+    """Grades a generated text by the task's own filter and metric (`metric,filter`, 1 for a right
+    answer)."""
     [text] = texts
     metric_name, _, filter_name = metric.partition(",")
     scores = scores_of_response(task, instance, text, filter_name)

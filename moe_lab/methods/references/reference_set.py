@@ -1,7 +1,8 @@
-"""Reference sets: questions that the base model answers correctly, with its pathways and their embeddings.
+"""Reference sets: questions that the base model answers correctly,
+with its pathways and their embeddings.
 
-A set is built once per model, reference documents and prompt form, in outputs/references/<model>-<tasks>-<id8>/.
-`store.py` writes its files.
+A set is built once per model, reference documents and prompt form, in
+outputs/references/<model>-<tasks>-<id8>/. `store.py` writes its files.
 
 R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of an embedding.
 """
@@ -59,7 +60,8 @@ class ReferenceSet:
     embedding_RX: Tensor
     """float32, rows of unit length."""
     counts: dict[str, Any]
-    """label, asked, correct, dropped (test documents), and the sources (`ReferenceDocuments.sources`)."""
+    """label, asked, correct, dropped (test documents),
+    and the sources (`ReferenceDocuments.sources`)."""
     how: str | None = None
     """The value of `method.embeddings` by which `embedding_RX` was computed."""
     mean_X: Tensor | None = None
@@ -77,10 +79,12 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     """The run's reference set, which is built or continued if it is incomplete.
 
     Args:
-        settings: `tokens`, `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the method.
+        settings: `tokens`, `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the
+            method.
         lm: the base model.
 
-    Raises ConfigError for missing references and for fewer than k, RunHeldError if another process builds it.
+    Raises ConfigError for missing references and for fewer than k, RunHeldError if another process
+    builds it.
     """
     documents = reference_documents(config, settings)
     references = references_of(config, settings, documents, model.facts)
@@ -187,7 +191,8 @@ def references_left(config: Config, settings: Any, facts: ModelFacts) -> dict[st
 def references_identity(config: Config, settings: Any, facts: ModelFacts) -> dict[str, Any]:
     """A run's references and their embeddings, as plain values.
 
-    Needs no weights. Raises ConfigError or TaskError if documents are missing, or if there are fewer than k.
+    Needs no weights. Raises ConfigError or TaskError if documents are missing, or if there are
+    fewer than k.
     """
     documents = reference_documents(config, settings)
     count = sum(len(numbers) for numbers in documents.samples.values())
@@ -206,7 +211,10 @@ def references_identity(config: Config, settings: Any, facts: ModelFacts) -> dic
 def questions_content(
     config: Config, documents: ReferenceDocuments, facts: ModelFacts
 ) -> dict[str, Any]:
-    """The model, the documents and the form of their questions, as plain values. Needs no weights."""
+    """The model, the documents and the form of their questions, as plain values.
+
+    Needs no weights.
+    """
     tasks: Any = {"tasks": documents.tasks}
     setting_names = sorted(HASHED - {"predict_only", "fewshot_seed"})
     return {

@@ -1,9 +1,12 @@
-"""The files of a reference set: the base model answers reference questions, and its pathways are stored.
+"""The files of a reference set: the base model answers reference questions,
+and its pathways are stored.
 
-    references.jsonl             a line for each answered question: task, document, text, the model's answer, token ids
-    pathways.safetensors         pathway [R, W, M, E]
-    embeddings-<id8>.safetensors embedding [R, X], for each kind of embedding in use (`reference_set.py`)
-    references.json              counts and versions, written last
+    references.jsonl              a line for each answered question:
+                                  task, document, text, the model's answer, token ids
+    pathways.safetensors          pathway [R, W, M, E]
+    embeddings-<id8>.safetensors  embedding [R, X], for each kind of embedding in use
+                                  (`reference_set.py`)
+    references.json               counts and versions, written last
 
 R = references, W = re-routed tokens, M = MoE layers, E = experts.
 """
@@ -39,7 +42,8 @@ ANSWER_TOKENS = 32
 COUNTS = ("asked", "correct", "dropped", "label", "sources")
 """Keys of references.json that describe a set."""
 MOST_MOVED = 0.05
-"""Share of the routing probability that may differ because of other kernels or another dtype. Models differ more."""
+"""Share of the routing probability that may differ because of other kernels or another dtype.
+Models differ more."""
 PORTION = 256
 """Prompts whose keys and values are in memory together while their pathways are read."""
 
@@ -175,7 +179,10 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def check_own(folder: Path, tokens: str, model: LoadedModel, budget: Budget) -> None:
-    """Compute a set's first pathway again. Raises ConfigError for a set of another model or of other tokens."""
+    """Compute a set's first pathway again.
+
+    Raises ConfigError for a set of another model or of other tokens.
+    """
     stored = read(folder)
     remedy = f"Use a set of this model and of method.tokens={tokens}."
     with reading(f"references={folder}", remedy, says="does not fit"):

@@ -1,6 +1,8 @@
-"""`method=soft-prompt` (prompt tuning, arXiv 2104.08691) and `method=prefix-tuning` (arXiv 2101.00190).
+"""`method=soft-prompt` (prompt tuning, arXiv 2104.08691) and `method=prefix-tuning` (arXiv
+2101.00190).
 
-Both are baselines of C3PO's Table 1. They are trained on C3PO's reference questions, with the right answers.
+Both are baselines of C3PO's Table 1. They are trained on C3PO's reference questions, with the right
+answers.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ class VirtualTokens(Method):
     answer: ClassVar[str | None] = "letters"
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The training's questions. Raises ModelError for a model that cannot have virtual tokens."""
+        """The training's questions.
+
+        Raises ModelError for a model that cannot have virtual tokens.
+        """
         from moe_lab.methods.references.reference_set import questions_content
         from moe_lab.methods.virtual_tokens.training import refusal
         from moe_lab.models.source import load_config
@@ -83,7 +88,8 @@ class VirtualTokens(Method):
         return questions_content(config, documents, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
-        """Every answer with its prompt, without the virtual tokens, for which longer prompts are cut."""
+        """Every answer with its prompt, without the virtual tokens,
+        for which longer prompts are cut."""
         room = (config.max_length or facts.max_length) - self.config.virtual_tokens
         tokens = 0.0
         for weight, asked in workload.asked:

@@ -41,9 +41,12 @@ WEIGHT_DECAY = 0.01
 
 @contextmanager
 def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int = 0) -> Iterator[Any]:
-    """A PeftModel of the frozen model with an adapter drawn from the seed. On exit the model is restored.
+    """A PeftModel of the frozen model with an adapter drawn from the seed.
 
-    A soft prompt starts with the embeddings of random tokens, a prefix with standard normal numbers.
+    On exit the model is restored.
+
+    A soft prompt starts with the embeddings of random tokens, a prefix with standard normal
+    numbers.
     """
     from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 
@@ -70,7 +73,10 @@ def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int = 0) -> I
 def train_adapter(
     folder: Path, config: Config, documents: ReferenceDocuments, model: LoadedModel, wrapped: Any
 ) -> dict[str, Any]:
-    """Train the adapter of a PeftModel on the right answers, and write it. Returns the rest of training.json."""
+    """Train the adapter of a PeftModel on the right answers, and write it.
+
+    Returns the rest of training.json.
+    """
     method = config.method
     lm = base_lm(model, shortened(config, model))
     rows = []
@@ -135,7 +141,10 @@ class VirtualTokensLM(EngineLM):
 
 
 def refusal(config: Any, kind: str) -> str | None:
-    """The first line of the error with which peft or the model refuses virtual tokens, or None. Needs no weights."""
+    """The first line of the error with which peft or the model refuses virtual tokens, or None.
+
+    Needs no weights.
+    """
     try:
         with torch.device("meta"):
             model = meta_model(config, torch.bfloat16)

@@ -144,6 +144,7 @@ def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
         test_hashes.update(*document_hashes(task))
 
     documents = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
+    numbers_by_task: dict[str, set[int]] = {}
     for source in sources:
         tasks, metrics = _load(config, source)
         documents.tasks.update(tasks)
@@ -151,7 +152,7 @@ def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
         free = []
         count = 0
         for key, task in tasks.items():
-            documents.samples.setdefault(key, [])
+            numbers_by_task.setdefault(key, set())
             for number, hashes in enumerate(document_hashes(task)):
                 count += 1
                 if not hashes & test_hashes:
@@ -161,8 +162,7 @@ def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
         size = settings.reference_size or source.size
         chosen = free[:size]
         for key, number in chosen:
-            if number not in documents.samples[key]:
-                documents.samples[key].append(number)
+            numbers_by_task[key].add(number)
         documents.sources.append(
             {
                 "title": source.title,
@@ -174,8 +174,8 @@ def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
                 "asked": len(chosen),
             }
         )
-    for numbers in documents.samples.values():
-        numbers.sort()
+    for key, numbers in numbers_by_task.items():
+        documents.samples[key] = sorted(numbers)
     if not any(documents.samples.values()):
         raise ConfigError(
             f"All documents of {', '.join(documents.tasks)} are evaluated. Use another method.reference=."

@@ -21,8 +21,10 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from benchmarks.measure import side_by_side
 from moe_lab.config.schema import Config
-from moe_lab.methods.pretrain.config import PretrainConfig, architecture
-from moe_lab.methods.pretrain.corpus import pack, read_corpus, tokenizer_of
+from moe_lab.methods.pretrain.config import PretrainConfig
+from moe_lab.methods.pretrain.corpus import read_corpus, tokenizer_of
+from moe_lab.methods.pretrain.design import architecture
+from moe_lab.methods.pretrain.packing import pack
 from moe_lab.methods.pretrain.training import PretrainingInputs, train
 
 HELD_OUT = 8

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from benchmarks.measure import side_by_side
-from moe_lab.methods.references.embeddings import neighbours
+from moe_lab.methods.references.neighbours import neighbours
 
 REFERENCES, QUESTIONS = 10_000, 64
 SIZES = (384, 1024, 4096)

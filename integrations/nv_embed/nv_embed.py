@@ -96,7 +96,7 @@ def _questions(config: Any) -> Iterator[str]:
 def _references(config: Any) -> Iterator[str]:
     """The prompts of the reference documents. A run takes those that its model answers correctly."""
     from moe_lab.methods.references.documents import reference_documents
-    from moe_lab.methods.references.store import reference_questions
+    from moe_lab.methods.references.questions import reference_questions
 
     documents = reference_documents(config, config.method)
     yield from (question.prompt for question in reference_questions(config, documents))

@@ -1,9 +1,10 @@
 """The methods by name. A method is a context manager that yields a language model for lm-eval.
 
-To add one, write `conf/method/<name>.yaml`, and here a module of the same name (`<name>.py` or `<name>/method.py`,
-"_" for "-") with a `Method` subclass whose `Config` has this name. A module with several methods needs entries in
-`IN_OTHER_MODULES`. Plug-ins register their methods under the entry-point group `moe_lab.methods`, and have the YAML as
-`conf/method/<name>.yaml` in their package.
+To add one, write `conf/method/<name>.yaml`, and here a module of the same name (`<name>.py` or
+`<name>/method.py`, "_" for "-") with a `Method` subclass whose `Config` has this name. A module
+with several methods needs entries in `IN_OTHER_MODULES`. Plug-ins register their methods under the
+entry-point group `moe_lab.methods`, and have the YAML as `conf/method/<name>.yaml` in their
+package.
 """
 
 from collections.abc import Mapping
@@ -22,8 +23,10 @@ from moe_lab.methods.method import Method
 OWN_NAMES = tuple(option_files("method", [resource_folder("conf")]))
 """The options of `conf/method/`."""
 IN_OTHER_MODULES = {
-    **dict.fromkeys(("soft-prompt", "prefix-tuning"), "virtual_tokens"),
-    **dict.fromkeys(("top-k", "top-p"), "expert_counts"),
+    "soft-prompt": "virtual_tokens",
+    "prefix-tuning": "virtual_tokens",
+    "top-k": "expert_counts",
+    "top-p": "expert_counts",
 }
 """Modules of methods that share a module, by method."""
 
@@ -36,9 +39,11 @@ def method_names() -> list[str]:
 
 def methods_with(key: str) -> list[str]:
     """The methods that have a key."""
-    return [
-        name for name in method_names() if key in {f.name for f in fields(get_method(name).Config)}
-    ]
+    names = []
+    for name in method_names():
+        if any(field.name == key for field in fields(get_method(name).Config)):
+            names.append(name)
+    return names
 
 
 def get_method(name: str) -> type[Method]:
@@ -57,11 +62,15 @@ def config_class(name: str, keys: Mapping[str, Any]) -> type[Method.Config]:
 
 
 def text_keys_of_methods(chosen: Chosen) -> dict[str, Any]:
-    """The annotations of the text keys of `model.recipe`, of the chosen methods, and of their function.
+    """The annotations of the text keys of `model.recipe`, of the chosen methods,
+    and of their function.
 
-    Where no method is named, or an option of one's own, they are those of all methods of this package.
+    Where no method is named, or an option of one's own, they are those of all methods of this
+    package.
     """
-    keys = _text_keys(tuple(name for name in chosen.methods if name in method_names()) or OWN_NAMES)
+    known = method_names()
+    names = tuple(name for name in chosen.methods if name in known)
+    keys = _text_keys(names or OWN_NAMES)
     if chosen.policy is None:
         return keys
     return keys | text_annotations(config_class("policy", {"policy": chosen.policy}), "method.")
@@ -80,13 +89,13 @@ TEXT_KEYS = TextKeys(text_keys_of_methods)
 
 
 def _own_method(name: str) -> type[Method]:
-    place = f"{__name__}.{IN_OTHER_MODULES.get(name, name.replace('-', '_'))}"
+    module_name = IN_OTHER_MODULES.get(name, name.replace("-", "_"))
+    place = f"{__name__}.{module_name}"
     spec = find_spec(place)
     assert spec is not None, f"method={name} is in {place}"
     module = import_module(f"{place}.method" if spec.submodule_search_locations else place)
-    classes = [
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, Method)
-    ]
-    return next(each for each in classes if getattr(each.Config, "name", None) == name)
+    for value in vars(module).values():
+        is_method = isinstance(value, type) and issubclass(value, Method)
+        if is_method and getattr(value.Config, "name", None) == name:
+            return value
+    raise AssertionError(f"{place} has no method {name}")

@@ -1,7 +1,10 @@
-"""The token that ends an answer. A fine-tuning has a loss on it, so that the trained model learns to stop.
+"""The token that ends an answer.
 
-Most chat templates write it after each answer (`<|im_end|>`). In some the marker of the next role ends an answer
-(`<|user|>` in GLM-4), so the last answer of a conversation has none, and in some `{% generation %}` leaves it out.
+A fine-tuning has a loss on it, so that the trained model learns to stop.
+
+Most chat templates write it after each answer (`<|im_end|>`). In some the marker of the next role
+ends an answer (`<|user|>` in GLM-4), so the last answer of a conversation has none, and in some
+`{% generation %}` leaves it out.
 """
 
 from collections.abc import Sequence
@@ -23,10 +26,11 @@ class AnswerEnd:
     """How the answers of a chat template end."""
 
     token: int | None
-    """The token that the template writes after an answer; None: it writes none that could end generation."""
+    """The token that the template writes after an answer;
+    None: it writes none that could end generation."""
     closing: tuple[int, ...]
-    """Tokens up to `token` that the template writes after an answer when another turn follows. Empty where it ends the
-    last answer of a conversation by itself."""
+    """Tokens up to `token` that the template writes after an answer when another turn follows.
+    Empty where it ends the last answer of a conversation by itself."""
     model_ends: frozenset[int]
     """Tokens that end generation of the model before training."""
 
@@ -42,7 +46,8 @@ class AnswerEnd:
 
 
 def end_tokens(config: Config, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end generation: those of generation_config.json or config.json, and the tokenizer's."""
+    """The tokens that end generation: those of generation_config.json or config.json,
+    and the tokenizer's."""
     file = model_folder(config.model, offline=config.offline) / "generation_config.json"
     if file.is_file():
         with reading(file, "Correct or delete it.", raises=ModelError):
@@ -55,7 +60,8 @@ def end_tokens(config: Config, tokenizer: Any) -> frozenset[int]:
 
 
 def answer_end(tokenizer: Any, model_ends: frozenset[int]) -> AnswerEnd:
-    """How the answers of the tokenizer's chat template end, found by rendering a question and an answer.
+    """How the answers of the tokenizer's chat template end,
+    found by rendering a question and an answer.
 
     Args:
         model_ends: `end_tokens` of the model.
@@ -72,7 +78,8 @@ def answer_end(tokenizer: Any, model_ends: frozenset[int]) -> AnswerEnd:
 
 
 def _after_answer(tokenizer: Any, turns: list[dict[str, str]]) -> list[int]:
-    """The tokens after the answer in the text of a conversation; none if the template changes the answer."""
+    """The tokens after the answer in the text of a conversation;
+    none if the template changes the answer."""
     text = tokenizer.apply_chat_template(turns, tokenize=False)
     if _ANSWER not in text:
         return []
@@ -88,8 +95,8 @@ def _after_answer(tokenizer: Any, turns: list[dict[str, str]]) -> list[int]:
 def length_to_end(tokenizer: Any, ids: Sequence[int], start: int, ends: frozenset[int]) -> int:
     """The number of tokens from `start` through the first token that can end generation.
 
-    Such a token is one of `ends` or a token that was added to the vocabulary, like the markers of roles. 0 if there is
-    none, or if text stands in front of it.
+    Such a token is one of `ends` or a token that was added to the vocabulary, like the markers of
+    roles. 0 if there is none, or if text stands in front of it.
     """
     for position in range(start, len(ids)):
         token = ids[position]

@@ -1,4 +1,7 @@
-"""`method=base`: the base model (the unmodified checkpoint). Every other method is compared with it."""
+"""`method=base`: the base model (the unmodified checkpoint).
+
+Every other method is compared with it.
+"""
 
 from __future__ import annotations
 

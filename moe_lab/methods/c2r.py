@@ -1,7 +1,9 @@
-"""`method=c2r`: collaboration-constrained routing (MoE-Bench, sections 4.1 and 4.2; Zhang et al. 2025).
+"""`method=c2r`: collaboration-constrained routing (MoE-Bench, sections 4.1 and 4.2; Zhang et al.
+2025).
 
-A profile counts how often a model selects two experts together. It is counted on conversations, or by a run with
-metrics=expert: its counts.safetensors has `pairs`, int64 [layers, experts, experts], tokens that took both.
+A profile counts how often a model selects two experts together. It is counted on conversations, or
+by a run with metrics=expert: its counts.safetensors has `pairs`, int64 [layers, experts, experts],
+tokens that took both.
 
 L = MoE layers, E = experts.
 """
@@ -60,12 +62,16 @@ class C2R(PolicyMethod):
         return {"partners": self.partners(facts)}
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The profile, or the data that it is counted on. Raises ConfigError if the model cannot be constrained."""
+        """The profile, or the data that it is counted on.
+
+        Raises ConfigError if the model cannot be constrained.
+        """
         check_one_process(config)
         check_constraint(config, self.partners(facts), facts)
         if self.config.profile is None:
             return {"data": self._conversations(config).digest, "length": COUNTED_LENGTH}
-        return {"profile": digest_of(read_pairs(self.config.profile)[0])}
+        pairs_LEE, _ = read_pairs(self.config.profile)
+        return {"profile": digest_of(pairs_LEE)}
 
     def _conversations(self, config: RunConfig) -> Data:
         return read_data(config, self.config.dataset, self.config.dataset_size)
@@ -87,24 +93,27 @@ class C2R(PolicyMethod):
 
 
 def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
-    """(int64 [L, E, E], whether they were counted on a run's test documents): the sum over prompts and answers.
+    """(int64 [L, E, E], whether they were counted on a run's test documents):
+    the sum over prompts and answers.
 
     Raises ConfigError for a file without such counts.
     """
     from safetensors.torch import load_file
 
     file = user_path(path)
-    file = file / FOLDER / COUNTS if file.is_dir() else file
+    if file.is_dir():
+        file = file / FOLDER / COUNTS
     remedy = (
         "Give the folder of a run with metrics=expert, or its expert_metrics/counts.safetensors."
     )
     with reading(f"method.profile={path}: {file}", remedy):
         tensors = load_file(file)
-    pairs = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
-    if not pairs:
+    counts = [tensor for name, tensor in tensors.items() if name.partition(".")[0] == "pairs"]
+    if not counts:
         raise ConfigError(f"method.profile={path}: {file} has no pairs of experts.")
+    pairs_LEE = sum(counts[1:], counts[0]).long()
     is_of_run = "pairs" not in tensors  # a run counts prompts and answers separately
-    return sum(pairs[1:], pairs[0]).long(), is_of_run
+    return pairs_LEE, is_of_run
 
 
 def digest_of(pairs_LEE: Tensor) -> str:
@@ -117,19 +126,22 @@ def profile_of(
 ) -> tuple[Tensor, dict[str, Any]]:
     """(pairs [L, E, E], what results say about the profile) of `method.profile`.
 
-    By default of the model's own routing of the data's training conversations, counted once in a command.
+    By default of the model's own routing of the data's training conversations, counted once in a
+    command.
     """
-    own = config.method
-    if own.profile is None:
+    method = config.method
+    if method.profile is None:
         key = f"pairs {config.model} {model.facts.dtype} {data().digest}"
-        pairs_LEE, on_test = once(key, lambda: _count_pairs(config, data(), model)), False
+        pairs_LEE = once(key, lambda: _count_pairs(config, data(), model))
+        name = Path(method.dataset).name
+        is_of_run = False
     else:
-        pairs_LEE, on_test = read_pairs(own.profile)
-    name = Path(own.profile or own.dataset).name
+        pairs_LEE, is_of_run = read_pairs(method.profile)
+        name = Path(method.profile).name
     return pairs_LEE, {
         "profile": name,
         "profile_sha256": digest_of(pairs_LEE),
-        "test_profile": on_test,
+        "test_profile": is_of_run,
     }
 
 
@@ -140,30 +152,41 @@ def _count_pairs(config: RunConfig, data: Data, model: LoadedModel) -> Tensor:
     from moe_lab.metrics.counts import Routes
     from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
 
-    rows, routes = Rows(rows_to_count(config, data.train, model.facts)), Routes()
+    rows = Rows(rows_to_count(config, data.train, model.facts))
+    routes = Routes()
     right_tokens(model.model, rows, routes)
-    return torch.from_numpy(count_rows(routes, rows).pairs_GPLEE.sum(axis=(0, 1), dtype="int64"))
+    pairs_GPLEE = count_rows(routes, rows).pairs_GPLEE
+    return torch.from_numpy(pairs_GPLEE.sum(axis=(0, 1), dtype="int64"))
 
 
 def check_constraint(config: RunConfig, count: int, facts: ModelFacts) -> None:
-    """Raise ConfigError for `count` partners or a `method.profile` that the model's experts cannot have.
+    """Raise ConfigError for `count` partners or a `method.profile` that the model's experts cannot
+    have.
 
-    Routers that choose within groups of experts are refused, because partners may be in other groups.
+    Routers that choose within groups of experts are refused, because partners may be in other
+    groups.
     """
     from moe_lab.models.source import load_config
 
-    least, most = facts.top_k - 1, facts.experts - 1
+    least = facts.top_k - 1
+    most = facts.experts - 1
     if not least <= count <= most:
         raise ConfigError(
             f"method.partners={count}: give a number from {least} to {most} for this model."
         )
     architecture = load_config(config.model, offline=config.offline).get_text_config()
-    if (getattr(architecture, "n_group", None) or 1) > 1:
+    groups = getattr(architecture, "n_group", None)
+    if groups is not None and groups > 1:
         raise ConfigError(
             f"method={config.method.name}: {facts.family} chooses experts within groups. Use another model."
         )
-    path, shape = config.method.profile, (facts.moe_layers, facts.experts, facts.experts)
-    if path is not None and (given := tuple(read_pairs(path)[0].shape)) != shape:
+    path = config.method.profile
+    if path is None:
+        return
+    pairs_LEE, _ = read_pairs(path)
+    shape = tuple(pairs_LEE.shape)
+    needed = (facts.moe_layers, facts.experts, facts.experts)
+    if shape != needed:
         raise ConfigError(
-            f"method.profile={path} has the shape {given}. Give a profile of this model: {shape}."
+            f"method.profile={path} has the shape {shape}. Give a profile of this model: {needed}."
         )

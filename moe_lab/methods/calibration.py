@@ -1,8 +1,8 @@
 """`method=calibration`: the base model with all logits multiplied by one number before the softmax.
 
-It is the control for every gain in perplexity. A mean over routes is less confident than one route, and so is a softmax
-at a higher temperature, which costs nothing (temperature scaling, Guo et al., 2017). Greedy answers are those of the
-base model.
+It is the control for every gain in perplexity. A mean over routes is less confident than one route,
+and so is a softmax at a higher temperature, which costs nothing (temperature scaling, Guo et al.,
+2017). Greedy answers are those of the base model.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class Calibration(TemperatureMethod):
         return 0
 
     def ensemble(self, temperatures: Sequence[float], first_noisy: int, seed: int) -> Ensemble:
-        """The base model at this scale. It has no noise, so temperatures and seed have no effect."""
+        """The base model at this scale.
+
+        It has no noise, so temperatures and seed have no effect.
+        """
         from moe_lab.engine.forward.ensemble import Ensemble
 
         return Ensemble(logit_scale=self.logit_scale)

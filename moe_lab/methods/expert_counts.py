@@ -1,8 +1,9 @@
 """Methods that change the number of experts that a token takes.
 
-`method=top-k` takes another fixed number of experts for every token. `method=top-p` is dynamic routing (Huang et al.
-2024, arXiv 2403.07652): a token takes the smallest set of experts whose router probabilities reach p, and at most
-k_max experts. So a token takes more experts where the router is unsure.
+`method=top-k` takes another fixed number of experts for every token. `method=top-p` is dynamic
+routing (Huang et al. 2024, arXiv 2403.07652): a token takes the smallest set of experts whose
+router probabilities reach p, and at most k_max experts. So a token takes more experts where the
+router is unsure.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ TENTHS = range(1, 10)
 
 
 class ExpertCount(GridMethod):
-    """Takes as many experts as reach the share `p` of the router's probabilities, and at most `most`.
+    """Takes as many experts as reach the share `p` of the router's probabilities,
+    and at most `most`.
 
-    With p = 1 every token takes `most` experts. Their weights follow the rule of the router's family.
+    With p = 1 every token takes `most` experts. Their weights follow the rule of the router's
+    family.
     """
 
     counted = ("experts_per_token", "chosen_experts", "routing_decisions")
@@ -40,7 +43,8 @@ class ExpertCount(GridMethod):
 
     def check(self, facts: ModelFacts) -> None:
         """Raises ConfigError for a number of experts that a token of the model cannot take."""
-        key, most = f"method.{self.most_key}={self.most(facts)}", most_experts(facts)
+        key = f"method.{self.most_key}={self.most(facts)}"
+        most = most_experts(facts)
         if facts.routers and facts.routers.fixed_top_k:
             raise ConfigError(
                 f"{key}: {facts.routers.name} models cannot have another number of experts. Use method=base."
@@ -78,12 +82,16 @@ class TopK(ExpertCount):
         """Experts per token; null: twice the model's own number, or all if there are fewer."""
 
     def most(self, facts: ModelFacts) -> int:
-        return min(2 * facts.top_k, most_experts(facts)) if self.config.k is None else self.config.k
+        k: int | None = self.config.k
+        if k is not None:
+            return k
+        return min(2 * facts.top_k, most_experts(facts))
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The base model, then every other number up to twice the model's own."""
-        others = range(1, min(2 * facts.top_k, most_experts(facts)) + 1)
-        return [{"k": count} for count in dict.fromkeys((facts.top_k, *others))]
+        numbers = range(1, min(2 * facts.top_k, most_experts(facts)) + 1)
+        others = [number for number in numbers if number != facts.top_k]
+        return [{"k": number} for number in (facts.top_k, *others)]
 
 
 class TopP(ExpertCount):
@@ -109,7 +117,6 @@ class TopP(ExpertCount):
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The base model, then p from 0.1 to 0.9."""
         most = self.most(facts)
-        return [
-            {"p": 1.0, "k_max": facts.top_k},
-            *({"p": tenth / 10, "k_max": most} for tenth in TENTHS),
-        ]
+        grid: list[Settings] = [{"p": 1.0, "k_max": facts.top_k}]
+        grid += [{"p": tenth / 10, "k_max": most} for tenth in TENTHS]
+        return grid

@@ -1,4 +1,5 @@
-"""`method=icl`: in-context learning with the nearest references as demonstrations, a baseline of C3PO's Table 1.
+"""`method=icl`: in-context learning with the nearest references as demonstrations,
+a baseline of C3PO's Table 1.
 
 References and distances are those of C3PO. The model is the base model.
 """
@@ -44,7 +45,10 @@ class ICL(ReferenceMethod):
         """Keys of C3PO that determine the reference set, at C3PO's defaults."""
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The reference documents. Raises ConfigError or TaskError for missing ones and for prompts in a chat."""
+        """The reference documents.
+
+        Raises ConfigError or TaskError for missing ones and for prompts in a chat.
+        """
         from moe_lab.methods.references.reference_set import references_identity
 
         if config.apply_chat_template:
@@ -60,13 +64,16 @@ class ICL(ReferenceMethod):
         return references_identity(config, self.config, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
-        """An estimate: demonstrations are as long as the question, as far as the model's input has room."""
+        """An estimate: demonstrations are as long as the question,
+        as far as the model's input has room."""
         most = config.max_length or facts.max_length
-        return sum(
-            weight * (min((1 + self.config.k) * len(context), most) + sum(map(len, continuations)))
-            for weight, asked in workload.asked
-            for context, continuations in asked.scored.items()
-        )
+        tokens = 0.0
+        for weight, asked in workload.asked:
+            for context, continuations in asked.scored.items():
+                prompt = min((1 + self.config.k) * len(context), most)
+                answers = sum(len(ids) for ids in continuations)
+                tokens += weight * (prompt + answers)
+        return tokens
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[DemonstrationLM]:

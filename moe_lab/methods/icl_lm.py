@@ -5,40 +5,50 @@ Q = questions.
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.methods.base import engine_options
-from moe_lab.methods.references.embeddings import neighbours
+from moe_lab.methods.references.neighbours import neighbours
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.models.facts import LoadedModel
 from moe_lab.results.atomic import writing
 from moe_lab.tasks.loading import load_tasks
 
 FILE = "demonstrations.jsonl"
-"""File in the run's folder with a line per question: lm-eval's `prompt`, and `asked`, the prompt that the model reads.
-After an interruption or `rerun=true`, a question may have several equal lines."""
+"""File in the run's folder with a line per question: lm-eval's `prompt`, and `asked`, the prompt
+that the model reads. After an interruption or `rerun=true`, a question may have several equal
+lines."""
 
 
-Prompts = dict[str, tuple[str, set[str]]]
-"""By prompt: the text between two examples, and all continuations that are scored after the prompt."""
+@dataclass(frozen=True)
+class ScoredPrompt:
+    """What is scored after a prompt."""
+
+    delimiter: str
+    """The text between two examples."""
+    continuations: set[str] = field(default_factory=set)
+
+
+Prompts = dict[str, ScoredPrompt]
 
 
 def scored_prompts(config: Config) -> Prompts:
     """All prompts that lm-eval builds for this run.
 
-    The number of demonstrations that fit depends on the longest continuation. All continuations are known from the
-    beginning, so a resumed run has the same demonstrations.
+    The number of demonstrations that fit depends on the longest continuation. All continuations are
+    known from the beginning, so a resumed run has the same demonstrations.
     """
     prompts: Prompts = {}
     for task in load_tasks(config)["tasks"].values():
         for instance in task.instances:
             prompt, continuation = instance.args
-            prompts.setdefault(prompt, (task.config.fewshot_config.fewshot_delimiter, set()))[
-                1
-            ].add(continuation)
+            if prompt not in prompts:
+                prompts[prompt] = ScoredPrompt(task.config.fewshot_config.fewshot_delimiter)
+            prompts[prompt].continuations.add(continuation)
     return prompts
 
 
@@ -60,10 +70,14 @@ class DemonstrationLM(EngineLM):
         folder: Path | None = None,
     ):
         super().__init__(model.model, model.tokenizer, **engine_options(config))
-        self._loaded, self._settings, self._references = model, settings, references
-        self._prompts, self._folder = prompts, folder
+        self._loaded = model
+        self._settings = settings
+        self._references = references
+        self._prompts = prompts
+        self._folder = folder
         self._demonstrated = {"": ""}
-        """Prompts after their demonstrations, by prompt. An empty one (of a choice that is scored alone) has none."""
+        """Prompts after their demonstrations, by prompt.
+        An empty one (of a choice that is scored alone) has none."""
         self._of_references = {
             "reference_dropped": 0,
             "reference_none": 0,
@@ -72,17 +86,18 @@ class DemonstrationLM(EngineLM):
 
     @property
     def cost(self) -> dict[str, int]:
-        """`EngineLM.cost` with the numbers of references that were too similar, questions without a neighbour, and
-        demonstrations that did not fit."""
+        """`EngineLM.cost` with the numbers of references that were too similar, questions without a
+        neighbour, and demonstrations that did not fit."""
         return super().cost | self._of_references
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         assert kind == "loglikelihood", "data_identity refuses other tasks"
         self._choose([request.args[0] for request in requests])
-        demonstrated = [
-            Request((self._demonstrated[request.args[0]], *request.args[1:]), request.repeat)
-            for request in requests
-        ]
+        demonstrated = []
+        for request in requests:
+            prompt, *others = request.args
+            arguments = (self._demonstrated[prompt], *others)
+            demonstrated.append(Request(arguments, request.repeat))
         super().answer(kind, demonstrated, on_answer)
 
     def _choose(self, prompts: list[str]) -> None:
@@ -99,30 +114,40 @@ class DemonstrationLM(EngineLM):
         )
         self._of_references["reference_dropped"] += int(near.dropped_Q.sum())
         self._of_references["reference_none"] += int((near.index_QK < 0).all(dim=1).sum())
-        for prompt, nearest in zip(new, near.index_QK.tolist(), strict=True):
-            self._demonstrated[prompt] = self._with_demonstrations(
-                prompt, [r for r in nearest if r >= 0]
-            )
+        for prompt, index_K in zip(new, near.index_QK.tolist(), strict=True):
+            nearest = [number for number in index_K if number >= 0]
+            self._demonstrated[prompt] = self._with_demonstrations(prompt, nearest)
         if self._folder is not None:
-            lines = (
-                json.dumps({"prompt": each, "asked": self._demonstrated[each]}) + "\n"
-                for each in new
-            )
-            with (
-                writing(self._folder / FILE),
-                (self._folder / FILE).open("a", encoding="utf-8") as file,
-            ):
-                file.writelines(lines)
+            self._write(self._folder / FILE, new)
+
+    def _write(self, path: Path, prompts: list[str]) -> None:
+        lines = []
+        for prompt in prompts:
+            line = {"prompt": prompt, "asked": self._demonstrated[prompt]}
+            lines.append(json.dumps(line) + "\n")
+        with writing(path), path.open("a", encoding="utf-8") as file:
+            file.writelines(lines)
 
     def _with_demonstrations(self, prompt: str, nearest: list[int]) -> str:
-        """The prompt after its demonstrations, the nearest last. The farthest are left out if not all of them fit."""
-        (delimiter, continuations), references = self._prompts[prompt], self._references
-        shown = [references.texts[r] + references.answers[r] for r in reversed(nearest)]
+        """The prompt after its demonstrations, the nearest last.
+
+        The farthest are left out if not all of them fit.
+        """
+        scored = self._prompts[prompt]
+        references = self._references
+        demonstrations = [references.texts[r] + references.answers[r] for r in reversed(nearest)]
         while True:
-            asked = delimiter.join([*shown, prompt])
-            pairs = (self._encode_pair(asked, continuation) for continuation in continuations)
-            longest = max(len(context) + len(ids) for context, ids in pairs)
-            if not shown or longest <= self.max_length + 1:  # the last token is not read
+            asked = scored.delimiter.join([*demonstrations, prompt])
+            fits = self._longest(asked, scored) <= self.max_length + 1  # the last token is not read
+            if fits or not demonstrations:
                 return asked
-            del shown[0]
+            del demonstrations[0]
             self._of_references["demonstrations_dropped"] += 1
+
+    def _longest(self, asked: str, scored: ScoredPrompt) -> int:
+        """The tokens of a prompt with its longest continuation."""
+        lengths = []
+        for continuation in scored.continuations:
+            context_ids, continuation_ids = self._encode_pair(asked, continuation)
+            lengths.append(len(context_ids) + len(continuation_ids))
+        return max(lengths)

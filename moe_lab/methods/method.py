@@ -17,12 +17,13 @@ For each run the hooks are called in this order, which `tests/methods/test_metho
     check             before weights load: whether the configuration fits the model
     data_identity     before weights load: the data that it depends on
     identity          before weights load: the configuration as it enters the run id
-    resolve_model     of a `TrainingMethod`, if an answer is missing: trains the model and says which one to load
+    resolve_model     of a `TrainingMethod`, if an answer is missing: trains the model,
+                      and says which one to load
     open              if an answer is missing: the LM that answers
     report            at the end, also if all answers were stored
 
-`forward_tokens`, `planned_ensemble` and `held` serve mode=plan, and so do hooks of roles that say so. No hook may rely
-on state that an earlier hook left, because stored answers skip some of them.
+`forward_tokens`, `planned_ensemble` and `held` serve mode=plan, and so do hooks of roles that say
+so. No hook may rely on state that an earlier hook left, because stored answers skip some of them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ SessionInfo = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class StudyStart:
-    """Options of an LM whose ensemble changes from trial to trial of a study (`EngineLM.set_ensemble`)."""
+    """Options of an LM whose ensemble changes from trial to trial of a study
+    (`EngineLM.set_ensemble`)."""
 
     first: Ensemble
     """The ensemble to open with, in place of the method's own."""
@@ -72,7 +74,8 @@ class Context:
     config: RunConfig
     """The run's configuration; its `model` is the one that was loaded."""
     folder: Path | None = None
-    """The run's folder, for files next to the answers; None if none is kept, and in processes that do not write."""
+    """The run's folder, for files next to the answers; None if none is kept,
+    and in processes that do not write."""
     study: StudyStart | None = None
     """How the trials of a study begin; None for a run."""
 
@@ -82,9 +85,11 @@ class Method(ABC):
 
     @dataclass(kw_only=True)
     class Config:
-        """The keys of `conf/method/<name>.yaml`; `__post_init__` raises ConfigError for an impossible value.
+        """The keys of `conf/method/<name>.yaml`;
+        `__post_init__` raises ConfigError for an impossible value.
 
-        Annotations limit values: `Literal[...]`, or one of `moe_lab.config.validators.LIMITS`, such as `PositiveInt`.
+        Annotations limit values: `Literal[...]`, or one of `moe_lab.config.validators.LIMITS`, such
+        as `PositiveInt`.
         """
 
         name: str
@@ -93,7 +98,8 @@ class Method(ABC):
 
         @property
         def unread(self) -> set[str]:
-            """Keys that have no effect with the other values: tables show a dash, and they are not in the identity."""
+            """Keys that have no effect with the other values: tables show a dash,
+            and they are not in the identity."""
             return set()
 
     numerics: ClassVar[int] = 1
@@ -101,27 +107,31 @@ class Method(ABC):
     random: bool = False
     """Whether `seed` changes its numbers (only then is the seed part of the identity)."""
     required_routing: Literal["tokens", "layers", "none"] = "tokens"
-    """What a model must have. tokens: MoE layers whose routing of single tokens can be read and changed;
-    layers: MoE layers; none: nothing, any causal language model will do."""
+    """What a model must have. tokens: MoE layers whose routing of single tokens can be read and
+    changed; layers: MoE layers; none: nothing, any causal language model will do."""
     expert_metrics: Literal["none", "counted", "all"] = "none"
-    """The metrics that `metrics=expert` has under it. A method that answers each token with the choice of one router
-    has those that are counted. Capacity and Specialization also mask experts and draw them at random."""
+    """The metrics that `metrics=expert` has under it. A method that answers each token with the
+    choice of one router has those that are counted. Capacity and Specialization also mask experts
+    and draw them at random."""
     answer: ClassVar[str | None] = None
     """The default of `task.answer` for multiple-choice tasks."""
     reports_changed_answers: ClassVar[bool] = False
     """Whether its block of results.json counts the examples that became right and wrong."""
 
     figures: ClassVar[tuple[str, ...]] = ()
-    """Kinds of `moe_lab/reports/papers/experiment.py` that are drawn from the traces of each of its runs."""
+    """Kinds of `moe_lab/reports/papers/experiment.py` that are drawn from the traces of each of its
+    runs."""
     config_class: ClassVar[Any] = None
-    """A function of the given keys that returns the class of the configuration, if it depends on them; else None."""
+    """A function of the given keys that returns the class of the configuration,
+    if it depends on them; else None."""
 
     def __init__(self, config: Any):
         self.config = config
 
     @property
     def version(self) -> int | str:
-        """`numerics`, for a plug-in with the hash of its package's source: part of every identity."""
+        """`numerics`, for a plug-in with the hash of its package's source:
+        part of every identity."""
         package = type(self).__module__.partition(".")[0]
         if package == "moe_lab":
             return self.numerics
@@ -131,21 +141,26 @@ class Method(ABC):
         """Raise ConfigError if the configuration cannot work on this model."""
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The data that determines its numbers, as plain values, for example the examples of other tasks.
+        """The data that determines its numbers, as plain values,
+        for example the examples of other tasks.
 
         Needs no weights. Raises ConfigError or TaskError if the data is missing.
         """
         return {}
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        """The configuration as it enters the run id, the same for all spellings of one computation."""
+        """The configuration as it enters the run id.
+
+        It is the same for two configurations of one computation.
+        """
         unread = self.config.unread
         return {key: value for key, value in asdict(self.config).items() if key not in unread}
 
     def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
         """Other methods that its scores are compared with, in addition to the base model.
 
-        By name: the `Config` of the other method, and the overrides that turn this run's command into its.
+        By name: the `Config` of the other method, and the overrides that turn this run's command
+        into its.
 
         Args:
             greedy: whether all answers are generated greedily.
@@ -153,7 +168,10 @@ class Method(ABC):
         return {}
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
-        """Tokens that it puts through the model in a run; exact for ensembles, for answers of the planned lengths."""
+        """Tokens that it puts through the model in a run.
+
+        For ensembles the number is exact if answers have the planned lengths.
+        """
         return workload.tokens(self.planned_ensemble())
 
     def planned_ensemble(self) -> Ensemble:
@@ -164,12 +182,18 @@ class Method(ABC):
 
     def held(self, workload: Workload, facts: ModelFacts) -> tuple[float, float]:
         """(cached slots, rows of logits) that it needs at once, for the planned memory."""
-        ensemble, longest = self.planned_ensemble(), workload.longest
-        return (ensemble.n * longest if ensemble.own_history else longest + ensemble.n), ensemble.n
+        ensemble = self.planned_ensemble()
+        longest = workload.longest
+        if ensemble.own_history:
+            slots = ensemble.n * longest
+        else:
+            slots = longest + ensemble.n
+        return slots, ensemble.n
 
     @abstractmethod
     def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[EngineLM]:
-        """Install the method on the model and yield the LM that lm-eval drives; on exit the model is restored.
+        """Install the method on the model and yield the LM that lm-eval drives;
+        on exit the model is restored.
 
         `EngineLM.session_info` of that LM is stored with the answers and passed to `report`.
         """
@@ -179,24 +203,28 @@ class Method(ABC):
     ) -> dict[str, Any]:
         """Blocks for the `moe_lab` part of results.json, e.g. {"roe": {...}}.
 
-        Every view of the run reads these keys of a block: `upper_bound` and `test_profile`, each true for a note next
-        to its scores; `changed_fraction` and `experts_per_token`, columns of the costs; `temperatures`, numbers
-        by MoE layer.
+        Every view of the run reads these keys of a block: `upper_bound` and `test_profile`, each
+        true for a note next to its scores; `changed_fraction` and `experts_per_token`, columns of
+        the costs; `temperatures`, numbers by MoE layer.
         """
         return {}
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        """Lines below the table of a run's results; `block` is the `moe_lab` part of its results.json.
+        """Lines below the table of a run's results;
+        `block` is the `moe_lab` part of its results.json.
 
-        A method whose own block has `changed_fraction` fills the table's column `re-routed`: its footnote says of what.
+        The table's column `re-routed` has the `changed_fraction` of the method's block. A footnote
+        of such a method says which decisions that is a share of.
         """
         return []
 
 
 def share(counters: Counters, some: str, every: str) -> float | None:
     """The ratio of two counters of `EngineLM.cost`; None if nothing was counted."""
-    return counters.get(some, 0) / counters[every] if counters.get(every) else None
+    if not counters.get(every):
+        return None
+    return counters.get(some, 0) / counters[every]
 
 
 def refuse(wrong: Mapping[str, object]) -> None:
@@ -217,29 +245,35 @@ def check_first_gpu(config: RunConfig) -> None:
 class TrainingMethod(Method):
     """Evaluates a model that it trains first. All processes of torchrun work on one training.
 
-    `one_device`, `training_notes`, `training_size`, `training_left` and `planned_memory` serve mode=plan.
+    `one_device`, `training_notes`, `training_size`, `training_left` and `planned_memory` serve
+    mode=plan.
     """
 
     @property
     def one_device(self) -> str | None:
-        """Why its training has to fit on one device, for plans; None if several processes can share the model."""
+        """Why its training has to fit on one device, for plans;
+        None if several processes can share the model."""
         return None
 
     def check_training(self, config: RunConfig, facts: ModelFacts) -> None:
-        """Raise ConfigError for a dtype or a placement of the model with which no training works."""
+        """Raise ConfigError for a dtype or a placement of the model with which no training
+        works."""
         check_first_gpu(config)
-        refuse(
-            {
-                "dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32.": (
-                    facts.dtype == "float16"
-                ),
+        if facts.dtype == "float16":
+            raise ConfigError(
+                "dtype=float16 overflows in training. Use dtype=bfloat16 or dtype=float32."
+            )
+        if config.model.device_map:
+            raise ConfigError(
                 f"method={self.config.name} trains whole layers on one device: leave model.device_map "
-                "out. Several processes can share the work (torchrun).": config.model.device_map,
-            }
-        )
+                "out. Several processes can share the work (torchrun)."
+            )
 
     def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
-        """The facts of the trained model; by default those of the untrained one. Needs no weights."""
+        """The facts of the trained model; by default those of the untrained one.
+
+        Needs no weights.
+        """
         return facts
 
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
@@ -261,8 +295,9 @@ class TrainingMethod(Method):
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         """The planned peak bytes on one device. Loads no weights.
 
-        Weights, and of the phase that takes most: gradients, optimizer state, and the larger of a pass's activations
-        with logits and loss, and the optimizer's step. Without what a device adds (context, workspaces, fragmentation).
+        Weights, and of the phase that takes most: gradients, optimizer state, and the larger of a
+        pass's activations with logits and loss, and the optimizer's step. Without what a device
+        adds (context, workspaces, fragmentation).
         """
         raise NotImplementedError
 
@@ -284,7 +319,10 @@ class TrainingMethod(Method):
         return replace(config, model=model, dtype=facts.dtype)
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
-        """(optimizer steps, tokens) of the training by its name, if it is missing. Loads no weights."""
+        """(optimizer steps, tokens) of the training by its name, if it is missing.
+
+        Loads no weights.
+        """
         return self.trained(config, facts).left(*self.training_size(config, facts))
 
 

@@ -6,7 +6,8 @@
         scaled_T1 = scale * routing.weights_TK.gather(-1, weakest_T1)
         return routing._replace(weights_TK=routing.weights_TK.scatter(-1, weakest_T1, scaled_T1))
 
-    python -m moe_lab method=policy method.policy=my_idea.py:drop_weakest method.scale=0.5 task=arc_easy
+    python -m moe_lab method=policy method.policy=my_idea.py:drop_weakest method.scale=0.5 \\
+        task=arc_easy
 
 The function is what `moe_lab.override` takes. Its arguments with defaults are keys of the method.
 """
@@ -55,13 +56,13 @@ class FunctionPolicy(GridMethod):
         policy: UserPath | None = None
         """`<file>.py:<function>`."""
         space: dict[str, list[int | float]] | None = None
-        """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the ends of the
-        range, which the function's default widens where it lies outside."""
+        """Of the function's keys: the values that tuning=grid tries; with tuning=tpe, the ends of
+        the range, which the function's default widens where it lies outside."""
 
     def __init__(self, config: Any):
         super().__init__(config)
         self.function, self.digest = load_function(self.config.policy)
-        self.own = {key: getattr(self.config, key) for key in defaults_of(self.function)}
+        self.arguments = {key: getattr(self.config, key) for key in defaults_of(self.function)}
         """The values of the function's keys."""
         self.open_ended = tuple(self.config.space or ())
 
@@ -72,10 +73,11 @@ class FunctionPolicy(GridMethod):
     @property
     def tuning_block(self) -> dict[str, Any]:
         """A function without keys has nothing to tune."""
-        return super().tuning_block if self.profile or self.own else {}
+        return super().tuning_block if self.profile or self.arguments else {}
 
     def resolved(self, facts: ModelFacts) -> dict[str, Any]:
-        """The function's name, the SHA-256 of its file, and the digest of the files next to it that it imports."""
+        """The function's name, the SHA-256 of its file,
+        and the digest of the files next to it that it imports."""
         imports = imports_digest(Path(str(self.config.policy).rpartition(":")[0]))
         code = {"function": self.function.__name__, "file": self.digest}
         if imports is not None:
@@ -83,15 +85,19 @@ class FunctionPolicy(GridMethod):
         return code
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
-        return {"policy": self.config.policy} | self.own
+        return {"policy": self.config.policy} | self.arguments
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The function's defaults, then every combination of `space`."""
         space = self.config.space
-        defaults = {k: v for k, v in defaults_of(self.function).items() if type(v) in (int, float)}
+        defaults = {}
+        for key, default in defaults_of(self.function).items():
+            if type(default) in (int, float):
+                defaults[key] = default
         if not space:
+            example = next(iter(defaults), "key")
             raise ConfigError(
-                f"tuning= needs the values to try: method.space={{{next(iter(defaults), 'key')}: [0.5, 1.0]}}."
+                f"tuning= needs the values to try: method.space={{{example}: [0.5, 1.0]}}."
             )
         for key in space:
             if key not in defaults:
@@ -99,9 +105,12 @@ class FunctionPolicy(GridMethod):
                     f"method.space.{key}: {self.config.policy} has no such key with a number."
                     f"{did_you_mean(key, list(defaults))}"
                 )
-        first = {key: defaults[key] for key in space}
-        others = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
-        return [first, *(each for each in others if each != first)]
+        grid = [{key: defaults[key] for key in space}]
+        for values in product(*space.values()):
+            settings = dict(zip(space, values, strict=True))
+            if settings != grid[0]:
+                grid.append(settings)
+        return grid
 
     def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
         from moe_lab.engine.forward.ensemble import Ensemble
@@ -113,7 +122,7 @@ class FunctionPolicy(GridMethod):
         from moe_lab.methods.repeatable import repeats_itself
         from moe_lab.routing.override import override
 
-        policy = partial(self.function, **self.own)
+        policy = partial(self.function, **self.arguments)
         repeats = repeats_itself(model.model, policy)
         with override(model.model, policy), super().open(model, context) as lm:
             if not repeats:
@@ -124,8 +133,8 @@ class FunctionPolicy(GridMethod):
 def load_function(policy: Any) -> tuple[Callable[..., Any], str]:
     """(the function, the SHA-256 of its file) of `<file>.py:<function>`.
 
-    Raises ConfigError for a file or function that is missing, a file that cannot be imported, and a function without
-    two arguments for router and routing, or with another one that has no default.
+    Raises ConfigError for a file or function that is missing, a file that cannot be imported, and a
+    function without two arguments for router and routing, or with another one that has no default.
     """
     file, _, name = str(policy or "").rpartition(":")
     if not file:
@@ -156,7 +165,8 @@ def load_function(policy: Any) -> tuple[Callable[..., Any], str]:
 @lru_cache(maxsize=64)
 def _module(path: Path, content: bytes) -> Any:
     main = sys.modules["__main__"]
-    if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == path:
+    main_file = getattr(main, "__file__", None)
+    if main_file and Path(main_file).resolve() == path:
         return main  # a script that runs itself: importing it would run it again
     module = ModuleType(str(path))
     module.__file__ = str(path)
@@ -174,23 +184,22 @@ def _module(path: Path, content: bytes) -> Any:
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The function's keys: its arguments after router and routing, and their defaults."""
-    return {
-        each.name: each.default
-        for each in list(inspect.signature(function).parameters.values())[2:]
-    }
+    parameters = list(inspect.signature(function).parameters.values())
+    return {parameter.name: parameter.default for parameter in parameters[2:]}
 
 
 @lru_cache(maxsize=64)
 def _config_class(function: Callable[..., Any]) -> type[Method.Config]:
     """`FunctionPolicy.Config` with the function's keys."""
     base = FunctionPolicy.Config
-    taken, own = {each.name for each in fields(base)}, []
-    for key, value in defaults_of(function).items():
-        if key in taken or not isinstance(value, bool | int | float | str):
+    reserved = {field_of_base.name for field_of_base in fields(base)}
+    new_fields = []
+    for key, default in defaults_of(function).items():
+        if key in reserved or not isinstance(default, bool | int | float | str):
             raise ConfigError(
-                f"{function.__name__}({key}={value!r}): the default must be a number, a text, true or false, and the "
-                f"name none of {', '.join(sorted(taken))}, which method=policy has itself."
+                f"{function.__name__}({key}={default!r}): the default must be a number, a text, true or false, and the "
+                f"name none of {', '.join(sorted(reserved))}, which method=policy has itself."
             )
-        kind = int | float if type(value) is int else type(value)
-        own.append((key, kind, field(default=value)))
-    return make_dataclass("Config", own, bases=(base,), kw_only=True)
+        kind = int | float if type(default) is int else type(default)
+        new_fields.append((key, kind, field(default=default)))
+    return make_dataclass("Config", new_fields, bases=(base,), kw_only=True)

@@ -16,7 +16,10 @@ from moe_lab.routing.policy import as_policy
 
 
 class PolicyLM(EngineLM):
-    """An `EngineLM` of a model on which the policy is installed. The policy's counts leave padding out."""
+    """An `EngineLM` of a model on which the policy is installed.
+
+    The policy's counts leave padding out.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, policy: Policy, **options: Any) -> None:
         super().__init__(model, tokenizer, counts_tokens=bool(policy.counts()), **options)
@@ -47,11 +50,13 @@ class _Padding(Observer):
     """Tells the policy the padding of each pass, and the observer its tokens."""
 
     def __init__(self, policy: Policy, observer: Observer):
-        self.policy, self.observer = policy, observer
+        self.policy = policy
+        self.observer = observer
 
     def expect(self, tokens: Tokens) -> None:
         real_T = tokens.real_BS.reshape(-1)
-        self.policy.real_T = None if tokens.count == len(real_T) else real_T
+        has_padding = tokens.count < len(real_T)
+        self.policy.real_T = real_T if has_padding else None
         self.observer.expect(tokens)
 
 

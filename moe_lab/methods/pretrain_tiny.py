@@ -1,7 +1,8 @@
 """`method=pretrain-tiny`: the training recipe of the embedded tiny model, for any architecture.
 
-The embedded model is the result of `method=pretrain-tiny model=tiny`. The architecture and the tokenizer are those of
-`model=`; its weights are not read. The corpus is the toy world's. `method=pretrain` compares designs.
+The embedded model is the result of `method=pretrain-tiny model=tiny`. The architecture and the
+tokenizer are those of `model=`; its weights are not read. The corpus is the toy world's.
+`method=pretrain` compares designs.
 """
 
 import hashlib
@@ -19,26 +20,29 @@ from moe_lab.results.versions import versions
 from moe_lab.tasks.toy.world import WORLD_VERSION
 
 NOT_ARCHITECTURE = (
-    *(
-        "transformers_version",
-        "architectures",
-        "dtype",
-        "output_router_logits",
-        "router_aux_loss_coef",
-    ),
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "output_router_logits",
+    "router_aux_loss_coef",
     "use_cache",
 )
 """Entries of a model's config that do not change the training, or that the recipe sets."""
 
 
 class ToyRows:
-    """Rows of `length` tokens of the toy corpus: documents joined by the end token, the last one cut off.
+    """Rows of `length` tokens of the toy corpus: documents joined by the end token,
+    the last one cut off.
 
-    Row i depends only on (seed, i), so a resumed training sees the same rows as an uninterrupted one.
+    Row i depends only on (seed, i), so a resumed training sees the same rows as an uninterrupted
+    one.
     """
 
     def __init__(self, tokenizer: Any, *, seed: int, rows: int, length: int):
-        self.tokenizer, self.seed, self.rows, self.length = tokenizer, seed, rows, length
+        self.tokenizer = tokenizer
+        self.seed = seed
+        self.rows = rows
+        self.length = length
 
     def __len__(self) -> int:
         return self.rows
@@ -89,19 +93,25 @@ class PretrainTiny(ModelMaker):
                 )
 
         def rate(self, step: int) -> float:
-            """The learning rate as a share of its highest value: linear warmup, a cosine to zero at `decay_steps`, and
-            a linear decay to zero over the last `cooldown_steps` before `steps`, where the training ends."""
+            """The learning rate at an optimizer step, as a share of its highest value.
+
+            A linear warm-up, a cosine to zero at `decay_steps`, and a linear decay to zero over the
+            last `cooldown_steps` before `steps`, where the training ends.
+            """
             if step < self.warmup_steps:
                 return step / self.warmup_steps
             progress = (step - self.warmup_steps) / max(1, self.decay_steps - self.warmup_steps)
             cooldown = min(1.0, (self.steps - step) / max(1, self.cooldown_steps))
-            return max(0.0, 0.5 * (1 + math.cos(math.pi * progress))) * max(0.0, cooldown)
+            cosine = 0.5 * (1 + math.cos(math.pi * progress))
+            return max(0.0, cosine) * max(0.0, cooldown)
 
     def train(self, config: RunConfig) -> Path:
-        """Train or continue, unless complete. Returns the output folder, whose `model/` can be loaded.
+        """Train or continue, unless complete.
 
-        Raises ModelError if `model=` has no architecture or tokenizer, RunHeldError if another process trains it,
-        ResultsError if the folder cannot be written.
+        Returns the output folder, whose `model/` can be loaded.
+
+        Raises ModelError if `model=` has no architecture or tokenizer, RunHeldError if another
+        process trains it, ResultsError if the folder cannot be written.
         """
         from moe_lab.models.source import load_config
         from moe_lab.models.tokenizer import load_tokenizer
@@ -109,17 +119,14 @@ class PretrainTiny(ModelMaker):
         recipe = asdict(self.config)
         recipe.pop("save_steps")
         architecture = load_config(config.model, offline=config.offline)
+        shape = architecture.to_diff_dict()
         tokenizer = load_tokenizer(config.model, offline=config.offline)
         identity = {  # all that determines the weights
             "recipe": recipe,
             "numerics": self.version,
             "world_version": WORLD_VERSION,
             "seed": config.seed,
-            "architecture": {
-                key: value
-                for key, value in architecture.to_diff_dict().items()
-                if key not in NOT_ARCHITECTURE
-            },
+            "architecture": {k: v for k, v in shape.items() if k not in NOT_ARCHITECTURE},
             "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
         }
         trained = Trained.of(config, identity, "model")
@@ -141,9 +148,10 @@ class PretrainTiny(ModelMaker):
         architecture.output_router_logits = True
         architecture.router_aux_loss_coef = recipe.router_aux_loss_coef
         set_seed(config.seed)
-        attention = config.model.attn_implementation
         model = AutoModelForCausalLM.from_config(
-            architecture, dtype=torch.float32, attn_implementation=attention
+            architecture,
+            dtype=torch.float32,
+            attn_implementation=config.model.attn_implementation,
         )
         model.set_experts_implementation(config.model.experts_implementation or "grouped_mm")
         rows = ToyRows(

@@ -18,7 +18,8 @@ from moe_lab.errors import ConfigError, reading
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One temperature per MoE layer and a logit scale, or a method's settings, and the study that found them."""
+    """One temperature per MoE layer and a logit scale, or a method's settings,
+    and the study that found them."""
 
     model: str
     task: str
@@ -62,25 +63,21 @@ class Profile:
     @property
     def block(self) -> dict[str, object]:
         """The `tuning` block of results.json."""
-        left_out = {
-            "task",
-            "documents",
-            "temperature",
-            *(["settings"] if self.settings is None else []),
-        }
+        left_out = {"task", "documents", "temperature"}
+        if self.settings is None:
+            left_out.add("settings")
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     def text(self) -> str:
         """The YAML file's content: what was found first, the documents last."""
-        found, documents = (
-            ("settings", "temperature", "logit_scale", "n", "noise"),
-            ("split", "samples", "documents"),
-        )
-        own = {name: getattr(self, name) for name in found} | asdict(self)
-        own |= {name: own.pop(name) for name in documents}
+        first = ("settings", "temperature", "logit_scale", "n", "noise")
+        last = ("split", "samples", "documents")
+        content = {name: getattr(self, name) for name in first} | asdict(self)
+        for name in last:
+            content[name] = content.pop(name)
         if self.settings is None:
-            del own["settings"]
-        return yaml.safe_dump(own, sort_keys=False, width=110, default_flow_style=None)
+            del content["settings"]
+        return yaml.safe_dump(content, sort_keys=False, width=110, default_flow_style=None)
 
 
 _expected: dict[Path, Profile] = {}
@@ -89,7 +86,8 @@ _expected: dict[Path, Profile] = {}
 
 @contextmanager
 def expecting(path: Path, profile: Profile) -> Iterator[None]:
-    """Inside the context a path has this profile: plans know what a study writes before it has found the values."""
+    """Inside the context a path has this profile:
+    plans know what a study writes before it has found the values."""
     _expected[path] = profile
     try:
         yield
@@ -98,7 +96,10 @@ def expecting(path: Path, profile: Profile) -> Iterator[None]:
 
 
 def read_profile(path: str | Path, key: str = "method.temperature") -> Profile:
-    """Read a profile. Raises ConfigError, which names `key`, if the file is missing or is no profile."""
+    """Read a profile.
+
+    Raises ConfigError, which names `key`, if the file is missing or is no profile.
+    """
     file = user_path(path)
     if file in _expected:
         return _expected[file]

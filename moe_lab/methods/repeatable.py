@@ -1,11 +1,12 @@
 """Whether a policy decides alike in two equal passes.
 
-A policy that draws random numbers, or that counts its calls, gives other results in each run of the same command.
+A policy that draws random numbers, or that counts its calls, gives other results in each run of the
+same command.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,11 +17,18 @@ TOKENS = 16
 """The length of the passes: enough for a token whose drawn experts differ."""
 
 
+class Decision(NamedTuple):
+    """The routing that a policy got, and the one that it returned."""
+
+    before: Routing
+    after: Routing | None
+
+
 def repeats_itself(model: Any, policy: PolicyFunction) -> bool:
     """Whether a policy returns the same decisions in two passes over the same tokens.
 
-    Decisions are compared where the router's logits are the same in both passes, since kernels of a GPU may round
-    differently. The state of torch's random numbers is put back.
+    Decisions are compared where the router's logits are the same in both passes, since kernels of a
+    GPU may round differently. The state of torch's random numbers is put back.
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     device = model.get_input_embeddings().weight.device
@@ -35,11 +43,7 @@ def repeats_itself(model: Any, policy: PolicyFunction) -> bool:
     first, second = passes
     if len(first) != len(second):
         return False
-    return all(_alike(one, other) for one, other in zip(first, second, strict=True))
-
-
-Decision = tuple[Routing, Routing | None]
-"""What a policy got, and what it returned."""
+    return all(_alike(decision, repeated) for decision, repeated in zip(first, second, strict=True))
 
 
 def _gpus(device: torch.device) -> list[torch.device]:
@@ -49,20 +53,20 @@ def _gpus(device: torch.device) -> list[torch.device]:
 
 def _recorded(policy: PolicyFunction, decisions: list[Decision]) -> PolicyFunction:
     def recorded(router: Router, routing: Routing) -> Routing | None:
-        given = Routing(*(tensor.clone() for tensor in routing))
-        changed = policy(router, routing)
-        decisions.append((given, changed))
-        return changed
+        before = Routing(*(tensor.clone() for tensor in routing))
+        after = policy(router, routing)
+        decisions.append(Decision(before, after))
+        return after
 
     return recorded
 
 
-def _alike(one: Decision, other: Decision) -> bool:
+def _alike(decision: Decision, repeated: Decision) -> bool:
     """Whether two decisions are equal, or were made of other logits."""
-    (given, changed), (other_given, other_changed) = one, other
-    if not torch.equal(given.logits_TE, other_given.logits_TE):
+    if not torch.equal(decision.before.logits_TE, repeated.before.logits_TE):
         return True
-    if changed is None or other_changed is None:
-        return changed is other_changed
-    same_experts = torch.equal(changed.index_TK, other_changed.index_TK)
-    return same_experts and torch.equal(changed.weights_TK, other_changed.weights_TK)
+    if decision.after is None or repeated.after is None:
+        return decision.after is repeated.after
+    if not torch.equal(decision.after.index_TK, repeated.after.index_TK):
+        return False
+    return torch.equal(decision.after.weights_TK, repeated.after.weights_TK)

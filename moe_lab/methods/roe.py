@@ -1,8 +1,9 @@
 """`method=roe`: Roster of Experts, the average of n routings of every token (arXiv 2509.17238).
 
-Routing sample 0 of a token is the base model; the other samples route with Gumbel noise (equation 1). With cache=clean,
-all samples attend to the clean history, and only the keys and values of sample 0 are cached (section 2.3). With
-cache=standard, each sample attends to its own cache. cache=none is the same, computed again for every token.
+Routing sample 0 of a token is the base model; the other samples route with Gumbel noise
+(equation 1). With cache=clean, all samples attend to the clean history, and only the keys and
+values of sample 0 are cached (section 2.3). With cache=standard, each sample attends to its own
+cache. cache=none is the same, computed again for every token.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ class RoE(TemperatureMethod):
         name: str = "roe"
         n: PositiveInt = 32
         temperature: float | list[float] | UserPath = 0.1
-        """A number for all MoE layers that are not skipped, a list with an entry for each MoE layer, or a profile."""
+        """A number for all MoE layers that are not skipped,
+        a list with an entry for each MoE layer, or a profile."""
         skip_layers: NonNegativeInt | None = None
-        """L: MoE layers without noise at each end; null: 1 for a number, 0 for a list or a profile."""
+        """L: MoE layers without noise at each end; null: 1 for a number,
+        0 for a list or a profile."""
         cache: Literal["clean", "standard", "none"] = "clean"
-        """The history that samples attend to: the clean one, or their own (none: computed again for every token)."""
+        """The history that samples attend to: the clean one, or their own (none: computed again for
+        every token)."""
         prefill: Literal["noisy", "clean"] = "noisy"
         """Whether samples with their own histories read the prompt with noise."""
         weights: Literal["clean", "perturbed"] = "clean"
@@ -79,26 +83,31 @@ class RoE(TemperatureMethod):
             )
 
     def temperatures(self, moe_layers: int) -> list[float]:
-        """One temperature per MoE layer. Raises ConfigError if the list or L does not fit the model."""
-        given, skip = self.config.temperature, self._skip_layers
+        """One temperature per MoE layer.
+
+        Raises ConfigError if the list or L does not fit the model.
+        """
+        temperature = self.config.temperature
+        skip = self._skip_layers
         if self.profile is not None:
-            given = self.profile.temperature
-            _check_temperatures(given)
-        if isinstance(given, list):
-            if len(given) != moe_layers:
+            temperature = self.profile.temperature
+            _check_temperatures(temperature)
+        if isinstance(temperature, list):
+            if len(temperature) != moe_layers:
                 raise ConfigError(
-                    f"method.temperature has {len(given)} entries; give one for each of {moe_layers} MoE layers."
+                    f"method.temperature has {len(temperature)} entries; give one for each of {moe_layers} MoE layers."
                 )
-            if skip and any(given[:skip] + given[-skip:]):
+            if skip and any(temperature[:skip] + temperature[-skip:]):
                 raise ConfigError(
                     f"method.skip_layers={skip} contradicts method.temperature. Leave skip_layers out."
                 )
-            return [float(value) for value in given]
+            return [float(value) for value in temperature]
         if 2 * skip >= moe_layers:
             raise ConfigError(
                 f"method.skip_layers={skip} leaves none of the {moe_layers} MoE layers (both ends). Skip fewer."
             )
-        return [0.0] * skip + [float(given)] * (moe_layers - 2 * skip) + [0.0] * skip
+        noisy = [float(temperature)] * (moe_layers - 2 * skip)
+        return [0.0] * skip + noisy + [0.0] * skip
 
     @property
     def _skip_layers(self) -> int:
@@ -107,9 +116,14 @@ class RoE(TemperatureMethod):
         return 0 if isinstance(self.config.temperature, list | str) else 1
 
     def first_noisy(self, moe_layers: int) -> int:
-        """The first MoE layer with noise, or else the first that is not skipped. Samples share all layers before it."""
-        temperatures = self.temperatures(moe_layers)
-        return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
+        """The first MoE layer with noise, or else the first that is not skipped.
+
+        Samples share all layers before it.
+        """
+        for layer, temperature in enumerate(self.temperatures(moe_layers)):
+            if temperature:
+                return layer
+        return self._skip_layers
 
     def planned_ensemble(self) -> Ensemble:
         from moe_lab.engine.forward.ensemble import Ensemble
@@ -129,13 +143,13 @@ class RoE(TemperatureMethod):
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         """`temperature` and `skip_layers` resolved to one temperature per layer."""
-        own = super().identity(facts)
-        resolved = {
-            "temperatures": self.temperatures(facts.moe_layers),
-            "first_noisy": self.first_noisy(facts.moe_layers),
-            "logit_scale": self.logit_scale,
-        }
-        return {k: v for k, v in own.items() if k not in ("temperature", "skip_layers")} | resolved
+        identity = super().identity(facts)
+        del identity["temperature"]
+        del identity["skip_layers"]
+        identity["temperatures"] = self.temperatures(facts.moe_layers)
+        identity["first_noisy"] = self.first_noisy(facts.moe_layers)
+        identity["logit_scale"] = self.logit_scale
+        return identity
 
     def ensemble(self, temperatures: Sequence[float], first_noisy: int, seed: int) -> Ensemble:
         """The ensemble at these temperatures (one per MoE layer)."""
@@ -143,15 +157,17 @@ class RoE(TemperatureMethod):
         from moe_lab.routing import GumbelTopK
 
         settings = self.config
-        routing = GumbelTopK(
-            temperatures,
-            seed,
-            settings.weights == "perturbed",
-            antithetic=settings.noise == "antithetic",
-        )
+        routing = None
+        if settings.n > 1:
+            routing = GumbelTopK(
+                temperatures,
+                seed,
+                settings.weights == "perturbed",
+                antithetic=settings.noise == "antithetic",
+            )
         return Ensemble(
             n=settings.n,
-            routing=routing if settings.n > 1 else None,
+            routing=routing,
             first_noisy=first_noisy,
             aggregate=settings.aggregate,
             include_clean=settings.include_clean,
@@ -161,31 +177,34 @@ class RoE(TemperatureMethod):
         )
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
-        own = {key: getattr(self.config, key) for key in ("n", "cache", "prefill", "weights")}
-        scale = {} if self.logit_scale == 1 else {"logit_scale": self.logit_scale}
-        return own | scale | {"temperatures": self.temperatures(facts.moe_layers)}
+        reported = {key: getattr(self.config, key) for key in ("n", "cache", "prefill", "weights")}
+        if self.logit_scale != 1:
+            reported["logit_scale"] = self.logit_scale
+        reported["temperatures"] = self.temperatures(facts.moe_layers)
+        return reported
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         roe = block["roe"]
-        total, noisy = len(roe["temperatures"]), [each for each in roe["temperatures"] if each]
+        total = len(roe["temperatures"])
+        noisy = [temperature for temperature in roe["temperatures"] if temperature]
         if not noisy:
             return [
                 "roe: temperature 0 in every MoE layer, so that all routing samples are the base model's."
             ]
-        values = " to ".join(dict.fromkeys((f"{min(noisy):.3g}", f"{max(noisy):.3g}")))
+        smallest = f"{min(noisy):.3g}"
+        largest = f"{max(noisy):.3g}"
+        values = smallest if smallest == largest else f"{smallest} to {largest}"
         layers = f"all {total}" if len(noisy) == total else f"{len(noisy)} of {total}"
         return [f"roe: {roe['n']} routing samples, temperature {values} in {layers} MoE layers."]
 
 
 def _check_temperatures(given: Any) -> None:
     """Raise ConfigError unless it is a number of at least 0, or a list of such numbers."""
-    for value in given if isinstance(given, list) else [given]:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 <= value < math.inf
-        ):
+    values = given if isinstance(given, list) else [given]
+    for value in values:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < math.inf:
             raise ConfigError(
                 f"method.temperature={given}: must be a number of at least 0, a list of such numbers with one "
                 "entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a temperature profile."

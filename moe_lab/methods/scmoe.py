@@ -1,8 +1,9 @@
 """`method=scmoe`: self-contrast of a Mixture-of-Experts model (Shi et al. 2024, arXiv 2405.14507).
 
-Every token has two routing samples. The strong one is the base model. The weak one routes the same token to a single
-expert, by its rank, in all MoE layers. The next-token logits are `(1 + beta) * strong - beta * weak` (equation 5).
-Decoding takes tokens whose strong probability is at least alpha times the largest one (equation 6).
+Every token has two routing samples. The strong one is the base model. The weak one routes the same
+token to a single expert, by its rank, in all MoE layers. The next-token logits are
+`(1 + beta) * strong - beta * weak` (equation 5). Decoding takes tokens whose strong probability is
+at least alpha times the largest one (equation 6).
 
 N = weak samples of a pass.
 """
@@ -43,14 +44,16 @@ class SelfContrast(GridMethod):
         rank: PositiveInt = 2
         """The rank of the weak sample's single expert; 1: the expert with the largest score."""
         cache: Literal["clean", "standard"] = "clean"
-        """clean: the weak sample attends to the history of the strong one; standard: to its own history."""
+        """clean: the weak sample attends to the history of the strong one;
+        standard: to its own history."""
 
         @property
         def unread(self) -> set[str]:
             return {"rank", "cache"} if self.beta == 0 else set()
 
     def check(self, facts: ModelFacts) -> None:
-        rank, experts = self.config.rank, facts.experts
+        rank = self.config.rank
+        experts = facts.experts
         if rank > experts:
             raise ConfigError(
                 f"method.rank={rank}: this model has {experts} experts in a layer. Give a number from 1 to {experts}."
@@ -58,32 +61,35 @@ class SelfContrast(GridMethod):
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
         """The base model, then every beta with every rank."""
-        ranks = range(1, min(facts.experts, RANKS) + 1)
-        return [
-            {"beta": 0.0, "rank": 1},
-            *({"beta": beta, "rank": r} for r in ranks for beta in BETAS),
-        ]
+        grid: list[Settings] = [{"beta": 0.0, "rank": 1}]
+        for rank in range(1, min(facts.experts, RANKS) + 1):
+            grid += [{"beta": beta, "rank": rank} for beta in BETAS]
+        return grid
 
     def planned_ensemble(self) -> Ensemble:
         return self.ensemble_for(None, seed=0)
 
     def ensemble_for(self, facts: ModelFacts | None, seed: int) -> Ensemble:
-        """The strong and the weak sample; only the strong one if beta is 0. The model makes no difference."""
+        """The strong and the weak sample; only the strong one if beta is 0.
+
+        The model makes no difference.
+        """
         from moe_lab.engine.forward.ensemble import Contrast, Ensemble
         from moe_lab.routing.samples import OtherExperts
 
-        own = self.config
-        contrast = Contrast(own.beta, own.alpha)
-        if own.beta == 0:
+        settings = self.config
+        contrast = Contrast(settings.beta, settings.alpha)
+        if settings.beta == 0:
             return Ensemble(contrast=contrast)
-        routing = OtherExperts(of_rank(own.rank), repeatable=True)
-        return Ensemble(n=2, routing=routing, cache=own.cache, contrast=contrast)
+        routing = OtherExperts(of_rank(settings.rank), repeatable=True)
+        return Ensemble(n=2, routing=routing, cache=settings.cache, contrast=contrast)
 
 
 def of_rank(rank: int) -> Choose:
-    """Chooses the expert with the score of this rank among all experts (equation 4), int64 [N, 1]."""
+    """Chooses the expert with the score of this rank among all experts (equation 4),
+    int64 [N, 1]."""
 
-    def choose(router: Router, own: Routing, tokens: NoisyTokens) -> Tensor:
-        return router.scores(own.logits_TE).topk(rank, dim=-1).indices[:, rank - 1 :]
+    def choose(router: Router, routing: Routing, tokens: NoisyTokens) -> Tensor:
+        return router.scores(routing.logits_TE).topk(rank, dim=-1).indices[:, rank - 1 :]
 
     return choose

@@ -1,4 +1,5 @@
-"""Models and adapters that are trained once and shared by runs (outputs/models/<model>-<method>-<id8>/).
+"""Models and adapters that are trained once and shared by runs
+(outputs/models/<model>-<method>-<id8>/).
 
 Checkpoints are the folders `checkpoints/checkpoint-<step>`.
 """
@@ -36,7 +37,9 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def step_of(checkpoint: Path | None) -> int:
     """The optimizer step of a checkpoint; 0 for None."""
-    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+    if checkpoint is None:
+        return 0
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +57,14 @@ class Trained(Artifact):
         digest = run_id(content)
         name = folder_name(config.model.name, config.method.name, digest=digest)
         folder = Path(config.output_dir) / "models" / name
-        names = {"record": "training.json", "scratch": "checkpoints", "made": made}
-        return cls(folder=folder, id=digest, content=content, **names)
+        return cls(
+            folder=folder,
+            id=digest,
+            content=content,
+            record="training.json",
+            scratch="checkpoints",
+            made=made,
+        )
 
     def is_whole(self, content: dict[str, Any]) -> bool:
         return (self.folder / self.made).is_dir()
@@ -72,30 +81,34 @@ class Trained(Artifact):
         Raises ConfigError for checkpoints of a training with another number of processes.
         """
 
-        def record() -> dict[str, Any]:
+        def make() -> dict[str, Any]:
             if free is not None:
                 free()
-                processes = {"processes": num_processes(), "sharded": sharded()}
-                owner = whole_mapping(self.folder / "identity.json") or {}
-                begun = last_checkpoint(self.folder / "checkpoints") is not None
-                for key, value in processes.items():
-                    if begun and owner.get(key) != value:
-                        raise ConfigError(
-                            f"{self.folder} holds the checkpoints of a training with {key}={owner.get(key)}, and now "
-                            f"it is {value}. Continue as it began, or remove its checkpoints/."
-                        )
-                write_json(
-                    self.folder / "identity.json", {"id": self.id, **processes, **self.content}
-                )
-            trained = train(self.folder)
+                self._begin()
+            course = train(self.folder)
             gc.collect()  # a Trainer, with its model and optimizer, is in reference cycles
             print_message(f"Trained: {self.folder / self.made}")
-            return trained | self.content
+            return course | self.content
 
-        return self.load_or_make(record)
+        return self.load_or_make(make)
+
+    def _begin(self) -> None:
+        """Write identity.json. Raises ConfigError if the training began with other processes."""
+        file = self.folder / "identity.json"
+        processes = {"processes": num_processes(), "sharded": sharded()}
+        if last_checkpoint(self.folder / "checkpoints") is not None:
+            began_with = whole_mapping(file) or {}
+            for key, value in processes.items():
+                if began_with.get(key) != value:
+                    raise ConfigError(
+                        f"{self.folder} holds the checkpoints of a training with {key}={began_with.get(key)}, and now "
+                        f"it is {value}. Continue as it began, or remove its checkpoints/."
+                    )
+        write_json(file, {"id": self.id, **processes, **self.content})
 
     def left(self, steps: int, tokens: int, per_steps: int) -> dict[str, tuple[int, int]]:
-        """(optimizer steps, tokens) that the training of `steps` steps still needs, by the folder's name.
+        """(optimizer steps, tokens) that the training of `steps` steps still needs,
+        by the folder's name.
 
         Empty if it is complete.
 
@@ -109,10 +122,12 @@ class Trained(Artifact):
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
-    """Save a model, or the adapter of a PeftModel in float32, with its tokenizer unless that is None.
+    """Save a model, or the adapter of a PeftModel in float32,
+    with its tokenizer unless that is None.
 
-    Parameters of a model get the precision of the evaluation, `dtype`. Buffers, such as the routers' selection biases,
-    stay float32. Raises TrainingError if the last step diverged, which no later loss would show.
+    Parameters of a model get the precision of the evaluation, `dtype`. Buffers, such as the
+    routers' selection biases, stay float32. Raises TrainingError if the last step diverged, which
+    no later loss would show.
     """
     import torch
 
@@ -120,7 +135,8 @@ def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
     from moe_lab.models.checks import not_finite
     from moe_lab.routing.passes import is_peft
 
-    if name := not_finite(model):
+    name = not_finite(model)
+    if name:
         raise TrainingError(
             f"The training diverged: {name} is NaN or infinite after its last step. Lower method.learning_rate."
         )

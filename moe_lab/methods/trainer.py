@@ -30,7 +30,8 @@ from moe_lab.models.source import NO_CODE
 from moe_lab.results.atomic import json_line, write_atomically, writing
 from moe_lab.routing.passes import is_peft
 
-# Autocast of torch 2.13 leaves grouped products in the dtype of their weights, float32 here: most FLOPs of a training.
+# Autocast of torch 2.13 leaves grouped products in the dtype of their weights, float32 here:
+# most FLOPs of a training.
 for _product in ("aten::_grouped_mm", "transformers::grouped_mm_fallback"):
     for _device in ("cpu", "cuda", "xpu"):
         torch.library.register_autocast(_product, _device, torch.bfloat16)
@@ -42,11 +43,12 @@ LOSS = "validation_loss"
 
 
 class Log(TrainerCallback):
-    """Writes the Trainer's log to `log.jsonl`, marks complete checkpoints, and shows a progress bar with the last loss.
+    """Writes the Trainer's log to `log.jsonl`, marks complete checkpoints,
+    and shows a progress bar with the last loss.
 
-    The whole log is rewritten from the Trainer's state, which a resume restores, so no line is written twice. With
-    several processes the first one writes; it marks a checkpoint once all of them have written their parts. The
-    Trainer's own bar also prints every line of the log.
+    The whole log is rewritten from the Trainer's state, which a resume restores, so no line is
+    written twice. With several processes the first one writes; it marks a checkpoint once all of
+    them have written their parts. The Trainer's own bar also prints every line of the log.
     """
 
     def __init__(self, folder: Path):
@@ -60,28 +62,36 @@ class Log(TrainerCallback):
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log at every checkpoint: a resumed training restarts the mean of a line there, and logs the same lines."""
+        """Log at every checkpoint: a resumed training restarts the mean of a line there,
+        and logs the same lines."""
         control.should_log |= control.should_save
         if self.progress is not None:
             self.progress.at(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        losses = [f"{key}={logs[key]:.3f}" for key in ("loss", LOSS) if key in (logs or {})]
+        logged = logs or {}
+        losses = [f"{key}={logged[key]:.3f}" for key in ("loss", LOSS) if key in logged]
         if self.progress is not None and losses:
             self.progress.at(state.global_step, " ".join(losses))
         if state.is_world_process_zero:
-            lines = [entry for entry in state.log_history if entry.keys() & {"loss", LOSS}]
-            text = "".join(json_line(dict(sorted(entry.items()))) for entry in lines)
-            write_atomically(self.folder / "log.jsonl", text)
+            lines = []
+            for entry in state.log_history:
+                if "loss" in entry or LOSS in entry:
+                    lines.append(json_line(dict(sorted(entry.items()))))
+            write_atomically(self.folder / "log.jsonl", "".join(lines))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        wait = torch.distributed.barrier if args.world_size > 1 else lambda: None
-        wait()
+        _wait_for_others(args)
         if state.is_world_process_zero:
             complete = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE
             with writing(complete):
                 complete.touch()
-        wait()
+        _wait_for_others(args)
+
+
+def _wait_for_others(args: TrainingArguments) -> None:
+    if args.world_size > 1:
+        torch.distributed.barrier()
 
 
 def fit(
@@ -97,7 +107,8 @@ def fit(
     options: dict[str, Any],
     **arguments: Any,
 ) -> Any:
-    """Train a model in this process, from the folder's last complete checkpoint if there is one; returns the Trainer.
+    """Train a model in this process, from the folder's last complete checkpoint if there is one;
+    returns the Trainer.
 
     Every training of this package calls it.
 
@@ -107,7 +118,8 @@ def fit(
         kind: a `MoeTrainer`, which gets the `options`.
         arguments: further TrainingArguments, such as `bf16` for autocast.
     """
-    device, log = resolve_device(config.device).type, Log(folder)
+    device = resolve_device(config.device).type
+    log = Log(folder)
     settings = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         seed=config.seed,
@@ -124,13 +136,15 @@ def fit(
     )
     assert settings.device is not None  # reading the property sets _n_gpu
     settings._n_gpu = min(settings._n_gpu, 1)  # one process, one GPU: no torch.nn.DataParallel
-    trainer = (kind or MoeTrainer)(
+    trainer_class = kind or MoeTrainer
+    trainer = trainer_class(
         model=model, args=settings, train_dataset=rows, callbacks=[log, *callbacks], **options
     )
     trainer.remove_callback(ProgressCallback)
     checkpoint = last_checkpoint(folder / "checkpoints")
-    if 0 < (kept := step_of(checkpoint)) < steps and settings.process_index == 0:
-        print_message(f"{folder.name}: training, continuing at step {kept:,} of {steps:,}")
+    done = step_of(checkpoint)
+    if 0 < done < steps and settings.process_index == 0:
+        print_message(f"{folder.name}: training, continuing at step {done:,} of {steps:,}")
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
@@ -142,14 +156,16 @@ def fit(
 class MoeTrainer(Trainer):
     """A Trainer that also restores the experts when a training resumes.
 
-    Checkpoints have a tensor for each expert, and models have fused experts. The Trainer of transformers 5.23 does not
-    convert the former to the latter: it warns, and continues with random experts. Checkpoints of a PeftModel have only
-    the adapter.
+    Checkpoints have a tensor for each expert, and models have fused experts. The Trainer of
+    transformers 5.23 does not convert the former to the latter: it warns, and continues with random
+    experts. Checkpoints of a PeftModel have only the adapter.
 
-    Raises TrainingError before an optimizer step whose loss or gradient is NaN or infinite, in all processes.
+    Raises TrainingError before an optimizer step whose loss or gradient is NaN or infinite, in all
+    processes.
 
     Args:
-        schedule: the factor of the learning rate as a function of the step; a list: that of each parameter group.
+        schedule: the factor of the learning rate as a function of the step; a list: that of each
+            parameter group.
     """
 
     control: Any
@@ -175,12 +191,14 @@ class MoeTrainer(Trainer):
             save_adapter(self.model, Path(output_dir or str(self.args.output_dir)))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        model, folder = model or self.model, Path(resume_from_checkpoint)
+        model = model or self.model
+        folder = Path(resume_from_checkpoint)
         if is_peft(model):
             load_adapter(model, folder)
             return
-        sharded = self.is_distributed_loading_by_transformers
-        options = {"distributed_config": model.config.distributed_config} if sharded else {}
+        options = {}
+        if self.is_distributed_loading_by_transformers:
+            options["distributed_config"] = model.config.distributed_config
         model.load_state_dict(own_checkpoint(folder, **options).state_dict())
 
     def training_step(self, *args: Any, **options: Any) -> Tensor:
@@ -210,16 +228,14 @@ class MoeTrainer(Trainer):
         return metrics
 
     def _check(self, value: Tensor, what: str, step: int) -> None:
-        if not torch.isfinite(value).all():
-            kept = (
-                "The last checkpoint is kept. "
-                if last_checkpoint(Path(self.args.output_dir))
-                else ""
-            )
-            raise TrainingError(
-                f"The {what} of training step {step} is {value.item()}. {kept}"
-                "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
-            )
+        if torch.isfinite(value).all():
+            return
+        has_checkpoint = last_checkpoint(Path(self.args.output_dir)) is not None
+        kept = "The last checkpoint is kept. " if has_checkpoint else ""
+        raise TrainingError(
+            f"The {what} of training step {step} is {value.item()}. {kept}"
+            "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
+        )
 
 
 def own_checkpoint(folder: Path | str, **options: Any) -> PreTrainedModel:

@@ -1,6 +1,8 @@
-"""Routing methods with settings that a study can choose (`tuning=`), and whose profile a later run reads.
+"""Routing methods with settings that a study can choose (`tuning=`),
+and whose profile a later run reads.
 
-`GridMethod`: numbers on a grid that the method gives. `TemperatureMethod`: the temperatures of an ensemble.
+`GridMethod`: numbers on a grid that the method gives. `TemperatureMethod`: the temperatures of an
+ensemble.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class TunableMethod(PolicyMethod):
 
     @property
     def tuned_on(self) -> frozenset[str]:
-        """`document_hashes` of the examples that its settings were tuned on: these are not evaluated."""
+        """`document_hashes` of the examples that its settings were tuned on:
+        these are not evaluated."""
         return frozenset(self.profile.documents if self.profile else ())
 
     @property
@@ -62,7 +65,8 @@ class TunableMethod(PolicyMethod):
         return super().identity(facts) | {"study": study}
 
     def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
-        """The base model at its best logit scale, which a study of perplexity finds: the control for a gain.
+        """The base model at its best logit scale, which a study of perplexity finds:
+        the control for a gain.
 
         Its greedy answers are those of the base model.
         """
@@ -84,12 +88,16 @@ class TunableMethod(PolicyMethod):
 class TemperatureMethod(TunableMethod):
     """An ensemble at temperatures of the MoE layers, which a study searches, or its logit scale.
 
-    `Config` has the keys `skip_layers` and `temperature` for tpe, random and uniform, and `logit_scale` for scale.
+    `Config` has the keys `skip_layers` and `temperature` for tpe, random and uniform, and
+    `logit_scale` for scale.
     """
 
     @abstractmethod
     def temperatures(self, moe_layers: int) -> list[float]:
-        """One temperature per MoE layer. Raises ConfigError if the configuration does not fit their number."""
+        """One temperature per MoE layer.
+
+        Raises ConfigError if the configuration does not fit their number.
+        """
 
     @abstractmethod
     def first_noisy(self, moe_layers: int) -> int:
@@ -110,9 +118,11 @@ class GridMethod(TunableMethod):
     tunings: ClassVar[tuple[str, ...]] = ("grid",)
     profile_key = "profile"
     begins_with_base: ClassVar[bool] = True
-    """Whether the first settings of the grid are those of the base model, whose best logit scale is then a control."""
+    """Whether the first settings of the grid are those of the base model,
+    whose best logit scale is then a control."""
     open_ended: tuple[str, ...] = ()
-    """Keys that allow larger values than the grid's. The largest one of the grid is marked as at the bound."""
+    """Keys that allow larger values than the grid's.
+    The largest one of the grid is marked as at the bound."""
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
@@ -135,7 +145,8 @@ class GridMethod(TunableMethod):
         return replace(self.config, **settings)
 
     def settings(self, tuned: Settings) -> dict[str, Any]:
-        """`Profile.settings`: the values of all keys, with the best values for those of the grid."""
+        """`Profile.settings`: the values of all keys,
+        with the best values for those of the grid."""
         keys = [field.name for field in fields(self.config) if field.name not in NOT_SETTINGS]
         return {key: getattr(self.config, key) for key in keys} | tuned
 
@@ -153,7 +164,8 @@ class GridMethod(TunableMethod):
 def _settled(config: Any, profile: Profile) -> Any:
     """The configuration with the profile's settings.
 
-    Raises ConfigError if the profile has other keys, or the command another value: its rows would be labelled by that.
+    Raises ConfigError if the profile has other keys, or the command another value: its rows would
+    be labelled by that.
     """
     defaults = {
         field.name: field.default for field in fields(config) if field.name not in NOT_SETTINGS

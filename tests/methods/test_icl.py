@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from moe_lab.engine.lm import EngineLM
-from moe_lab.methods.icl_lm import FILE, DemonstrationLM
+from moe_lab.methods.icl_lm import FILE, DemonstrationLM, ScoredPrompt
 from tests.support import rounding
 from tests.support.command import run_command
 from tests.support.ended import block_of
@@ -46,7 +46,8 @@ def loaded() -> SimpleNamespace:
 def language_model(loaded, folder: Path | None = None, max_length: int | None = None, k: int = 2):
     config = context().config
     config.max_length = max_length
-    asked = {QUESTION: ("\n\n", {" A", " B", " much longer"}), "": ("\n\n", {" A"})}
+    scored = ScoredPrompt("\n\n", {" A", " B", " much longer"})
+    asked = {QUESTION: scored, "": ScoredPrompt("\n\n", {" A"})}
     settings = SimpleNamespace(k=k, most_similar=0.999)
     return DemonstrationLM(loaded, config, settings, references(), asked, folder)
 

@@ -18,8 +18,8 @@ import pytest
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.methods import tokenized as prepared
 from moe_lab.methods.data_files import TOY_SIZES, Data, data_files, read_data, read_rows
+from moe_lab.methods.finetune_freeze import prepared
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Pad, Row, Rows, encode, encode_all
 from moe_lab.models.tokenizer import PLAIN_TEMPLATE, load_tokenizer, with_template

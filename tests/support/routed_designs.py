@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from moe_lab.methods.pretrain.config import architecture
+from moe_lab.methods.pretrain.design import architecture
 from moe_lab.models.designs.configuration import UNITS
 from moe_lab.models.designs.units import unit_tables
 from moe_lab.routing import Router, Routing

@@ -42,11 +42,13 @@ class C3POConfig(Method.Config):
     bandwidth: PositiveFloat | None = None
     steps: NonNegativeInt = 10
     parameters: Literal["weights", "logits"] = "logits"
-    """weights: the routing probabilities themselves (equation 1); logits: those of a softmax over the core experts."""
+    """weights: the routing probabilities themselves (equation 1);
+    logits: those of a softmax over the core experts."""
     update: Literal["adam", "gd"] = "adam"
     """adam, or gd: plain gradient descent. Equation 1 is gd with `parameters="weights"`."""
     learning_rate: list[float] = field(default_factory=lambda: [0.1, 1e-4])
-    """First and last: the paper's "10e-2 to 10e-5" as it is written. [0.01, 0.00001] reads it as powers of ten."""
+    """First and last: the paper's "10e-2 to 10e-5" as it is written. [0.01,
+    0.00001] reads it as powers of ten."""
     schedule: Literal["cosine", "step", "fixed"] = "cosine"
     """cosine or step: from the first learning rate to the last; fixed: always the first."""
     relax: Literal["core", "topk"] = "core"

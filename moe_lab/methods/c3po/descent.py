@@ -1,11 +1,12 @@
-"""Neighbourhood gradient descent of a question's pathway on the loss of its neighbours (equations 1 and 3).
+"""Neighbourhood gradient descent of a question's pathway on the loss of its neighbours (equations 1
+and 3).
 
-With the question itself as its only neighbour, this is the oracle (equation 2). A batch of questions takes one pass per
-step, or several if neighbours are many or long.
+With the question itself as its only neighbour, this is the oracle (equation 2). A batch of
+questions takes one pass per step, or several if neighbours are many or long.
 
-N = questions, k = neighbours of each, P = pairs of a question and a neighbour, A = answer tokens of all pairs,
-W = re-routed tokens, L = optimized MoE layers, C = core experts, E = experts, V = vocabulary, S = states (before each
-step and after the last), G = 1 + W L C.
+N = questions, k = neighbours of each, P = pairs of a question and a neighbour, A = answer tokens of
+all pairs, W = re-routed tokens, L = optimized MoE layers, C = core experts, E = experts,
+V = vocabulary, S = states (before each step and after the last), G = 1 + W L C.
 """
 
 import math
@@ -29,10 +30,11 @@ from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 ROWS = 96
 """Pairs of one pass."""
 HELD_BYTES = 2**30
-"""Joined prefixes up to this size stay in memory for all steps; larger ones are joined again in every step."""
+"""Joined prefixes up to this size stay in memory for all steps;
+larger ones are joined again in every step."""
 EPS = 1e-6
-"""Adam's epsilon. With the usual 1e-8, rounding errors become steps where the gradient is 0 (with relax=topk, experts
-outside the top-k of families that renormalize)."""
+"""Adam's epsilon. With the usual 1e-8, rounding errors become steps where the gradient is 0 (with
+relax=topk, experts outside the top-k of families that renormalize)."""
 
 
 def _squared_distance(logits_AV: Tensor, target_A: Tensor) -> Tensor:
@@ -68,12 +70,13 @@ class _Pair(NamedTuple):
 class NeighbourLoss:
     """L(ω) of N questions: the kernel-weighted mean of their neighbours' losses.
 
-    The neighbours' re-routed tokens take the question's pathway, in order; all other tokens are routed as usual. The
-    loss of a neighbour is the mean over the tokens of its right answer, each predicted from the true tokens before it.
+    The neighbours' re-routed tokens take the question's pathway, in order; all other tokens are
+    routed as usual. The loss of a neighbour is the mean over the tokens of its right answer, each
+    predicted from the true tokens before it.
 
     Args:
-        neighbours: k of each question, read with their right answer as the only continuation; None for a missing
-            neighbour, whose weight is 0.
+        neighbours: k of each question, read with their right answer as the only continuation; None
+            for a missing neighbour, whose weight is 0.
         weight_Nk: kernel weights of any scale.
         kind: one of `LOSSES`.
         budget: the bounds of a pass.
@@ -111,15 +114,17 @@ class NeighbourLoss:
             self._held = [replay.batch(self._suffixes[part]) for part in self._parts]
 
     def __call__(self, pathways: Pathways, relax: str) -> Tensor:
-        """float32 [N] on the pathways' device, differentiable in `pathways.theta`; 0 without neighbours."""
+        """float32 [N] on the pathways' device, differentiable in `pathways.theta`;
+        0 without neighbours."""
         zeros_N = torch.zeros(len(pathways), device=pathways.theta.device)
         return sum(self._losses(pathways, relax), start=zeros_N)
 
     def gradient(self, pathways: Pathways, relax: str) -> tuple[Tensor, Tensor]:
         """(float32 [N], its gradient [N, W, L, C] in each question's own parameters).
 
-        Each pass is differentiated alone, so that only one computation graph is in memory. The passes of a step use a
-        copy of the parameters on the model's device, so that the host reads the device once per step.
+        Each pass is differentiated alone, so that only one computation graph is in memory. The
+        passes of a step use a copy of the parameters on the model's device, so that the host reads
+        the device once per step.
         """
         on_device = pathways.on(self.replay.forward.device)
         theta_NWLC = on_device.theta
@@ -138,7 +143,8 @@ class NeighbourLoss:
         return result_NG[:, 0], result_NG[:, 1:].reshape(pathways.theta.shape)
 
     def _losses(self, pathways: Pathways, relax: str) -> Iterator[Tensor]:
-        """float32 [N] for each pass over some pairs of question and neighbour; the sum over passes is L(ω)."""
+        """float32 [N] for each pass over some pairs of question and neighbour;
+        the sum over passes is L(ω)."""
         for number, part in enumerate(self._parts):
             suffixes = self._suffixes[part]
             batch = self._held[number] if self._held else self.replay.batch(suffixes)
@@ -166,8 +172,8 @@ class NeighbourLoss:
         return loss_N.detach().where(self.has_neighbours_N, torch.nan)
 
     def mean_pathway(self, pathways: Pathways) -> Tensor:
-        """[N, W, L, E]: the kernel-weighted mean of the neighbours' pathways (equation 4), or the question's own
-        pathway without neighbours."""
+        """[N, W, L, E]: the kernel-weighted mean of the neighbours' pathways (equation 4),
+        or the question's own pathway without neighbours."""
         if not self._suffixes:
             return pathways.clean_NWLE
         pathway_PWME = torch.stack([suffix.pathway_WME for suffix in self._suffixes])
@@ -205,8 +211,8 @@ def _parts(suffixes: Sequence[PromptSuffix], budget: Budget) -> list[slice]:
 def learning_rates(schedule: str, first: float, last: float, steps: int) -> list[float]:
     """The rate of each step.
 
-    "cosine" falls like half a cosine and ends at `last`; "step" divides the steps equally among the powers of ten from
-    `first` to `last`; "fixed" stays at `first`.
+    "cosine" falls like half a cosine and ends at `last`; "step" divides the steps equally among the
+    powers of ten from `first` to `last`; "fixed" stays at `first`.
     """
     if schedule == "fixed" or first == last:
         return [first] * steps
@@ -228,8 +234,9 @@ def ngd(
 ) -> tuple[Pathways, Tensor]:
     """(changed pathways, losses float32 [steps + 1, N] before each step and after the last).
 
-    All questions are optimized at once. Each has its own parameters and loss, so the result does not depend on the
-    batch. Questions without neighbours keep their pathways, and their loss is NaN.
+    All questions are optimized at once. Each has its own parameters and loss, so the result does
+    not depend on the batch. Questions without neighbours keep their pathways, and their loss is
+    NaN.
 
     Raises RoutingError if the loss of a question with neighbours is NaN.
     """

@@ -1,4 +1,5 @@
-"""The engine and the language model of `method=c3po`: optimize the pathways of questions, then score or generate.
+"""The engine and the language model of `method=c3po`: optimize the pathways of questions,
+then score or generate.
 
 N = questions of a batch, W = re-routed tokens of each, K = neighbours of each, R = references.
 """
@@ -31,7 +32,8 @@ from moe_lab.methods.c3po.kernel_methods import (
 )
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
 from moe_lab.methods.c3po.traces import Optimized, write_traces
-from moe_lab.methods.references.embeddings import Neighbours, neighbours, normalized, text_ids
+from moe_lab.methods.references.embeddings import normalized, text_ids
+from moe_lab.methods.references.neighbours import Neighbours, neighbours
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
 from moe_lab.models.facts import LoadedModel
@@ -71,15 +73,18 @@ class PathwayEngine(Engine):
         self.replay = SuffixReplay(model.model, layers[0], named_tokens(settings.tokens))
         counts = ("flops", "flops_plain", "flops_questions", "reference_dropped", "reference_none")
         self.counted = dict.fromkeys(counts, 0)
-        """Floating-point operations of the first batch of scored questions, in total and without the optimization;
-        references that were too similar; questions without a neighbour."""
+        """Floating-point operations of the first batch of scored questions, in total and without
+        the optimization; references that were too similar; questions without a neighbour."""
         self._kept: Store = store_on(model.device)
         """Suffixes of references by the token ids of prompt and answer."""
         self._generated_in = 0
 
     @property
     def tokens_in(self) -> int:
-        """Tokens put through the model so far. Tokens of the optimization pass only the later layers."""
+        """Tokens put through the model so far.
+
+        Tokens of the optimization pass only the later layers.
+        """
         return self.replay.tokens_in + self._generated_in
 
     def score(
@@ -108,8 +113,8 @@ class PathwayEngine(Engine):
             prompts = [state.prompt for state in batch]
             texts = [state.text for state in batch]
             suffixes = self._read(prompts, texts)
-            own = self._with_right_answers(prompts, texts, ANSWER_TOKENS)
-            probs = self.optimize(texts, suffixes, own).pathways.probs()
+            with_answers = self._with_right_answers(prompts, texts, ANSWER_TOKENS)
+            probs = self.optimize(texts, suffixes, with_answers).pathways.probs()
             rerouted = ReroutedForward(
                 self.replay.model, batch, probs, self.replay.span, self.settings.persistence
             )
@@ -131,8 +136,8 @@ class PathwayEngine(Engine):
             if self.trace:
                 states.append(self.replay.score(suffixes, pathways.remix("topk")))
 
-        own = self._with_right_answers(contexts, texts)
-        optimized = self.optimize(texts, suffixes, own, watch)
+        with_answers = self._with_right_answers(contexts, texts)
+        optimized = self.optimize(texts, suffixes, with_answers, watch)
         scores = self.replay.score(suffixes, optimized.pathways.remix("topk"))
         if self.trace:
             continuations = [(request.text, list(request.texts)) for request in requests]
@@ -152,7 +157,10 @@ class PathwayEngine(Engine):
     def _with_right_answers(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[str], most: int | None = None
     ) -> list[PromptSuffix] | None:
-        """The prompts, each read with only its right answer, of which `most` tokens. None unless this is the oracle."""
+        """The prompts, each read with only its right answer, of which `most` tokens.
+
+        None unless this is the oracle.
+        """
         if self._right_answer is None:
             return None
         answers = [[self._right_answer(text)[:most]] for text in texts]
@@ -162,14 +170,14 @@ class PathwayEngine(Engine):
         self,
         texts: Sequence[str],
         suffixes: Sequence[PromptSuffix],
-        own: Sequence[PromptSuffix] | None = None,
+        with_answers: Sequence[PromptSuffix] | None = None,
         watch: Watch = unwatched,
     ) -> Optimized:
         """Optimize the pathways of N prompts.
 
         Args:
             texts, suffixes: of the prompts.
-            own: for the oracle, the prompts read with only their right answers.
+            with_answers: for the oracle, the prompts read with only their right answers.
             watch: gets the pathways of every state.
 
         Raises RoutingError if the loss of a question is NaN.
@@ -178,9 +186,9 @@ class PathwayEngine(Engine):
         pathway_NWME = torch.stack([suffix.pathway_WME for suffix in suffixes])
         top_k = self.loaded.facts.top_k
         pathways = Pathways(pathway_NWME, self.layers, settings.core_experts, top_k=top_k)
-        if own is not None:
-            only_neighbours = [[suffix] for suffix in own]
-            weight_N1 = torch.ones(len(own), 1)
+        if with_answers is not None:
+            only_neighbours = [[suffix] for suffix in with_answers]
+            weight_N1 = torch.ones(len(with_answers), 1)
             loss = NeighbourLoss(
                 self.replay, only_neighbours, weight_N1, settings.loss, self.budget
             )
@@ -227,8 +235,11 @@ class PathwayEngine(Engine):
     def _embedded(
         self, references: ReferenceSet, texts: list[str], suffixes: Sequence[PromptSuffix]
     ) -> Tensor:
-        """float32 [N, X]: embeddings of the prompts. Hidden states are not computed again if the prompts have the same
-        tokens as the texts, and the same rotary embeddings without their continuations."""
+        """float32 [N, X]: embeddings of the prompts.
+
+        Hidden states are not computed again if the prompts have the same tokens as the texts, and
+        the same rotary embeddings without their continuations.
+        """
         if references.how is None and self._read_as_texts(suffixes, texts):
             mean_ND = torch.stack([suffix.mean_D for suffix in suffixes])
             return normalized(mean_ND, references.mean_X)
@@ -245,7 +256,8 @@ class PathwayEngine(Engine):
     def _neighbour_suffixes(
         self, near: Neighbours, references: ReferenceSet
     ) -> list[list[PromptSuffix | None]]:
-        """The suffixes of each question's neighbours, nearest first; None for a missing neighbour."""
+        """The suffixes of each question's neighbours, nearest first;
+        None for a missing neighbour."""
         index_QK = near.index_QK
         suffixes = self._reference_suffixes(references, index_QK[index_QK >= 0].unique().tolist())
         return [[suffixes.get(reference) for reference in row] for row in index_QK.tolist()]
@@ -253,7 +265,10 @@ class PathwayEngine(Engine):
     def _reference_suffixes(
         self, references: ReferenceSet, numbers: list[int]
     ) -> dict[int, PromptSuffix]:
-        """The suffixes of references by their number. New ones are read, and kept while there is memory for them."""
+        """The suffixes of references by their number.
+
+        New ones are read, and kept while there is memory for them.
+        """
         keys = {}
         for number in numbers:
             keys[number] = (tuple(references.prompts[number]), tuple(references.golds[number]))

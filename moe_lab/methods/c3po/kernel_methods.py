@@ -1,10 +1,12 @@
-"""The gradient-free optimizers: kernel regression (equations 4 to 6) and mode finding (7 and 8), with their kernels.
+"""The gradient-free optimizers: kernel regression (equations 4 to 6) and mode finding (7 and 8),
+with their kernels.
 
-In kernel regression a pathway moves towards the mean of its neighbours' pathways. In mode finding (mean shift) it moves
-to where the references' pathways are dense.
+In kernel regression a pathway moves towards the mean of its neighbours' pathways. In mode finding
+(mean shift) it moves to where the references' pathways are dense.
 
-Distances of unit vectors are sqrt(2 - 2 cos), from 0 to 2. N = questions, R = references, k = neighbours of each
-question, W = re-routed tokens, M = MoE layers, L = optimized ones, E = experts, C = core experts, A = values of alpha.
+Distances of unit vectors are sqrt(2 - 2 cos), from 0 to 2. N = questions, R = references,
+k = neighbours of each question, W = re-routed tokens, M = MoE layers, L = optimized ones,
+E = experts, C = core experts, A = values of alpha.
 """
 
 import math
@@ -28,15 +30,18 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
     "matern": lambda scaled: torch.log1p(math.sqrt(3) * scaled) - math.sqrt(3) * scaled,
     "gaussian": lambda scaled: -scaled.square() / 2,
 }
-"""Logarithms of the kernels (section 3 and Table 6). Linear: the cosine, 0 below 0; Matérn with smoothness 3/2."""
+"""Logarithms of the kernels (section 3 and Table 6). Linear: the cosine, 0 below 0;
+Matérn with smoothness 3/2."""
 SCALED = ("matern", "gaussian")
 """Kernels with a bandwidth."""
 
 
 def kernel(name: str, distance_Nk: Tensor, bandwidth: float | None = None) -> Tensor:
-    """float32 [N, k]: the kernel, divided by its largest value for each question; 0 for a missing neighbour.
+    """float32 [N, k]: the kernel, divided by its largest value for each question;
+    0 for a missing neighbour.
 
-    The division does not change weighted means. Without it, a small bandwidth could make all weights 0.
+    The division does not change weighted means. Without it, a small bandwidth could make all
+    weights 0.
 
     Args:
         name: one of `KERNELS`.
@@ -63,13 +68,14 @@ def kernel_regression(
 ) -> tuple[Pathways, Tensor]:
     """(changed pathways, losses float32 [2, N] of the original and the changed pathways).
 
-    The mean is over the core experts, scaled to the probability of the core in the question's own pathway; the other
-    experts keep their probability. With all experts in the core this is equation 4. Losses are computed with the
-    model's top-k. A pathway without neighbours does not change, and its losses are NaN.
+    The mean is over the core experts, scaled to the probability of the core in the question's own
+    pathway; the other experts keep their probability. With all experts in the core this is
+    equation 4. Losses are computed with the model's top-k. A pathway without neighbours does not
+    change, and its losses are NaN.
 
     Args:
-        alpha: share of the question's own pathway; None: for each question, the value of `ALPHAS` with the smallest
-            loss on the neighbours (equation 6).
+        alpha: share of the question's own pathway; None: for each question, the value of `ALPHAS`
+            with the smallest loss on the neighbours (equation 6).
 
     Raises RoutingError if the loss of a question with neighbours is NaN.
     """
@@ -97,7 +103,8 @@ def kernel_regression(
 
 
 def distances(pathway_NWLE: Tensor, reference_RWLE: Tensor) -> Tensor:
-    """[N, R]: root mean square, over tokens and layers, of the distance between two distributions: 0 to sqrt(2)."""
+    """[N, R]: root mean square, over tokens and layers,
+    of the distance between two distributions: 0 to sqrt(2)."""
     W, L = pathway_NWLE.shape[1:3]
     return torch.cdist(pathway_NWLE.flatten(1), reference_RWLE.flatten(1)) / math.sqrt(W * L)
 
@@ -113,11 +120,12 @@ def mode_finding(
 ) -> tuple[Pathways, Tensor]:
     """(changed pathways, losses float32 [shifts + 1, N] on the neighbours, with the model's top-k).
 
-    Each shift searches neighbours again among the references' pathways. Their mean is over the core experts and scaled
-    to the core's probability, as in kernel regression. The loss is reported, not used.
+    Each shift searches neighbours again among the references' pathways. Their mean is over the core
+    experts and scaled to the core's probability, as in kernel regression. The loss is reported, not
+    used.
 
-    Of the k nearest references only those within the radius `epsilon` are neighbours. It is a bound of half the squared
-    distance, which for vectors of unit length is the cosine distance.
+    Of the k nearest references only those within the radius `epsilon` are neighbours. It is a bound
+    of half the squared distance, which for vectors of unit length is the cosine distance.
 
     Args:
         excluded_NR: bool: references that a question must not use (near duplicates of it).
@@ -151,7 +159,10 @@ def mode_finding(
 def without_neighbours(
     pathways: Pathways, reference_RWME: Tensor, settings: C3POConfig, excluded_NR: Tensor
 ) -> Tensor:
-    """bool [N]: whether a question has no neighbour at the first shift. It keeps its pathway in all shifts."""
+    """bool [N]: whether a question has no neighbour at the first shift.
+
+    It keeps its pathway in all shifts.
+    """
     distance_NR = distances(pathways.probs_NWLE(), reference_RWME[:, :, pathways.layers])
     radius = torch.inf if settings.epsilon is None else settings.epsilon
     is_far_NR = distance_NR.square() / 2 > radius

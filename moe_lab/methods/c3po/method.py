@@ -1,4 +1,5 @@
-"""`method=c3po`: pathways of test questions, optimized on similar questions that the model answers correctly."""
+"""`method=c3po`: pathways of test questions,
+optimized on similar questions that the model answers correctly."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ class C3PO(ReferenceMethod):
     Config = C3POConfig
 
     def check(self, facts: ModelFacts) -> None:
-        """Raises ConfigError for layers that the model lacks, and for routers that do not choose by logits."""
+        """Raises ConfigError for layers that the model lacks,
+        and for routers that do not choose by logits."""
         from moe_lab.routing.rules import LOGITS
 
         named_layers(self.config.layers, facts.moe_layers)
@@ -120,7 +122,8 @@ class C3PO(ReferenceMethod):
         return super().identity(facts) | {"layers": layers}
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
-        """The tokens of the answers, of the neighbours (read once), and of their prompts' suffixes in every pass.
+        """The tokens of the answers, of the neighbours (read once),
+        and of their prompts' suffixes in every pass.
 
         With `epsilon` the number of neighbours is not known yet; k is assumed.
         """
@@ -138,7 +141,10 @@ class C3PO(ReferenceMethod):
         return answers + workload.documents * (read + passed)
 
     def held(self, workload: Workload, facts: ModelFacts) -> tuple[float, float]:
-        """Of the questions that are optimized together, and of their neighbours from the first changed layer on."""
+        """For the questions that are optimized together, and for their neighbours.
+
+        Neighbours are cached from the first changed layer on.
+        """
         from moe_lab.methods.c3po.engine import AT_ONCE
         from moe_lab.methods.references.store import ANSWER_TOKENS
 
@@ -206,7 +212,8 @@ class C3PO(ReferenceMethod):
 
     @staticmethod
     def without_neighbour(result: RunBlock) -> tuple[int, int] | None:
-        """(questions without a neighbour, all questions); None if each has one, and for the oracle."""
+        """(questions without a neighbour, all questions); None if each has one,
+        and for the oracle."""
         report = result.report
         without = report.get("reference", {}).get("questions_without", 0)
         each_has_one = report.get("epsilon") is None and not without

@@ -1,7 +1,7 @@
 """Pathways: the routing probabilities that C3PO optimizes (section 3.5), and noise around them.
 
-N = questions, W = re-routed tokens of each, M = MoE layers, L = optimized ones, E = experts, C = core experts, K =
-experts per token, P = sequences of a pass, T = N x W.
+N = questions, W = re-routed tokens of each, M = MoE layers, L = optimized ones, E = experts,
+C = core experts, K = experts per token, P = sequences of a pass, T = N x W.
 """
 
 from __future__ import annotations
@@ -14,22 +14,28 @@ from torch import Tensor
 from moe_lab.routing.remix import Remix
 
 FLOOR = 1e-9
-"""Where weights are clipped. `Remix` takes logarithms, so an expert at exactly 0 would never get a gradient again."""
+"""Where weights are clipped. `Remix` takes logarithms,
+so an expert at exactly 0 would never get a gradient again."""
 
 
 class Pathways:
-    """Routing probabilities of W tokens of N questions. Those of core experts in the optimized layers may change.
+    """Routing probabilities of W tokens of N questions.
 
-    The core experts of a token and layer are those with the largest probabilities in the base model. The core keeps its
-    total probability in the base model, and each expert outside the core keeps its own.
+    Those of core experts in the optimized layers may change.
+
+    The core experts of a token and layer are those with the largest probabilities in the base
+    model. The core keeps its total probability in the base model, and each expert outside the core
+    keeps its own.
 
     Args:
         pathway_NWME: probabilities of the base model.
         layers: numbers of the optimized MoE layers.
         core_experts: C; None or more than E: all.
-        parameters: "weights": the parameters are the probabilities of the core experts (equation 1), scaled to the
-            core's total; "logits": the core's total times the softmax of the parameters.
-        top_k: K. A smaller core is relaxed together with the other experts that the base model chooses.
+        parameters: "weights": the parameters are the probabilities of the core experts
+            (equation 1), scaled to the core's total; "logits": the core's total times the softmax
+            of the parameters.
+        top_k: K. A smaller core is relaxed together with the other experts that the base model
+            chooses.
     """
 
     def __init__(
@@ -50,14 +56,16 @@ class Pathways:
         """int64 [N, W, L, max(C, K)]: the experts that contribute with `relax="core"`."""
         self.mass_NWL1 = core_NWLC.sum(dim=-1, keepdim=True)
         self.theta = torch.empty_like(core_NWLC)
-        """Leaf [N, W, L, C]: the parameters, one for each of the core experts `core` (int64 [N, W, L, C])."""
+        """Leaf [N, W, L, C]: the parameters, one for each of the core experts `core` (int64 [N, W,
+        L, C])."""
         self.set_core(core_NWLC)
 
     def __len__(self) -> int:
         return len(self.theta)
 
     def copy(self, parameters: str | None = None) -> Pathways:
-        """The same pathways with separate parameters; `parameters` (default: the same) says of which kind."""
+        """The same pathways with separate parameters; `parameters` (default: the same) says of
+        which kind."""
         other = object.__new__(Pathways)
         other.__dict__.update(self.__dict__, theta=self.theta.detach().clone().requires_grad_())
         if parameters not in (None, self.parameters):
@@ -88,13 +96,17 @@ class Pathways:
 
     @torch.no_grad()
     def project(self) -> None:
-        """After a step: clip weights at 0 and scale them to the core's mass, in place. Logits need neither."""
+        """After a step: clip weights at 0 and scale them to the core's mass, in place.
+
+        Logits need neither.
+        """
         if self.parameters == "weights":
             self.theta.clamp_(min=FLOOR)
             self.theta.copy_(self.core_probs())
 
     def to_core(self, pathway_NWLE: Tensor) -> Tensor:
-        """[N, W, L, C]: the core experts' probabilities in other pathways, scaled to the core's mass."""
+        """[N, W, L, C]: the core experts' probabilities in other pathways,
+        scaled to the core's mass."""
         at_core_NWLC = pathway_NWLE.gather(-1, self.core)
         return at_core_NWLC / at_core_NWLC.sum(dim=-1, keepdim=True) * self.mass_NWL1
 
@@ -110,8 +122,10 @@ class Pathways:
         """The policy that routes the re-routed tokens of a pass by these pathways.
 
         Args:
-            relax: "topk": the router's K experts with these probabilities; "core": all core experts contribute.
-            question_P: int64: the question whose pathway each sequence takes; None: the questions in order.
+            relax: "topk": the router's K experts with these probabilities; "core": all core experts
+                contribute.
+            question_P: int64: the question whose pathway each sequence takes; None: the questions
+                in order.
         """
         rows = slice(None) if question_P is None else question_P
         probs = {layer: probs_NWE[rows] for layer, probs_NWE in self.probs().items()}

@@ -1,7 +1,7 @@
 """Traces of `method=c3po`: the pathways of scored questions, before and after their optimization.
 
-N = questions, W = re-routed tokens of each, L = optimized MoE layers, E = experts, K = neighbours of each question,
-R = references.
+N = questions, W = re-routed tokens of each, L = optimized MoE layers, E = experts, K = neighbours
+of each question, R = references.
 """
 
 import math
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from moe_lab.engine.scoring import Scores
 from moe_lab.methods.c3po.pathway import Pathways
-from moe_lab.methods.references.embeddings import Neighbours, text_key
+from moe_lab.methods.references.embeddings import text_key
+from moe_lab.methods.references.neighbours import Neighbours
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.results.atomic import json_line, writing
 
@@ -46,11 +47,12 @@ def write_traces(
 ) -> None:
     """Append lines for N questions to `traces.jsonl`, the data of the paper's Figures 5 to 8.
 
-    A line has: prompt (SHA-256 of its text), layers (numbers of the re-mixed MoE layers), before and after (their
-    probabilities of all experts, [tokens][layers][experts]), core ([tokens][layers][core experts]: expert numbers),
-    neighbours (reference, its number in the set; text; distance; weight, its share of the kernel; pathway), losses (on
-    the neighbours, [states]), continuations (texts) and scores (log-likelihoods of these, [states][continuations]).
-    States are the original pathway and the pathway after every step.
+    A line has: prompt (SHA-256 of its text), layers (numbers of the re-mixed MoE layers), before
+    and after (their probabilities of all experts, [tokens][layers][experts]), core
+    ([tokens][layers][core experts]: expert numbers), neighbours (reference, its number in the set;
+    text; distance; weight, its share of the kernel; pathway), losses (on the neighbours, [states]),
+    continuations (texts) and scores (log-likelihoods of these, [states][continuations]). States are
+    the original pathway and the pathway after every step.
 
     Args:
         texts: (prompt, continuations) of each question.

@@ -1,11 +1,10 @@
-"""The keys of `method=finetune-freeze` (MoE-Bench's Table 1), its freezing schedule, and the recipe of its weights."""
+"""The keys of `method=finetune-freeze` (MoE-Bench's Table 1), and the recipe of its weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, cast
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from moe_lab.config.validators import (
     NonNegativeFloat,
@@ -13,25 +12,16 @@ from moe_lab.config.validators import (
     PositiveFloat,
     PositiveInt,
     UserPath,
-    check_limits,
-    coerce,
-    one_of,
 )
 from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import TOY_SIZES
-from moe_lab.methods.method import Method, refuse
+from moe_lab.methods.finetune_freeze.phases import Phase, boundaries, phases_of
+from moe_lab.methods.method import Method
 from moe_lab.models.distributed import num_processes
 
-SCHEDULES = {
-    name: tuple(name.split("-"))
-    for name in (
-        *("none", "router", "experts", "none-router", "none-experts"),
-        *("router-none", "router-experts", "experts-none", "experts-router"),
-    )
-}
-"""The paper's nine pairs: the group frozen in the first and in the second half, or in the whole training."""
 EIGHT_BIT = "adamw_torch_8bit"
-"""torchao's AdamW with moments in 8 bits. With it weights and gradients are in bfloat16, with stochastic rounding."""
+"""torchao's AdamW with moments in 8 bits. With it weights and gradients are in bfloat16,
+with stochastic rounding."""
 NO_END = (
     "the chat template has no token that ends an answer, so the model is not taught to stop: its answers go on to "
     "the length limit. Another template: model.tokenizer="
@@ -39,24 +29,21 @@ NO_END = (
 TOY_VALIDATION_SIZE = 100
 """Default number of validation conversations of a generated data set."""
 STEP_SIZE = 4
-"""Default number of conversations of an optimizer step: one per pass, or for a generated data set, whose conversations
-are short, all in one pass."""
+"""Default number of conversations of an optimizer step: one per pass, or for a generated data set,
+whose conversations are short, all in one pass."""
 RECIPE = (
-    *(
-        "learning_rate",
-        "router_lr",
-        "router_aux_loss_coef",
-        "partners",
-        "epochs",
-        "max_steps",
-        "length",
-    ),
-    *("warmup_ratio", "weight_decay", "optimizer"),
+    "learning_rate",
+    "router_lr",
+    "router_aux_loss_coef",
+    "partners",
+    "epochs",
+    "max_steps",
+    "length",
+    "warmup_ratio",
+    "weight_decay",
+    "optimizer",
 )
 """Keys that determine the weights as they are typed."""
-
-Frozen = tuple[Literal["router", "experts", "shared_experts"], ...]
-"""Groups of parameters that are not trained."""
 
 
 def empty_answers_note(count: int, what: str = "training") -> str:
@@ -64,66 +51,12 @@ def empty_answers_note(count: int, what: str = "training") -> str:
     return f"answers without text in the {what} data, which are not trained on: {count:,}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """A part of a training, up to the share `until` of its optimizer steps."""
-
-    frozen: Frozen = ()
-    until: PositiveFloat = 1.0
-    lr: PositiveFloat | None = None
-    """Peak learning rate in this phase, instead of the recipe's."""
-
-    def __post_init__(self) -> None:
-        check_limits(self, "method.phases: ")
-
-
-def phases_of(schedule: str, phases: Any = None) -> tuple[Phase, ...]:
-    """The listed phases, or those of a named schedule. Raises ConfigError for an unknown schedule."""
-    if phases is not None:
-        found: list[Phase] = coerce(phases, list[Phase], "method.phases")
-        ends = [phase.until for phase in found]
-        if not found or ends != sorted(set(ends)) or ends[-1] != 1:
-            raise ConfigError("method.phases: `until` must increase, and be 1 for the last phase.")
-        return tuple(replace(phase, frozen=tuple(sorted(set(phase.frozen)))) for phase in found)
-    one_of("method.schedule", schedule, tuple(SCHEDULES))
-    parts = SCHEDULES[schedule]
-    return tuple(
-        Phase(
-            frozen=cast(Frozen, () if part == "none" else (part,)), until=(number + 1) / len(parts)
-        )
-        for number, part in enumerate(parts)
-    )
-
-
-def label(phases: Sequence[Phase]) -> str:
-    """N→R, as the paper writes it, if the switch is at half of the steps; else with the end of each phase: N 25%→R."""
-    names = ["".join(group[0].upper() for group in phase.frozen) or "N" for phase in phases]
-    if len(phases) == 1:
-        return f"{names[0]}→{names[0]}"
-    if [phase.until for phase in phases] == [0.5, 1.0]:
-        return "→".join(names)
-    return "→".join(f"{name} {phase.until:.0%}" for name, phase in zip(names, phases, strict=True))
-
-
-def boundaries(phases: Sequence[Phase], steps: int) -> list[int]:
-    """The optimizer step before which each phase ends, rounded down. Raises ConfigError for a phase without a step."""
-    ends = [math.floor(phase.until * steps + 1e-9) for phase in phases]
-    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        if end <= start:
-            raise ConfigError(
-                f"method.phases: phase {number + 1} has no step: the training has only {steps}. Train longer."
-            )
-    return ends
-
-
-def phase_at(ends: Sequence[int], step: int) -> int:
-    """The number of the phase of an optimizer step; both count from 0."""
-    return next((number for number, end in enumerate(ends) if step < end), len(ends) - 1)
-
-
 @dataclass(kw_only=True)
 class FinetuneConfig(Method.Config):
-    """The keys of `conf/method/finetune-freeze.yaml`. The numbers are those of MoE-Bench's Table 1."""
+    """The keys of `conf/method/finetune-freeze.yaml`.
+
+    The numbers are those of MoE-Bench's Table 1.
+    """
 
     name: str = "finetune-freeze"
     schedule: str = "none"
@@ -135,7 +68,8 @@ class FinetuneConfig(Method.Config):
     router_lr: PositiveFloat | None = None
     router_aux_loss_coef: NonNegativeFloat = 0.0
     partners: NonNegativeInt | None = None
-    """T of C2R: each token trains and is evaluated with its first expert and partners of it; null: no constraint."""
+    """T of C2R: each token trains and is evaluated with its first expert and partners of it;
+    null: no constraint."""
     profile: UserPath | None = None
     epochs: PositiveInt = 3
     max_steps: PositiveInt | None = None
@@ -153,28 +87,29 @@ class FinetuneConfig(Method.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         phases_of(self.schedule, self.phases)
-        refuse(
-            {
-                f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio
-                < 1,
-                f"method.profile={self.profile} has no effect without method.partners=. Give that, too.": (
-                    self.profile is not None and self.partners is None
-                ),
-            }
-        )
+        if self.warmup_ratio >= 1:
+            raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
+        if self.profile is not None and self.partners is None:
+            raise ConfigError(
+                f"method.profile={self.profile} has no effect without method.partners=. Give that, too."
+            )
 
     @property
     def held_out(self) -> int:
-        """Number of validation conversations. Those of generated data sets do not reduce the training set."""
-        if self.validation_size is None:
-            return TOY_VALIDATION_SIZE if self.dataset in TOY_SIZES else 0
-        return self.validation_size
+        """Number of validation conversations.
+
+        Those of generated data sets do not reduce the training set.
+        """
+        if self.validation_size is not None:
+            return self.validation_size
+        return TOY_VALIDATION_SIZE if self.dataset in TOY_SIZES else 0
 
     @property
     def names_no_router(self) -> bool:
         """Whether no key is about routers or experts. Then a dense model can be trained, too."""
-        about = (self.router_lr, self.router_aux_loss_coef, self.partners)
-        return not any(about) and not any(phase.frozen for phase in self.all_phases)
+        if self.router_lr or self.router_aux_loss_coef or self.partners:
+            return False
+        return not any(phase.frozen for phase in self.all_phases)
 
     @property
     def all_phases(self) -> tuple[Phase, ...]:
@@ -184,12 +119,17 @@ class FinetuneConfig(Method.Config):
     @property
     def pass_size(self) -> int:
         """Conversations of a pass."""
-        return self.batch_size or (STEP_SIZE if self.dataset in TOY_SIZES else 1)
+        if self.batch_size is not None:
+            return self.batch_size
+        return STEP_SIZE if self.dataset in TOY_SIZES else 1
 
     @property
     def step_passes(self) -> int:
         """Passes of an optimizer step, over all processes."""
-        return (self.gradient_accumulation or max(1, STEP_SIZE // self.pass_size)) * num_processes()
+        passes = self.gradient_accumulation
+        if passes is None:
+            passes = max(1, STEP_SIZE // self.pass_size)
+        return passes * num_processes()
 
     @property
     def weights_dtype(self) -> str:
@@ -203,14 +143,17 @@ class FinetuneConfig(Method.Config):
 
     def steps_per_epoch(self, rows: int) -> int:
         """Optimizer steps of one pass over this many rows."""
-        return math.ceil(math.ceil(rows / self.pass_size) / self.step_passes)
+        passes = math.ceil(rows / self.pass_size)
+        return math.ceil(passes / self.step_passes)
 
     def warmup_steps(self, rows: int) -> int:
-        """Steps over which the learning rate rises from 0, which is that of the first one, as in transformers."""
+        """Steps over which the learning rate rises from 0, which is that of the first one,
+        as in transformers."""
         return math.ceil(self.warmup_ratio * self.steps(rows))
 
     def check_trains(self, rows: int) -> None:
-        """Raise ConfigError for a phase without a step, and for a training whose only step has the learning rate 0."""
+        """Raise ConfigError for a phase without a step,
+        and for a training whose only step has the learning rate 0."""
         self.ends(rows)
         if self.steps(rows) == 1 and self.warmup_steps(rows):
             raise ConfigError(
@@ -232,9 +175,10 @@ class FinetuneConfig(Method.Config):
         return boundaries(self.all_phases, self.steps(rows))
 
     def recipe(self) -> dict[str, Any]:
-        """All that determines the weights together with model, data and seed, the same for all spellings."""
-        return {key: getattr(self, key) for key in RECIPE} | {
-            "phases": [asdict(phase) for phase in self.all_phases],
-            "batch_size": self.pass_size,
-            "gradient_accumulation": self.step_passes,
-        }
+        """All that determines the weights together with model, data and seed,
+        the same for all spellings."""
+        recipe = {key: getattr(self, key) for key in RECIPE}
+        recipe["phases"] = [asdict(phase) for phase in self.all_phases]
+        recipe["batch_size"] = self.pass_size
+        recipe["gradient_accumulation"] = self.step_passes
+        return recipe

@@ -1,4 +1,5 @@
-"""`method=finetune-freeze`: fine-tune with a freezing schedule, then evaluate the trained model as `method=base` does.
+"""`method=finetune-freeze`: fine-tune with a freezing schedule,
+then evaluate the trained model as `method=base` does.
 
 The baseline is the untrained model.
 """
@@ -22,7 +23,7 @@ from moe_lab.methods.finetune_freeze.config import (
     FinetuneConfig,
     empty_answers_note,
 )
-from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse, share
+from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, share
 from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
 from moe_lab.models.distributed import num_processes
@@ -32,25 +33,26 @@ from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.methods.tokenized import Prepared
+    from moe_lab.methods.finetune_freeze.prepared import Prepared
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
 RECORDED = (
-    *(
-        "schedule",
-        "steps",
-        "phases_end_at",
-        "conversations",
-        "truncated",
-        "left_out",
-        "parameters",
-        "phases",
-    ),
-    *("first_loss", "last_loss", "validation"),
+    "schedule",
+    "steps",
+    "phases_end_at",
+    "conversations",
+    "truncated",
+    "left_out",
+    "parameters",
+    "phases",
+    "first_loss",
+    "last_loss",
+    "validation",
 )
 """Keys of training.json that results.json has, too."""
 ANSWER_END = "answer_end"
-"""The key of training.json with the token that ends an answer; null: the model is not taught to stop."""
+"""The key of training.json with the token that ends an answer;
+null: the model is not taught to stop."""
 EMPTY_ANSWERS = "empty_answers"
 """The key of training.json with the number of answers without text, which are not trained on."""
 RECORDED_LATER = (ANSWER_END, EMPTY_ANSWERS)
@@ -62,12 +64,13 @@ OF_PROFILE = ("profile", "profile_sha256", "test_profile")
 class FinetuneFreeze(TrainingMethod):
     """Trains a model once and evaluates it as `method=base` does.
 
-    `router_aux_loss_coef` weighs transformers' load-balancing loss: E times the sum over experts of f P, with f and P
-    over the tokens of all MoE layers together. MoE-Bench's equation 2 has no factor E and is for one layer. If all L
-    layers are balanced alike and their losses are added, the coefficient c here is alpha = c E / L there.
+    `router_aux_loss_coef` weighs transformers' load-balancing loss: E times the sum over experts of
+    f P, with f and P over the tokens of all MoE layers together. MoE-Bench's equation 2 has no
+    factor E and is for one layer. If all L layers are balanced alike and their losses are added,
+    the coefficient c here is alpha = c E / L there.
 
-    With `partners` the model is trained and evaluated under C2R's constraint. Its profile is that of the untrained
-    model, and is stored with the trained one (`counts.safetensors`).
+    With `partners` the model is trained and evaluated under C2R's constraint. Its profile is that
+    of the untrained model, and is stored with the trained one (`counts.safetensors`).
     """
 
     numerics = 3
@@ -95,12 +98,16 @@ class FinetuneFreeze(TrainingMethod):
         return {"full_fine_tuning": (full, ["method.schedule=none", *typed])}
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The conversations. Raises TaskError if they cannot be used, ConfigError if the model cannot be trained."""
+        """The conversations.
+
+        Raises TaskError if they cannot be used, ConfigError if the model cannot be trained.
+        """
         self._check_model(config, facts)
         return {**self._content(config, facts), **self._profile_identity()}
 
     def _content(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The conversations, and the end of their answers where the template alone would not teach it."""
+        """The conversations, and the end of their answers where the template alone would not teach
+        it."""
         prepared = self._training_data(config, facts)
         content: dict[str, Any] = {"data": prepared.data.digest}
         if prepared.train.completed or prepared.end.is_new:
@@ -108,7 +115,8 @@ class FinetuneFreeze(TrainingMethod):
         return content
 
     def _profile_identity(self) -> dict[str, Any]:
-        """All that determines C2R's profile except the model and the conversations; empty without a constraint."""
+        """All that determines C2R's profile except the model and the conversations;
+        empty without a constraint."""
         if self.config.partners is None:
             return {}
         if self.config.profile is None:
@@ -116,12 +124,12 @@ class FinetuneFreeze(TrainingMethod):
         return {"profile": digest_of(read_pairs(self.config.profile)[0])}
 
     def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
-        from moe_lab.methods.tokenized import prepare
+        from moe_lab.methods.finetune_freeze.prepared import prepare
 
         if self._prepared is None:
-            own = self.config
-            data = read_data(config, own.dataset, own.dataset_size, own.held_out)
-            self._prepared = prepare(config, own, data, facts)
+            method = self.config
+            data = read_data(config, method.dataset, method.dataset_size, method.held_out)
+            self._prepared = prepare(config, method, data, facts)
         return self._prepared
 
     @property
@@ -137,36 +145,36 @@ class FinetuneFreeze(TrainingMethod):
         from moe_lab.models.facts import quantization_of
         from moe_lab.models.source import load_config
 
-        own, alone = self.config, num_processes() == 1
+        method = self.config
         architecture = load_config(config.model, offline=config.offline)
         self.check_training(config, facts)
-        refuse(
-            {
-                "A quantized model cannot be fine-tuned. Use the checkpoint before quantization.": (
-                    quantization_of(architecture)
-                ),
+        if quantization_of(architecture):
+            raise ConfigError(
+                "A quantized model cannot be fine-tuned. Use the checkpoint before quantization."
+            )
+        if method.optimizer == EIGHT_BIT and num_processes() > 1:
+            raise ConfigError(
                 f"method.optimizer={EIGHT_BIT} trains in one process: others would round their weights differently. "
-                "Use method.optimizer=adamw_torch.": own.optimizer == EIGHT_BIT and not alone,
-            }
-        )
+                "Use method.optimizer=adamw_torch."
+            )
         model = once(
             f"empty model {config.model} {config.offline}", lambda: empty_model(architecture)
         )
         parameter_groups(model)  # raises for a layer without experts
-        if own.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
+        if method.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
             raise ConfigError(
                 f"method.router_aux_loss_coef: transformers has no auxiliary loss of {facts.family}. Leave it out."
             )
-        if own.partners is not None:
-            refuse(
-                {
-                    f"method.partners needs routers of single tokens: {facts.fixed_routing}. Leave it out.": (
-                        facts.fixed_routing
-                    ),
-                    "method.partners trains in one process: start the command without torchrun.": not alone,
-                }
-            )
-            check_constraint(config, own.partners, facts)
+        if method.partners is not None:
+            if facts.fixed_routing:
+                raise ConfigError(
+                    f"method.partners needs routers of single tokens: {facts.fixed_routing}. Leave it out."
+                )
+            if num_processes() > 1:
+                raise ConfigError(
+                    "method.partners trains in one process: start the command without torchrun."
+                )
+            check_constraint(config, method.partners, facts)
 
     def resolve_model(
         self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]
@@ -207,7 +215,7 @@ class FinetuneFreeze(TrainingMethod):
         return [f"{name}: {note}" for note in self._training_data(config, facts).notes]
 
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
-        from moe_lab.methods.training_memory import finetuning_peak
+        from moe_lab.methods.finetune_freeze.phase_memory import finetuning_peak
 
         rows = self._training_data(config, facts).train.rows
         length = max(len(row.ids) for row in rows)
@@ -222,32 +230,33 @@ class FinetuneFreeze(TrainingMethod):
         folder, record = record_of(context.config)
         training = {key: record[key] for key in RECORDED}
         training |= {key: record[key] for key in RECORDED_LATER if key in record}
-        info = {"model": folder.name, "training": training}
-        own: AbstractContextManager[EngineLM] = nullcontext(base_lm(model, context.config))
-        if self.config.partners is not None:
-            policy = PartnersOnly(partners_of(read_pairs(folder / COUNTS)[0], self.config.partners))
-            own = with_policy(model, policy, context.config)
-            info["constraint"] = {key: record[key] for key in OF_PROFILE}
-        with own as lm:
-            lm.session_info = info
+        session_info = {"model": folder.name, "training": training}
+        opened: AbstractContextManager[EngineLM]
+        if self.config.partners is None:
+            opened = nullcontext(base_lm(model, context.config))
+        else:
+            pairs_LEE, _ = read_pairs(folder / COUNTS)
+            policy = PartnersOnly(partners_of(pairs_LEE, self.config.partners))
+            opened = with_policy(model, policy, context.config)
+            session_info["constraint"] = {key: record[key] for key in OF_PROFILE}
+        with opened as lm:
+            lm.session_info = session_info
             yield lm
 
     def report(
         self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
     ) -> dict[str, Any]:
-        """With `method.partners=` also C2R's block, under which the model was trained and answered."""
+        """With `method.partners=` also C2R's block,
+        under which the model was trained and answered."""
         session = dict(session_info)
         constraint = session.pop("constraint", {})
-        own = self.config.recipe() | session
+        block = self.config.recipe() | session
         if self.config.partners is None:
-            return {"finetune_freeze": own}
-        changed = {
-            "changed_fraction": share(counters, "constrained_decisions", "routing_decisions")
-        }
-        return {
-            "finetune_freeze": own | changed,
-            "c2r": {"partners": self.config.partners, **changed, **constraint},
-        }
+            return {"finetune_freeze": block}
+        changed = share(counters, "constrained_decisions", "routing_decisions")
+        block["changed_fraction"] = changed
+        c2r = {"partners": self.config.partners, "changed_fraction": changed} | constraint
+        return {"finetune_freeze": block, "c2r": c2r}
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:

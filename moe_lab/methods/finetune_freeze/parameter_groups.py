@@ -13,7 +13,8 @@ from moe_lab.routing import find_routers
 from moe_lab.routing.passes import with_wrapper
 
 Groups = Mapping[str, list[nn.Parameter]]
-"""Parameters by group: "router", "experts", "shared_experts" (may be empty) and "other". Each parameter is in one."""
+"""Parameters by group: "router", "experts", "shared_experts" (may be empty) and "other".
+Each parameter is in one."""
 
 OWN_FORWARD = (
     "transformers.models.dbrx.modeling_dbrx.DbrxExperts",
@@ -21,7 +22,8 @@ OWN_FORWARD = (
     "transformers.models.llama4.modeling_llama4.Llama4TextExperts",
     "transformers.models.longcat_flash.modeling_longcat_flash.LongcatFlashExperts",
 )
-"""Classes of experts without transformers' choice of implementations; all others have its `_apply_gate`."""
+"""Classes of experts without transformers' choice of implementations;
+all others have its `_apply_gate`."""
 SHARED = ("shared_expert", "shared_experts", "shared_expert_gate", "shared_mlp")
 """Names of shared experts and their gates."""
 
@@ -33,7 +35,10 @@ def is_experts(module: nn.Module) -> bool:
 
 
 def parameter_groups(model: nn.Module) -> Groups:
-    """The parameters by group; all are "other" in a dense model. Raises ModelError for a layer without experts."""
+    """The parameters by group; all are "other" in a dense model.
+
+    Raises ModelError for a layer without experts.
+    """
     routers = find_routers(model)
     of_experts: dict[int, nn.Parameter] = {}
     for router in routers:
@@ -59,12 +64,12 @@ def parameter_groups(model: nn.Module) -> Groups:
             shared_modules.append(module)
     of_shared = _by_id(shared_modules)
 
-    taken = of_routers.keys() | of_experts.keys() | of_shared.keys()
+    grouped = of_routers.keys() | of_experts.keys() | of_shared.keys()
     return {
         "router": list(of_routers.values()),
         "experts": list(of_experts.values()),
         "shared_experts": list(of_shared.values()),
-        "other": [parameter for parameter in model.parameters() if id(parameter) not in taken],
+        "other": [parameter for parameter in model.parameters() if id(parameter) not in grouped],
     }
 
 
@@ -78,7 +83,10 @@ def _by_id(modules: Sequence[nn.Module]) -> dict[int, nn.Parameter]:
 
 def counts(groups: Groups) -> dict[str, int]:
     """The number of parameters of each group."""
-    return {name: sum(parameter.numel() for parameter in group) for name, group in groups.items()}
+    numbers = {}
+    for name, parameters in groups.items():
+        numbers[name] = sum(parameter.numel() for parameter in parameters)
+    return numbers
 
 
 def empty_model(config: Any) -> Any:
@@ -88,7 +96,8 @@ def empty_model(config: Any) -> Any:
 
 
 def trainable(groups: Groups) -> Groups:
-    """The groups, without the parameters that the model itself does not train (`requires_grad=False`)."""
+    """The groups, without the parameters that the model itself does not train
+    (`requires_grad=False`)."""
     trained = {}
     for name, parameters in groups.items():
         trained[name] = [parameter for parameter in parameters if parameter.requires_grad]

@@ -1,4 +1,5 @@
-"""The Trainer of `method=finetune-freeze` and its callbacks: freezing, validation, and checkpoints under FSDP."""
+"""The Trainer of `method=finetune-freeze` and its callbacks: freezing, validation,
+and checkpoints under FSDP."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,25 +12,28 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 
-from moe_lab.methods.finetune_freeze.config import FinetuneConfig, Phase, phase_at
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_groups, trainable
+from moe_lab.methods.finetune_freeze.phases import Phase, phase_at
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Rows
 from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.routing.passes import transformers_model
 
 OPTIMIZER = "optimizer_{rank}.pt"
-"""The file with a process's shards of the optimizer in a checkpoint. With FSDP, transformers 5.23 saves the whole
-weights of a model that it loaded sharded, but refuses to save the optimizer."""
+"""The file with a process's shards of the optimizer in a checkpoint. With FSDP, transformers 5.23
+saves the whole weights of a model that it loaded sharded, but refuses to save the optimizer."""
 
 
 def rate(method: FinetuneConfig, rows: int, step: int, *, router: bool = False) -> float:
-    """The learning rate at a step, as a share of `learning_rate`: linear warm-up, then linearly to 0.
+    """The learning rate at a step, as a share of `learning_rate`: linear warm-up,
+    then linearly to 0.
 
     It is the rate of the routers, or of all other parameters. `router_lr` holds in all phases.
     """
-    steps, peak = method.steps(rows), 1.0
+    steps = method.steps(rows)
     warmup_steps = method.warmup_steps(rows)
-    if not (router and method.router_lr):
+    peak = 1.0
+    if not router or not method.router_lr:
         phase = method.all_phases[phase_at(method.ends(rows), step)]
         peak = (phase.lr or method.learning_rate) / method.learning_rate
     if step < warmup_steps:
@@ -40,12 +44,14 @@ def rate(method: FinetuneConfig, rows: int, step: int, *, router: bool = False) 
 class Freezing(TrainerCallback):
     """Freezes and unfreezes parameters at the first step of each phase, also in a resumed training.
 
-    Parameters that the model itself does not train stay frozen. All others are trainable while the model is wrapped for
-    several processes: wrappers never reduce the gradients of parameters that are frozen then.
+    Parameters that the model itself does not train stay frozen. All others are trainable while the
+    model is wrapped for several processes: wrappers never reduce the gradients of parameters that
+    are frozen then.
     """
 
     def __init__(self, groups: Groups, phases: Sequence[Phase], ends: Sequence[int]):
-        self.phases, self.ends = phases, ends
+        self.phases = phases
+        self.ends = ends
         self.groups = trainable(groups)
         self.phase: int | None = None
 
@@ -66,24 +72,31 @@ class Freezing(TrainerCallback):
 
 
 class AtEpochEnds(TrainerCallback):
-    """Evaluates after the last step of each epoch and of the training, before the checkpoint of the same step."""
+    """Evaluates after the last step of each epoch and of the training,
+    before the checkpoint of the same step."""
 
     def __init__(self, steps_per_epoch: int):
         self.steps_per_epoch = steps_per_epoch
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.steps_per_epoch == 0 or state.global_step == state.max_steps:
-            control.should_evaluate = control.should_log = True
+        is_epoch_end = state.global_step % self.steps_per_epoch == 0
+        if is_epoch_end or state.global_step == state.max_steps:
+            control.should_evaluate = True
+            control.should_log = True
 
 
 class Order(Sampler[int]):
-    """The numbers of all rows, shuffled again in each epoch, and `EMPTY` up to a multiple of `share`.
+    """The numbers of all rows, shuffled again in each epoch,
+    and `EMPTY` up to a multiple of `share`.
 
-    The order of an epoch depends on (seed, epoch): no two seeds share an order, in any of their epochs.
+    The order of an epoch depends on (seed, epoch): no two seeds share an order, in any of their
+    epochs.
     """
 
     def __init__(self, rows: int, share: int, seed: int, epoch: Callable[[], int]):
-        self.rows, self.seed, self.epoch = rows, seed, epoch
+        self.rows = rows
+        self.seed = seed
+        self.epoch = epoch
         self.missing = -rows % share
 
     def __len__(self) -> int:
@@ -97,17 +110,19 @@ class Order(Sampler[int]):
 
 
 class FreezeTrainer(MoeTrainer):
-    """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss. Raises TrainingError at NaN."""
+    """Fine-tunes by a recipe: parameter groups, learning rates, auxiliary loss.
+
+    Raises TrainingError at NaN.
+    """
 
     def __init__(self, *, method: FinetuneConfig, validation: Rows, **options: Any):
         rows = len(options["train_dataset"])
-        self.method, self.validation, self.auxiliary = (
-            method,
-            validation,
-            method.router_aux_loss_coef,
-        )
-        self.seen: list[Tensor] = []
-        """(auxiliary loss, 1) of each pass since the last line of the log; (0, 0) for a pass without answers."""
+        self.method = method
+        self.validation = validation
+        self.auxiliary = method.router_aux_loss_coef
+        self.aux_losses: list[Tensor] = []
+        """(auxiliary loss, 1) of each pass since the last line of the log; (0, 0) for a pass
+        without answers."""
         self.passes = torch.zeros(())
         """Passes with answers in this optimizer step, over all processes."""
         super().__init__(schedule=[], **options)
@@ -121,33 +136,43 @@ class FreezeTrainer(MoeTrainer):
             transformers_model(self.model).router_aux_loss_coef = 0.0
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Order:
-        rows, steps = len(self.train_dataset), self.method.steps_per_epoch(len(self.train_dataset))
+        rows = len(self.train_dataset)
+        steps = self.method.steps_per_epoch(rows)
         share = self.args.per_device_train_batch_size * self.args.world_size
         return Order(rows, share, self.args.seed, epoch=lambda: self.state.global_step // steps)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW over every parameter that the model trains. Routers have groups and a learning rate of their own."""
-        decayed = set(self.get_decay_parameter_names(self.model))
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        """AdamW over every parameter that the model trains.
+
+        Routers have groups and a learning rate of their own.
+        """
+        decayed_names = set(self.get_decay_parameter_names(self.model))
+        decayed = set()
+        order = {}
+        for number, (name, parameter) in enumerate(self.model.named_parameters()):
+            order[id(parameter)] = number
+            if name in decayed_names:
+                decayed.add(id(parameter))
+
         groups = self.freezing.groups
-        order = {key: number for number, key in enumerate(names)}
-        others = sorted(
-            [*groups["shared_experts"], *groups["other"]], key=lambda own: order[id(own)]
-        )
+        others = [*groups["shared_experts"], *groups["other"]]
+        others.sort(key=lambda parameter: order[id(parameter)])
+        router_rate = self.method.router_lr or self.method.learning_rate
         settings: list[dict[str, Any]] = []
         self.schedule = []
-        for router, members in ((False, [*groups["experts"], *others]), (True, groups["router"])):
-            peak = (router and self.method.router_lr) or self.method.learning_rate
-            for decay in (True, False):
-                own = [
-                    parameter for parameter in members if (names[id(parameter)] in decayed) == decay
-                ]
-                if own:
-                    weight_decay = self.args.weight_decay if decay else 0.0
-                    settings.append({"params": own, "lr": peak, "weight_decay": weight_decay})
-                    self.schedule.append(
-                        partial(rate, self.method, len(self.train_dataset), router=router)
+        for router, peak, members in (
+            (False, self.method.learning_rate, [*groups["experts"], *others]),
+            (True, router_rate, groups["router"]),
+        ):
+            schedule = partial(rate, self.method, len(self.train_dataset), router=router)
+            with_decay = [parameter for parameter in members if id(parameter) in decayed]
+            without = [parameter for parameter in members if id(parameter) not in decayed]
+            for parameters, weight_decay in ((with_decay, self.args.weight_decay), (without, 0.0)):
+                if parameters:
+                    settings.append(
+                        {"params": parameters, "lr": peak, "weight_decay": weight_decay}
                     )
+                    self.schedule.append(schedule)
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         self.optimizer = kind(settings, **options)
         return self.optimizer
@@ -156,42 +181,49 @@ class FreezeTrainer(MoeTrainer):
         """The batches of an optimizer step. Counts those with answers."""
         batches, tokens = super().get_batch_samples(*args)
         if self.auxiliary:
-            own = sum(float(_has_answer(batch)) for batch in batches)
-            self.passes = self.accelerator.reduce(torch.tensor(own, device=self.args.device))
+            passes = sum(float(_has_answer(batch)) for batch in batches)
+            self.passes = self.accelerator.reduce(torch.tensor(passes, device=self.args.device))
         return batches, tokens
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Cross-entropy of the answers' tokens, plus the routers' load-balancing loss times its coefficient.
+        """Cross-entropy of the answers' tokens,
+        plus the routers' load-balancing loss times its coefficient.
 
-        The load-balancing loss of a step is the mean over its passes with answers. `weight` undoes two later
-        divisions: by the processes, which average gradients, and for some models by the passes of this process.
+        The load-balancing loss of a step is the mean over its passes with answers. `weight` undoes
+        two later divisions: by the processes, which average gradients, and for some models by the
+        passes of this process.
         """
         if self.auxiliary:
             inputs = {**inputs, "output_router_logits": True}
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.auxiliary:
             counts = float(_has_answer(inputs))
-            divided = (
-                1 if self.model_accepts_loss_kwargs else self.current_gradient_accumulation_steps
-            )
-            weight = counts * self.args.world_size * divided / self.passes
+            divisor = 1
+            if not self.model_accepts_loss_kwargs:
+                divisor = self.current_gradient_accumulation_steps
+            weight = counts * self.args.world_size * divisor / self.passes
             loss = loss + self.auxiliary * weight * outputs.aux_loss
             aux_loss = outputs.aux_loss.detach().float()
-            self.seen.append(torch.stack([aux_loss * counts, torch.full_like(aux_loss, counts)]))
+            counted = torch.stack([aux_loss * counts, torch.full_like(aux_loss, counts)])
+            self.aux_losses.append(counted)
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Cross-entropy per answer token of the validation conversations, in passes of the training's size."""
-        size, processes = self.method.pass_size, self.args.world_size
+        """Cross-entropy per answer token of the validation conversations,
+        in passes of the training's size."""
+        size = self.method.pass_size
+        processes = self.args.world_size
         sums = torch.zeros(2, device=self.args.device)  # loss, tokens
         self.model.eval()
         with torch.no_grad():
             for start in range(0, len(self.validation), size * processes):
                 first = start + size * self.args.process_index
-                numbers = range(first, first + size)
-                rows = [self.validation[i if i < len(self.validation) else EMPTY] for i in numbers]
+                rows = []
+                for number in range(first, first + size):
+                    exists = number < len(self.validation)
+                    rows.append(self.validation[number if exists else EMPTY])
                 inputs = self._prepare_inputs(self.data_collator(rows))
                 tokens = (inputs["labels"][:, 1:] != NO_LOSS).sum()
                 # FSDP needs all processes, also those without rows
@@ -206,18 +238,18 @@ class FreezeTrainer(MoeTrainer):
         """Adds the phase and the mean auxiliary loss to what the Trainer logs."""
         if "loss" in logs:
             logs["phase"] = phase_at(self.freezing.ends, self.state.global_step - 1) + 1
-            if self.seen:
-                total, passes = self.accelerator.reduce(torch.stack(self.seen).sum(0)).tolist()
+            if self.aux_losses:
+                sums = torch.stack(self.aux_losses).sum(0)
+                total, passes = self.accelerator.reduce(sums).tolist()
                 logs["aux_loss"] = total / passes
-                self.seen.clear()
+                self.aux_losses.clear()
         super().log(logs, start_time)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.is_distributed_loading_by_transformers:
             return super()._save_optimizer_and_scheduler(output_dir)
-        torch.save(
-            [self.optimizer.state_dict(), self.lr_scheduler.state_dict()], self._shards(output_dir)
-        )
+        states = [self.optimizer.state_dict(), self.lr_scheduler.state_dict()]
+        torch.save(states, self._shards(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not self.is_distributed_loading_by_transformers:

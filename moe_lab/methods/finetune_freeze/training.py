@@ -13,7 +13,7 @@ outputs/models/<model>-finetune-freeze-<id8>/
 import gc
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,18 +28,20 @@ from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.methods.answer_ends import stop_at
 from moe_lab.methods.c2r import profile_of
-from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig, label
+from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
 from moe_lab.methods.finetune_freeze.parameter_groups import (
     counts,
     empty_model,
     parameter_groups,
     trainable,
 )
+from moe_lab.methods.finetune_freeze.phase_memory import phase_memory
+from moe_lab.methods.finetune_freeze.phases import label
+from moe_lab.methods.finetune_freeze.prepared import Prepared
 from moe_lab.methods.finetune_freeze.trainer import FreezeTrainer
-from moe_lab.methods.tokenized import Encoded, Pad, Prepared, Row, Rows
+from moe_lab.methods.tokenized import Encoded, Pad, Row, Rows
 from moe_lab.methods.trained import last_checkpoint, save_model
 from moe_lab.methods.trainer import LOSS, fit, own_checkpoint
-from moe_lab.methods.training_memory import phase_memory
 from moe_lab.metrics.stored import COUNTS
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
@@ -81,12 +83,15 @@ def finetune(training: FinetuningInputs, model: Any = None) -> tuple[Any, dict[s
     """Train in all processes, from the folder's last complete checkpoint if there is one.
 
     Args:
-        model: what one process trains, in place (`load_to_train`). Several processes load it themselves.
+        model: what one process trains, in place (`load_to_train`). Several processes load it
+            themselves.
 
-    Returns the trained model, loaded in this process, and the content of training.json: losses, and the memory of
-    gradients and optimizer in each phase. Raises TrainingError if a loss or a gradient is NaN.
+    Returns the trained model, loaded in this process, and the content of training.json: losses, and
+    the memory of gradients and optimizer in each phase. Raises TrainingError if a loss or a
+    gradient is NaN.
     """
-    method, config = training.method, training.config
+    method = training.method
+    config = training.config
     groups = None if model is None else trainable(parameter_groups(model))
     checkpoint = last_checkpoint(training.folder / "checkpoints")
     state = TrainerState()
@@ -99,23 +104,27 @@ def finetune(training: FinetuningInputs, model: Any = None) -> tuple[Any, dict[s
     place = training.folder / "checkpoints" / f"checkpoint-{state.global_step}"
     if model is None or was_done:
         model = own_checkpoint(place, attn_implementation=config.model.attn_implementation)
-    groups = groups or trainable(parameter_groups(model))
+    if groups is None:
+        groups = trainable(parameter_groups(model))
     # the Trainer turns it off
     model.config.use_cache = load_config(config.model, offline=config.offline).use_cache
 
-    lines = [line for line in state.log_history if "loss" in line]
-    losses = [
-        {"step": line["step"], "loss": line[LOSS]} for line in state.log_history if LOSS in line
-    ]
+    losses = []
+    validation_losses = []
+    for line in state.log_history:
+        if "loss" in line:
+            losses.append(line["loss"])
+        if LOSS in line:
+            validation_losses.append({"step": line["step"], "loss": line[LOSS]})
+    phases = []
+    for phase in method.all_phases:
+        phases.append(asdict(phase) | phase_memory(groups, phase, method.optimizer))
     return model, {
-        "first_loss": lines[0]["loss"],
-        "last_loss": lines[-1]["loss"],
-        "validation": {"losses": losses} if training.validation else None,
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+        "validation": {"losses": validation_losses} if training.validation else None,
         "expert_metrics": summary(training.folder) if training.validation else None,
-        "phases": [
-            asdict(phase) | phase_memory(groups, phase, method.optimizer)
-            for phase in method.all_phases
-        ],
+        "phases": phases,
         "processes": num_processes(),
         "sharded": sharded(),
     }
@@ -127,12 +136,14 @@ def train_on_rank(training: FinetuningInputs, model: Any = None) -> TrainerState
         model = load_to_train(training, shard=sharded()).model
     method = training.method
     steps = method.steps(len(training.rows))
-    policy = None if training.allowed_LEE is None else PartnersOnly(training.allowed_LEE)
+    constraint: AbstractContextManager[Any] = nullcontext()
+    if training.allowed_LEE is not None:
+        constraint = routed(model, PartnersOnly(training.allowed_LEE), repeats=True)
     callbacks: list[Any] = []
     # routers of single tokens
     if training.validation and find_routers(model) and not why_fixed(model):
         callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
-    with nullcontext() if policy is None else routed(model, policy, repeats=True):
+    with constraint:
         trainer = fit(
             training.folder,
             training.config,
@@ -164,41 +175,38 @@ def train_on_rank(training: FinetuningInputs, model: Any = None) -> TrainerState
 
 def load_to_train(training: FinetuningInputs, *, shard: bool = False) -> LoadedModel:
     """The model to train."""
-    config, dtype = training.config, training.method.weights_dtype
+    config = training.config
     return load_model(
-        config.model, dtype=dtype, device=config.device, offline=config.offline, shard=shard
+        config.model,
+        dtype=training.method.weights_dtype,
+        device=config.device,
+        offline=config.offline,
+        shard=shard,
     )
 
 
 def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -> dict[str, Any]:
     """Fine-tune the run's model and write it. Returns the rest of training.json."""
     method: FinetuneConfig = config.method
-    encoded, held_out, tokenizer = prepared.train, prepared.validation, prepared.tokenizer
-    steps, ends = method.steps(len(encoded.rows)), method.ends(len(encoded.rows))
-
-    def counts_of(data: Encoded) -> dict[str, int]:
-        return {
-            "conversations": len(data.rows),
-            "truncated": data.truncated,
-            "left_out": data.left_out,
-            "empty_answers": data.empty_answers,
-        }
-
-    numbers = counts(
-        parameter_groups(empty_model(load_config(config.model, offline=config.offline)))
-    )
+    tokenizer = prepared.tokenizer
+    rows = prepared.train.rows
+    validation = prepared.validation
+    steps = method.steps(len(rows))
     schedule = label(method.all_phases)
-    said = f"{schedule}, {len(encoded.rows):,} conversations, {steps:,} steps; parameters: "
-    said += ", ".join(f"{name} {count:,}" for name, count in numbers.items())
-    print_message(f"{folder.name}: {said}")
+    architecture = load_config(config.model, offline=config.offline)
+    parameters = counts(parameter_groups(empty_model(architecture)))
+    numbers = ", ".join(f"{name} {count:,}" for name, count in parameters.items())
+    print_message(
+        f"{folder.name}: {schedule}, {len(rows):,} conversations, {steps:,} steps; parameters: {numbers}"
+    )
     for note in prepared.notes:
         print_message(f"{folder.name}: {note}")
     end = prepared.end.token
     training = FinetuningInputs(
         config=config,
         folder=folder,
-        rows=encoded.rows,
-        validation=[] if held_out is None else held_out.rows,
+        rows=rows,
+        validation=[] if validation is None else validation.rows,
         pad_token=0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         dtype=facts.dtype,
     )
@@ -209,27 +217,33 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
         pairs_LEE, profile = profile_of(config, lambda: prepared.data, loaded)
         write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
         training = replace(training, allowed_LEE=partners_of(pairs_LEE, method.partners))
-    model, course = finetune(training, loaded and loaded.model)
+    model, course = finetune(training, None if loaded is None else loaded.model)
     if end is not None and prepared.end.is_new:
         stop_at(model, end)
     save_model(model, tokenizer, folder / "model", facts.dtype)
-    validation = None
-    if held_out is not None:
-        validation = (
-            counts_of(held_out) | {"duplicates": prepared.data.duplicates} | course["validation"]
-        )
+    if validation is not None:
+        duplicates = {"duplicates": prepared.data.duplicates}
+        course["validation"] = _counts_of(validation) | duplicates | course["validation"]
     return {
         "schedule": schedule,
         "steps": steps,
-        "phases_end_at": ends,
+        "phases_end_at": method.ends(len(rows)),
         "source": prepared.data.source,
         "attention": model.config._attn_implementation,
-        "parameters": numbers,
+        "parameters": parameters,
         "answer_end": None if end is None else tokenizer.decode([end]),
-        **counts_of(encoded),
+        **_counts_of(prepared.train),
         **profile,
         **course,
-        "validation": validation,
         "last_session_seconds": time.perf_counter() - start,
         "all_versions": versions(),
+    }
+
+
+def _counts_of(data: Encoded) -> dict[str, int]:
+    return {
+        "conversations": len(data.rows),
+        "truncated": data.truncated,
+        "left_out": data.left_out,
+        "empty_answers": data.empty_answers,
     }

@@ -1,1 +1,2 @@
-"""`method=pretrain`: train a Mixture-of-Experts design from scratch, then evaluate it (MoE-Bench, section 2.2)."""
+"""`method=pretrain`: train a Mixture-of-Experts design from scratch,
+then evaluate it (MoE-Bench, section 2.2)."""

@@ -1,7 +1,5 @@
-"""The keys of `method=pretrain`: a design and its recipe, which determine the trained weights with data and seed.
-
-`architecture` is the design as a configuration of transformers or of `models/designs`.
-"""
+"""The keys of `method=pretrain`: a design and its recipe,
+which determine the trained weights with data and seed."""
 
 import math
 from collections.abc import Mapping
@@ -16,10 +14,12 @@ from moe_lab.config.validators import (
     UserPath,
     at_least,
 )
-from moe_lab.methods.method import Method, refuse
+from moe_lab.errors import ConfigError
+from moe_lab.methods.method import Method
 
 AUX_LOSS = 0.1
-"""The default coefficient of equation 2, which has no factor E. For 8 experts it is 0.0125 in transformers' formula."""
+"""The default coefficient of equation 2, which has no factor E.
+For 8 experts it is 0.0125 in transformers' formula."""
 SMALLEST_VOCABULARY = 257
 """All bytes and the end token."""
 NOT_WEIGHTS = (
@@ -33,26 +33,24 @@ NOT_WEIGHTS = (
 )
 """Keys that do not determine the weights, or do so only through the data and the tokenizer."""
 OF_EXPERTS = {
-    *(
-        "experts",
-        "experts_per_token",
-        "shared_experts",
-        "router",
-        "capacity_factor",
-        "aux_loss",
-        "z_loss",
-    ),
-    *("bias_rate", "device_loss", "devices", "routing_noise"),
+    "experts",
+    "experts_per_token",
+    "shared_experts",
+    "router",
+    "capacity_factor",
+    "aux_loss",
+    "z_loss",
+    "bias_rate",
+    "device_loss",
+    "devices",
+    "routing_noise",
 }
 """Keys that a dense model does not read."""
-LEAST_POSITIONS = 2048
-"""Prompts of tasks may be longer than a row of the training; rotary positions need no training."""
-NORM_EPS = 1e-5
-"""OLMoE's epsilon, for all designs, because the defaults of the classes differ."""
 
 
 def left_out_note(counts: Mapping[str, int]) -> str:
-    """What a plan, a run and its results say about documents that are neither trained on nor held out."""
+    """What a plan, a run and its results say about documents that are neither trained on nor held
+    out."""
     return f"documents left out: {counts['empty']:,} empty ones, {counts['duplicates']:,} duplicates of earlier ones"
 
 
@@ -96,46 +94,58 @@ class PretrainConfig(Method.Config):
         at_least("method.sequence_length", self.sequence_length, 2)  # a target
         at_least("method.validation_rows", self.validation_rows, 2)  # an interval over rows
         at_least("method.vocab_size", self.vocab_size, SMALLEST_VOCABULARY)
-        refuse(
-            {
-                f"method.warmup_ratio={self.warmup_ratio}: must be below 1.": not self.warmup_ratio
-                < 1,
-                f"method.hidden_size={self.hidden_size} must be a multiple of 2 x method.heads={self.heads}.": (
-                    self.hidden_size % (2 * self.heads)
-                ),
-            }
-        )
-        if self.backbone == "dense":
-            return
+        if self.warmup_ratio >= 1:
+            raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
+        if self.hidden_size % (2 * self.heads):
+            raise ConfigError(
+                f"method.hidden_size={self.hidden_size} must be a multiple of 2 x method.heads={self.heads}."
+            )
+        if self.backbone != "dense":
+            self._check_experts()
+
+    def _check_experts(self) -> None:
         active = self.experts_per_token + self.shared_experts
         share = self.capacity_factor * self.sequence_length * self.experts_per_token / self.experts
-        balanced = self.aux_loss or self.bias_rate or self.device_loss
-        refuse(
-            {
-                "method.backbone=deepseek has a dense first layer: method.layers=1 leaves no experts.": (
-                    self.backbone == "deepseek" and self.layers == 1
-                ),
-                f"method.experts={self.experts} is fewer than method.experts_per_token={self.experts_per_token}.": (
-                    self.experts < self.experts_per_token
-                ),
+        is_balanced = self.aux_loss or self.bias_rate or self.device_loss
+        if self.backbone == "deepseek" and self.layers == 1:
+            raise ConfigError(
+                "method.backbone=deepseek has a dense first layer: method.layers=1 leaves no experts."
+            )
+        if self.experts < self.experts_per_token:
+            raise ConfigError(
+                f"method.experts={self.experts} is fewer than method.experts_per_token={self.experts_per_token}."
+            )
+        if self.active_size % active:
+            raise ConfigError(
                 f"method.active_size={self.active_size} is not divisible by the {active} experts that a token takes. "
-                f"Use a multiple of {active}.": self.active_size % active,
+                f"Use a multiple of {active}."
+            )
+        if self.router == "expert" and share < 1:
+            raise ConfigError(
                 f"method.router=expert: an expert would take {share:.2f} tokens of a row of {self.sequence_length}. "
-                "Raise method.capacity_factor or method.sequence_length.": self.router == "expert"
-                and share < 1,
+                "Raise method.capacity_factor or method.sequence_length."
+            )
+        if is_balanced and self.router in ("expert", "word-hash"):
+            raise ConfigError(
                 f"method.router={self.router} leaves no load to balance: leave method.aux_loss, method.bias_rate and "
-                "method.device_loss out.": balanced and self.router in ("expert", "word-hash"),
+                "method.device_loss out."
+            )
+        if self.routing_noise and self.router != "token":
+            raise ConfigError(
                 f"method.routing_noise needs method.router=token: method.router={self.router} does not choose for "
-                "single tokens.": self.routing_noise and self.router != "token",
-                f"method.experts={self.experts} is not divisible by method.devices={self.devices}.": (
-                    self.device_loss and self.experts % self.devices
-                ),
-            }
-        )
+                "single tokens."
+            )
+        if self.device_loss and self.experts % self.devices:
+            raise ConfigError(
+                f"method.experts={self.experts} is not divisible by method.devices={self.devices}."
+            )
 
     @property
     def expert_size(self) -> int:
-        """Width of an expert. All designs have the same active parameters, and the same total at equal sparsity."""
+        """Width of an expert.
+
+        All designs have the same active parameters, and the same total at equal sparsity.
+        """
         return self.active_size // (self.experts_per_token + self.shared_experts)
 
     @property
@@ -143,7 +153,9 @@ class PretrainConfig(Method.Config):
         """The coefficient of equation 2."""
         if self.aux_loss is not None:
             return self.aux_loss
-        return 0.0 if self.router == "expert" or self.is_hashed or self.bias_rate else AUX_LOSS
+        if self.router == "expert" or self.is_hashed or self.bias_rate:
+            return 0.0
+        return AUX_LOSS
 
     @property
     def is_hashed(self) -> bool:
@@ -160,16 +172,18 @@ class PretrainConfig(Method.Config):
 
     @property
     def regularizers(self) -> str:
-        """Names of the terms that balance the load and keep the routers' logits small; `-` for none."""
+        """Names of the terms that balance the load and keep the routers' logits small;
+        `-` for none."""
         if self.backbone == "dense":
             return "-"
-        used = {
+        weights = {
             "auxiliary loss": self.auxiliary,
             "z-loss": 0 if self.is_hashed else self.z_loss,
             "bias": self.bias_rate,
             "device loss": self.device_loss,
         }
-        return " + ".join(name for name, weight in used.items() if weight) or "-"
+        names = [name for name, weight in weights.items() if weight]
+        return " + ".join(names) or "-"
 
     @property
     def reads_later_tokens(self) -> bool:
@@ -198,65 +212,7 @@ class PretrainConfig(Method.Config):
 
     def recipe(self) -> dict[str, Any]:
         """The keys that determine the weights, with resolved defaults."""
-        own = asdict(self) | {"aux_loss": self.auxiliary}
-        return {key: value for key, value in own.items() if key not in {*NOT_WEIGHTS, *self.unread}}
-
-
-def architecture(design: PretrainConfig, tokenizer: Any) -> Any:
-    """The configuration of the model: plain OLMoE, DeepSeek-MoE or Llama if one of them has the design."""
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    special = {name: getattr(tokenizer, name) for name in names}
-    if special["pad_token_id"] == special["eos_token_id"]:
-        # torch.nn.Embedding never trains a padding token, and the end token must be trained
-        special["pad_token_id"] = None
-    common = {
-        "vocab_size": max(tokenizer.get_vocab().values()) + 1,  # ids may have gaps
-        "hidden_size": design.hidden_size,
-        "num_hidden_layers": design.layers,
-        "num_attention_heads": design.heads,
-        "num_key_value_heads": design.heads,
-        "max_position_embeddings": max(LEAST_POSITIONS, design.sequence_length),
-        "rms_norm_eps": NORM_EPS,
-        "tie_word_embeddings": False,
-        **special,
-    }
-    if design.backbone == "dense":
-        from transformers import LlamaConfig
-
-        return LlamaConfig(intermediate_size=design.active_size, **common)
-    if _is_plain(design) and design.backbone == "olmoe":
-        from transformers import OlmoeConfig
-
-        return OlmoeConfig(
-            intermediate_size=design.expert_size,
-            num_experts=design.experts,
-            num_experts_per_tok=design.experts_per_token,
-            **common,
-        )
-    deepseek = {
-        "intermediate_size": design.active_size,
-        "moe_intermediate_size": design.expert_size,
-        "n_routed_experts": design.experts,
-        "num_experts_per_tok": design.experts_per_token,
-        "n_shared_experts": design.shared_experts or None,
-        "first_k_dense_replace": 1 if design.backbone == "deepseek" else 0,
-        **common,
-    }
-    if _is_plain(design):
-        from moe_lab.models.designs.configuration import DeepseekConfig
-
-        return DeepseekConfig(**deepseek)
-    from moe_lab.models.designs.configuration import MoeDesignConfig
-
-    return MoeDesignConfig(
-        backbone=design.backbone,
-        router=design.router,
-        capacity_factor=design.capacity_factor,
-        selection_bias=design.bias_rate > 0,
-        **deepseek,
-    )
-
-
-def _is_plain(design: PretrainConfig) -> bool:
-    shared = design.shared_experts and design.backbone == "olmoe"
-    return design.router == "token" and not design.bias_rate and not shared
+        keys = asdict(self)
+        keys["aux_loss"] = self.auxiliary
+        left_out = self.unread.union(NOT_WEIGHTS)
+        return {key: value for key, value in keys.items() if key not in left_out}

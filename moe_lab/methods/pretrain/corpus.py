@@ -1,15 +1,14 @@
-"""The training data of `method=pretrain`: a corpus, its tokenizer, and packed rows.
+"""The training data of `method=pretrain`: a corpus and its tokenizer.
 
-The corpus is the toy world, MiniPile, a data set of the hub, or files. The tokenizer is that of `model=`, or a
-byte-level BPE that is trained on the corpus. Documents are joined by the end token and cut into rows of equal length.
+The corpus is the toy world, MiniPile, a data set of the hub, or files. The tokenizer is that of
+`model=`, or a byte-level BPE that is trained on the corpus. `packing.py` cuts the corpus into rows.
 
-Of files, empty documents and all but the first of equal documents are left out: otherwise the validation rows could
-consist of end tokens, or have documents that are trained on.
+Of files, empty documents and all but the first of equal documents are left out: otherwise the
+validation rows could consist of end tokens, or have documents that are trained on.
 """
 
 import hashlib
 import json
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -18,11 +17,6 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import Dataset
-
-from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.errors import ModelError, TaskError
@@ -41,12 +35,8 @@ GROUP = 100
 END = "<|endoftext|>"
 SAMPLE = 20_000
 """Documents that a tokenizer is trained on."""
-DOCUMENTS = 1000
-"""Documents that are tokenized together."""
 LARGE = 2**30
 """Bytes of files that take seconds to read, so that the command says what it does."""
-_packed: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-"""The last result of `pack_once`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +71,10 @@ class Corpus:
     """Nothing of a generated corpus."""
 
     def documents(self) -> Iterator[str]:
-        """The texts in their order, without those that are left out. Raises TaskError for a row without a text."""
+        """The texts in their order, without those that are left out.
+
+        Raises TaskError for a row without a text.
+        """
         for number, text in enumerate(islice(self._all(), self.size)):
             if number not in self.left_out.numbers:
                 yield text
@@ -92,9 +85,8 @@ class Corpus:
         left_out = once(f"documents left out of {identity}", self._find_left_out)
         if not left_out.numbers:
             return self
-        return replace(
-            self, left_out=left_out, identity=self.identity | {"left_out": left_out.counts()}
-        )
+        content = self.identity | {"left_out": left_out.counts()}
+        return replace(self, left_out=left_out, identity=content)
 
     def _find_left_out(self) -> LeftOut:
         size = sum(file.stat().st_size for file in self.files)
@@ -102,7 +94,7 @@ class Corpus:
             print_message(
                 f"Looking for empty and duplicate documents in {size / 2**30:.1f} GiB of training data."
             )
-        seen: set[bytes] = set()
+        digests: set[bytes] = set()
         numbers = set()
         empty = 0
         for number, text in enumerate(self.documents()):
@@ -112,9 +104,9 @@ class Corpus:
                 empty += 1
                 continue
             digest = hashlib.blake2b(content.encode(), digest_size=16).digest()
-            if digest in seen:
+            if digest in digests:
                 numbers.add(number)
-            seen.add(digest)
+            digests.add(digest)
         return LeftOut(numbers=frozenset(numbers), empty=empty, duplicates=len(numbers) - empty)
 
     @property
@@ -137,9 +129,8 @@ class Corpus:
 def read_corpus(config: Config, dataset: str, size: int | None) -> Corpus:
     """The corpus of `method.dataset`. Raises TaskError if it is missing or has no text."""
     if dataset in GENERATED:
-        return Corpus(
-            files=(), size=size, identity={dataset: WORLD_VERSION, "size": size}, generated=dataset
-        )
+        identity = {dataset: WORLD_VERSION, "size": size}
+        return Corpus(files=(), size=size, identity=identity, generated=dataset)
     files, source = data_files(config, dataset, KNOWN)
     content = _content_of(files) if source is None else source
     corpus = Corpus(files=tuple(files), size=size, identity={**content, "size": size})
@@ -177,11 +168,11 @@ def tokenizer_of(config: Config, corpus: Corpus) -> Any:
 
 
 def tokenizer_identity(tokenizer: Any) -> str:
-    """SHA-256 of all that determines its tokens; without padding and truncation, which calls change."""
-    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {
-        "padding": None,
-        "truncation": None,
-    }
+    """SHA-256 of all that determines its tokens; without padding and truncation,
+    which calls change."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    backend["padding"] = None
+    backend["truncation"] = None
     text = json.dumps([backend, tokenizer.special_tokens_map], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -202,78 +193,3 @@ def _train(corpus: Corpus, vocabulary: int) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer, bos_token=END, eos_token=END, pad_token=END
     )
-
-
-def require_rows(corpus: Corpus, tokenizer: Any, *, held_out: int, length: int) -> None:
-    """Raise TaskError for a corpus without a training row. Reads the validation rows and one more."""
-    key = f"long enough {corpus.identity} {tokenizer_identity(tokenizer)} {held_out} {length}"
-    once(
-        key, lambda: pack(corpus, tokenizer, rows=1, held_out=held_out, length=length, shown=False)
-    )
-
-
-def pack_once(
-    corpus: Corpus, tokenizer: Any, *, rows: int, held_out: int, length: int
-) -> tuple[Any, Any]:
-    """`pack`, with the last result cached: the designs of a grid train on the same rows one after the other."""
-    key = (corpus, tokenizer_identity(tokenizer), rows, held_out, length)
-    if key not in _packed:
-        _packed.clear()
-        _packed[key] = pack(corpus, tokenizer, rows=rows, held_out=held_out, length=length)
-    return _packed[key]
-
-
-def pack(
-    corpus: Corpus, tokenizer: Any, *, rows: int, held_out: int, length: int, shown: bool = True
-) -> tuple[Any, Any]:
-    """(training rows, validation rows), int32 [rows, length] each. Reads no more of the corpus than needed.
-
-    The first documents are held out, up to the end of the last validation row. Training begins with the next document.
-    A short corpus has fewer training rows. Raises TaskError if it has none.
-    """
-
-    def tokenized() -> Iterator[list[int]]:
-        """Token ids of each document with the end token."""
-        documents = corpus.documents()
-        while texts := list(islice(documents, DOCUMENTS)):
-            encoded = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-            yield from ([*ids, tokenizer.eos_token_id] for ids in encoded)
-
-    documents, parts = tokenized(), []
-    with Progress(rows + held_out, "packing", "row", shown=shown) as progress:
-        for wanted in (held_out, rows):
-            tokens, count = array("i"), 0
-            while count < wanted and (ids := next(documents, None)) is not None:
-                tokens.extend(ids)
-                before, count = count, min(wanted, len(tokens) // length)
-                progress.update(count - before)
-            parts.append(
-                np.frombuffer(tokens, dtype=np.int32)[: count * length].reshape(-1, length)
-            )
-    if not len(parts[1]):
-        raise TaskError(
-            f"The corpus is too short: its first documents fill {len(parts[0])} of method.validation_rows={held_out} "
-            f"validation rows of {length} tokens, and the documents after them no training row. Give more text or "
-            "shorter documents, or lower method.validation_rows or method.sequence_length."
-        )
-    return parts[1], parts[0]
-
-
-class PackedRows(Dataset[dict[str, torch.Tensor]]):
-    """Rows in the order of a training. Every epoch has its own order, which depends only on (seed, epoch)."""
-
-    def __init__(self, rows: Any, *, seed: int, count: int):
-        self.rows, self.seed, self.count = rows, seed, count
-        self._orders: dict[int, Any] = {}
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        epoch, place = divmod(index, len(self.rows))
-        if epoch not in self._orders:
-            self._orders = {
-                epoch: np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
-            }
-        row = torch.from_numpy(self.rows[self._orders[epoch][place]]).long()
-        return {"input_ids": row, "labels": row, "row": torch.tensor(index)}

@@ -1,7 +1,7 @@
 """`method=pretrain`: train a design from scratch, then evaluate it as `method=base` does.
 
-The tokenizer is that of `model=`, whose weights are not read. The corpus, the design and the recipe are the method's
-keys.
+The tokenizer is that of `model=`, whose weights are not read. The corpus, the design and the recipe
+are the method's keys.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config as RunConfig
+from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.method import Context, Counters, DesignMethod, SessionInfo, refuse
-from moe_lab.methods.pretrain.config import PretrainConfig, architecture, left_out_note
+from moe_lab.methods.method import Context, Counters, DesignMethod, SessionInfo
+from moe_lab.methods.pretrain.config import PretrainConfig, left_out_note
+from moe_lab.methods.pretrain.design import architecture
 from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.measured import Difference, HeldOut, interval_text, number
 from moe_lab.results.versions import decisive_versions
@@ -30,23 +32,23 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
 LEFT_OUT = "documents_left_out"
-"""The key of training.json with the numbers of empty and of duplicate documents; earlier versions do not have it."""
+"""The key of training.json with the numbers of empty and of duplicate documents;
+earlier versions do not have it."""
 RECORDED = (
-    *(
-        "steps",
-        "tokens",
-        "parameters",
-        "first_loss",
-        "last_loss",
-        "validation",
-        "leak",
-        "last_session",
-    ),
+    "steps",
+    "tokens",
+    "parameters",
+    "first_loss",
+    "last_loss",
+    "validation",
+    "leak",
+    "last_session",
     LEFT_OUT,
 )
 """Keys of training.json that results.json has, too."""
 REGULARIZER_BYTES = 16
-"""Bytes for each token and expert of a layer: float32 logits and what the regularizers make of them."""
+"""Bytes for each token and expert of a layer:
+float32 logits and what the regularizers make of them."""
 
 
 class Pretrain(DesignMethod):
@@ -65,37 +67,47 @@ class Pretrain(DesignMethod):
         self._read: tuple[Corpus, Any] | None = None
 
     def architecture(self, config: RunConfig) -> PreTrainedConfig:
-        return architecture(self.config, self._data(config)[1])
+        _, tokenizer = self._data(config)
+        return architecture(self.config, tokenizer)
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
         return {"name": self.config.name, **self.config.recipe()}
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """Corpus and tokenizer. Raises TaskError for unusable data, ConfigError for a design that cannot be trained."""
-        from moe_lab.methods.pretrain.corpus import require_rows, tokenizer_identity
+        """Corpus and tokenizer.
+
+        Raises TaskError for unusable data, ConfigError for a design that cannot be trained.
+        """
+        from moe_lab.methods.pretrain.corpus import tokenizer_identity
+        from moe_lab.methods.pretrain.packing import require_rows
         from moe_lab.models.designs.configuration import UNITS
         from moe_lab.models.designs.units import require_units
 
         self.check_training(config, facts)
-        passes, processes = self.config.gradient_accumulation, num_processes()
-        refuse(
-            {
+        if config.model.experts_per_token is not None:
+            raise ConfigError(
                 "model.experts_per_token has no effect on a design. Use method.experts_per_token, or evaluate the "
-                "trained model with method=base.": config.model.experts_per_token is not None,
-                "model.peft: method=pretrain begins with random weights. Leave it out.": (
-                    config.model.peft is not None
-                ),
-                "method=pretrain splits rows over processes, not the model: use torchrun without FSDP.": sharded(),
-                f"method.gradient_accumulation={passes} is not divisible by {processes} processes. Use a multiple.": (
-                    passes % processes
-                ),
-            }
-        )
+                "trained model with method=base."
+            )
+        if config.model.peft is not None:
+            raise ConfigError(
+                "model.peft: method=pretrain begins with random weights. Leave it out."
+            )
+        if sharded():
+            raise ConfigError(
+                "method=pretrain splits rows over processes, not the model: use torchrun without FSDP."
+            )
+        passes = self.config.gradient_accumulation
+        processes = num_processes()
+        if passes % processes:
+            raise ConfigError(
+                f"method.gradient_accumulation={passes} is not divisible by {processes} processes. Use a multiple."
+            )
         corpus, tokenizer = self._data(config)
         if self.config.router in UNITS:
             require_units(tokenizer, self.config.router)
-        rows, length = self.config.validation_rows, self.config.sequence_length
-        require_rows(corpus, tokenizer, held_out=rows, length=length)
+        rows = self.config.validation_rows
+        require_rows(corpus, tokenizer, held_out=rows, length=self.config.sequence_length)
         return {
             "corpus": corpus.identity,
             "validation_rows": rows,
@@ -125,7 +137,6 @@ class Pretrain(DesignMethod):
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
         from moe_lab.methods.trained import Trained
 
-        attention = config.model.attn_implementation
         content = {
             "method": "pretrain",
             "numerics": self.version,
@@ -134,41 +145,44 @@ class Pretrain(DesignMethod):
             "seed": config.seed,
             "dtype": facts.dtype,
             "experts_implementation": config.model.experts_implementation,
-            **({"attn_implementation": attention} if attention else {}),
             "versions": decisive_versions(),
         }
+        attention = config.model.attn_implementation
+        if attention:
+            content["attn_implementation"] = attention
         return Trained.of(config, content, "model")
 
     def training_size(self, config: RunConfig, facts: ModelFacts) -> tuple[int, int, int]:
-        own = self.config
-        return own.steps, own.rows * own.sequence_length, own.steps
+        design = self.config
+        return design.steps, design.rows * design.sequence_length, design.steps
 
     def training_notes(self, config: RunConfig, facts: ModelFacts) -> list[str]:
         name = self.trained(config, facts).folder.name
-        return [f"{name}: {note}" for note in self._data(config)[0].notes]
+        corpus, _ = self._data(config)
+        return [f"{name}: {note}" for note in corpus.notes]
 
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         from moe_lab.methods.finetune_freeze.parameter_groups import empty_model
         from moe_lab.methods.training_memory import peak_bytes
 
-        own = self.config
-        built = architecture(replace(own, router="token"), self._data(config)[1])  # experts alike
-        if own.router == "expert":
-            taken = math.ceil(own.capacity_factor * own.experts_per_token)
-            built.num_experts_per_tok = min(taken, own.experts)
+        design = self.config
+        _, tokenizer = self._data(config)
+        planned_design = architecture(replace(design, router="token"), tokenizer)  # experts alike
+        if design.router == "expert":
+            taken = math.ceil(design.capacity_factor * design.experts_per_token)
+            planned_design.num_experts_per_tok = min(taken, design.experts)
         planned = peak_bytes(
-            empty_model(built).float(),
+            empty_model(planned_design).float(),
             optimizer="adamw_torch_fused",
             on_gpu=False,  # no copies
-            rows=own.batch_size,
-            length=own.sequence_length,
+            rows=design.batch_size,
+            length=design.sequence_length,
             bf16=facts.dtype == "bfloat16",
         )
-        tokens = own.batch_size * own.sequence_length
-        regularizers = (
-            0 if own.backbone == "dense" else tokens * own.experts * own.layers * REGULARIZER_BYTES
-        )
-        return planned + regularizers
+        if design.backbone == "dense":
+            return planned
+        tokens = design.batch_size * design.sequence_length
+        return planned + tokens * design.experts * design.layers * REGULARIZER_BYTES
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[EngineLM]:
@@ -190,34 +204,54 @@ class Pretrain(DesignMethod):
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
-        """The held-out loss, by which designs are ranked, the effect of later tokens, speed and memory."""
-        own = block["pretrain"]
-        held_out = HeldOut.model_validate(own["training"]["validation"])
-        keys = ("router", "regularizers", "routing_noise")
-        settings = "".join(
-            f", {key}={own[key]}" for key in keys if own.get(key, "-") not in ("-", 0)
-        )
+        """The held-out loss, by which designs are ranked, the effect of later tokens,
+        speed and memory."""
+        design = block["pretrain"]
+        seed = block["seed"]
+        training = design["training"]
         # both are "dense" for a dense model
-        name = " ".join(dict.fromkeys((own["backbone"], own["label"])))
-        loss = f"{number(held_out.loss)} {interval_text(held_out.interval)} per token, {held_out.rows} rows"
-        line = f"{name}{settings}, seed {block['seed']}: held-out loss {loss}"
-        if leak := own["training"]["leak"]:
-            later, short = (
-                f"{number(part.difference, sign=True)} {interval_text(part.interval, sign=True)}"
-                for part in map(
-                    Difference.model_validate, (leak["later_tokens"], leak["short_prefixes"])
-                )
-            )
-            line += (
-                "; not that of a language model: expert choice reads later tokens. On "
-                f"{leak['rows']} rows {leak['loss_with_later_tokens']:.4f} with them; with another row's instead "
-                f"{later}, and the effect of short prefixes {short}"
-            )
-        session = own["training"]["last_session"]
+        name = " ".join(dict.fromkeys((design["backbone"], design["label"])))
+        line = f"{name}{_settings_text(design)}, seed {seed}: held-out loss {_loss_text(training)}"
+        if training["leak"]:
+            line += _leak_text(training["leak"])
+        session = training["last_session"]
         if session["tokens_per_second"]:
             peak = session["peak_memory_bytes"] / 2**20
             line += f"; trained at {session['tokens_per_second']:,.0f} tokens per second, peak {peak:,.0f} MiB"
-        left_out = own["training"].get(LEFT_OUT)
+        left_out = training.get(LEFT_OUT)
         if left_out and any(left_out.values()):
-            return [line, f"{name}, seed {block['seed']}: {left_out_note(left_out)}"]
+            return [line, f"{name}, seed {seed}: {left_out_note(left_out)}"]
         return [line]
+
+
+def _settings_text(design: dict[str, Any]) -> str:
+    """The settings of the routing that are not off: `, router=token, regularizers=z-loss`."""
+    text = ""
+    for key in ("router", "regularizers", "routing_noise"):
+        value = design.get(key, "-")
+        if value not in ("-", 0):
+            text += f", {key}={value}"
+    return text
+
+
+def _loss_text(training: dict[str, Any]) -> str:
+    held_out = HeldOut.model_validate(training["validation"])
+    interval = interval_text(held_out.interval)
+    return f"{number(held_out.loss)} {interval} per token, {held_out.rows} rows"
+
+
+def _leak_text(leak: dict[str, Any]) -> str:
+    """The effects of later tokens and of short prefixes (`leak.py`)."""
+    later = _difference_text(leak["later_tokens"])
+    short = _difference_text(leak["short_prefixes"])
+    return (
+        "; not that of a language model: expert choice reads later tokens. On "
+        f"{leak['rows']} rows {leak['loss_with_later_tokens']:.4f} with them; with another row's instead "
+        f"{later}, and the effect of short prefixes {short}"
+    )
+
+
+def _difference_text(stored: dict[str, Any]) -> str:
+    difference = Difference.model_validate(stored)
+    interval = interval_text(difference.interval, sign=True)
+    return f"{number(difference.difference, sign=True)} {interval}"

@@ -34,7 +34,7 @@ class Source:
     """The largest number of documents of all its tasks together; None: all."""
     hub_tasks: tuple[str, ...] = ()
     """Names that replace `tasks` where data_dir has none of their folders."""
-    own: bool = False
+    is_own_train_split: bool = False
     """Whether this is the train split of the evaluated task."""
 
 
@@ -67,8 +67,9 @@ TOY = {
     "toy_rules": (Source("plus", ("toy_rules:plus",)),),
     "toy_rules_max": (Source("max", ("toy_rules:max",)),),
 }
-"""Reference sets of the toy tasks. In `toy_rules` and `toy_rules_max` the references follow the rule of their own task.
-`toy_choice:far`, which is not used here, has questions about other things than the test."""
+"""Reference sets of the toy tasks. In `toy_rules` and `toy_rules_max` the references follow the
+rule of their own task. `toy_choice:far`, which is not used here, has questions about other things
+than the test."""
 
 
 def reference_sources(
@@ -76,7 +77,8 @@ def reference_sources(
 ) -> tuple[str, list[Source]]:
     """(label, sources) of the references of one or several evaluated tasks.
 
-    The sources are the tasks that `reference` names; else the paper's; else the task's own train split.
+    The sources are the tasks that `reference` names; else the paper's; else the task's own train
+    split.
     """
     if reference is not None:
         names = [reference] if isinstance(reference, str) else list(reference)
@@ -85,16 +87,18 @@ def reference_sources(
                 "method.reference=[] names no task. Leave it out, or name an lm-eval task."
             )
         return "method.reference", [Source(name, (name,)) for name in names]
-    found: dict[Source, str] = {}
-    for name in [task] if isinstance(task, str) else task:
+    task_names = [task] if isinstance(task, str) else task
+    labels: dict[Source, str] = {}
+    for name in task_names:
         table_name = "mmlu" if name.startswith("mmlu_") else name
         if table_name in TABLE_7:
-            found |= dict.fromkeys(TABLE_7[table_name], "Table 7")
+            labels |= dict.fromkeys(TABLE_7[table_name], "Table 7")
         elif table_name in TOY:
-            found |= dict.fromkeys(TOY[table_name], "the toy world's own")
+            labels |= dict.fromkeys(TOY[table_name], "the toy world's own")
         else:
-            found[Source(f"{name}, train", (name,), own=True)] = "own train split"
-    return ", ".join(dict.fromkeys(found.values())), list(found)
+            labels[Source(f"{name}, train", (name,), is_own_train_split=True)] = "own train split"
+    label = ", ".join(dict.fromkeys(labels.values()))
+    return label, list(labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +114,8 @@ class ReferenceDocuments:
     metrics: dict[str, str]
     """`metric,filter` that grades generated answers of each task."""
     sources: list[dict[str, Any]]
-    """Per source: title, tasks, data (where they are from), wanted (None: all), documents (in total), dropped (test
-    documents), asked."""
+    """Per source: title, tasks, data (where they are from), wanted (None: all),
+    documents (in total), dropped (test documents), asked."""
 
     @property
     def dropped(self) -> int:
@@ -122,8 +126,10 @@ def reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
     """The documents that a run's references are taken from. The runs of a grid often share them.
 
     Args:
-        config: of the run. References are asked like its task (`task.answer`, chat template), without examples.
-        settings: `reference` (None, a task, or a list of them) and `reference_size` (of every source; None: its own).
+        config: of the run. References are asked like its task (`task.answer`, chat template),
+            without examples.
+        settings: `reference` (None, a task, or a list of them) and `reference_size` (of every
+            source; None: its own).
 
     Raises ConfigError and TaskError for missing tasks, and if no document is left.
     """
@@ -134,60 +140,59 @@ def reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
 
 def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
     label, sources = reference_sources(config.task.name, settings.reference)
-    tests = load_tasks(config)["tasks"].values()
-    known = frozenset[str]().union(*(hashes for task in tests for hashes in document_hashes(task)))
-    found = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
+    test_hashes: set[str] = set()
+    for task in load_tasks(config)["tasks"].values():
+        test_hashes.update(*document_hashes(task))
+
+    documents = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
+    numbers_by_task: dict[str, set[int]] = {}
     for source in sources:
         tasks, metrics = _load(config, source)
-        hashes = {key: document_hashes(task) for key, task in tasks.items()}
-        everything = [(key, number) for key in tasks for number in range(len(hashes[key]))]
-        free = [(key, number) for key, number in everything if not hashes[key][number] & known]
+        documents.tasks.update(tasks)
+        documents.metrics.update(metrics)
+        free = []
+        count = 0
+        for key, task in tasks.items():
+            numbers_by_task.setdefault(key, set())
+            for number, hashes in enumerate(document_hashes(task)):
+                count += 1
+                if not hashes & test_hashes:
+                    free.append((key, number))
         # the first ones of a permutation of all that are not test documents
         Random(f"{source.title} {config.sample_seed}").shuffle(free)
         size = settings.reference_size or source.size
         chosen = free[:size]
-        for key, task in tasks.items():
-            numbers = {number for name, number in chosen if name == key} | set(
-                found.samples.get(key, ())
-            )
-            found.tasks[key], found.samples[key] = task, sorted(numbers)
-        found.metrics.update(metrics)
-        found.sources.append(
+        for key, number in chosen:
+            numbers_by_task[key].add(number)
+        documents.sources.append(
             {
                 "title": source.title,
                 "tasks": list(tasks),
                 "data": list(dict.fromkeys(task.data_source for task in tasks.values())),
                 "wanted": size,
-                "documents": len(everything),
-                "dropped": len(everything) - len(free),
+                "documents": count,
+                "dropped": count - len(free),
                 "asked": len(chosen),
             }
         )
-    if not any(found.samples.values()):
+    for key, numbers in numbers_by_task.items():
+        documents.samples[key] = sorted(numbers)
+    if not any(documents.samples.values()):
         raise ConfigError(
-            f"All documents of {', '.join(found.tasks)} are evaluated. Use another method.reference=."
+            f"All documents of {', '.join(documents.tasks)} are evaluated. Use another method.reference=."
         )
-    return found
+    return documents
 
 
 def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str]]:
     """(the tasks of a source by `<task>:<split>`, the metrics of those that generate).
 
-    They are its `hub_tasks`, if it has any, where `data_dir` has no folder for the others. Raises ConfigError for
-    answers that cannot be graded one by one.
+    Raises ConfigError for answers that cannot be graded one by one.
     """
-    from moe_lab.engine.hf import THINK_END
-
-    parts = [(name, *named_task(config, name, source.own)) for name in source.tasks]
-    local = any(
-        (Path(config.data_dir or "") / (task.data_folder or str(task.name))).is_dir()
-        for _, task, _ in parts
-    )
-    if source.hub_tasks and (config.data_dir is None or not local):
-        parts = [(name, *named_task(config, name)) for name in source.hub_tasks]
     tasks: dict[str, Any] = {}
     metrics: dict[str, str] = {}
-    for name, task_config, splits in parts:
+    for name in _task_names(config, source):
+        task_config, splits = named_task(config, name, source.is_own_train_split)
         alone = replace(
             config, task=task_config, num_fewshot=0, limit=None, samples=None, predict_only=False
         )
@@ -200,30 +205,60 @@ def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str
             ) from error
         for task_name, task in loaded["tasks"].items():
             key = f"{task_name}:{task.config.test_split}"
+            _check_answers(key, task)
             tasks[key] = task
-            kind = task.get_config("output_type")
-            if kind not in ("multiple_choice", "generate_until") or executes_code(task):
-                raise ConfigError(
-                    f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or "
-                    "wrong.\nUse another one with method.reference=<lm-eval task>."
-                )
-            if kind == "generate_until":
-                if THINK_END in task.get_config("generation_kwargs"):
-                    raise ConfigError(
-                        f"{key} cannot be a reference of C3PO: the model reasons before its answer "
-                        "(model.think_end_token), and the answer's loss is that of its tokens right after the prompt.\n"
-                        "Use a multiple-choice task."
-                    )
-                metrics[key] = (
-                    task_config.metric
-                    or f"{task.config.metric_list[0]['metric']},{output_filters(task)[0].name}"
-                )
+            if task.get_config("output_type") == "generate_until":
+                metrics[key] = task_config.metric or _first_metric(task)
     return tasks, metrics
 
 
-def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig, tuple[str, ...]]:
-    """The task of a name (an option of conf/task/ or of lm-eval), and its splits."""
-    if own:
+def _task_names(config: Config, source: Source) -> tuple[str, ...]:
+    """The `hub_tasks` of a source that has some, if no folder of its `tasks` is in data_dir;
+    else its `tasks`."""
+    if not source.hub_tasks:
+        return source.tasks
+    if config.data_dir is None:
+        return source.hub_tasks
+    for name in source.tasks:
+        task, _ = named_task(config, name, source.is_own_train_split)
+        folder = task.data_folder or str(task.name)
+        if (Path(config.data_dir) / folder).is_dir():
+            return source.tasks
+    return source.hub_tasks
+
+
+def _check_answers(key: str, task: Any) -> None:
+    """Raise ConfigError for a task whose answers cannot be graded one by one."""
+    from moe_lab.engine.hf import THINK_END
+
+    kind = task.get_config("output_type")
+    if kind not in ("multiple_choice", "generate_until") or executes_code(task):
+        raise ConfigError(
+            f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or "
+            "wrong.\nUse another one with method.reference=<lm-eval task>."
+        )
+    if kind == "generate_until" and THINK_END in task.get_config("generation_kwargs"):
+        raise ConfigError(
+            f"{key} cannot be a reference of C3PO: the model reasons before its answer "
+            "(model.think_end_token), and the answer's loss is that of its tokens right after the prompt.\n"
+            "Use a multiple-choice task."
+        )
+
+
+def _first_metric(task: Any) -> str:
+    """`metric,filter` of the task's first metric and filter."""
+    return f"{task.config.metric_list[0]['metric']},{output_filters(task)[0].name}"
+
+
+def named_task(
+    config: Config, name: str, is_evaluated: bool = False
+) -> tuple[TaskConfig, tuple[str, ...]]:
+    """The task of a name (an option of conf/task/ or of lm-eval), and its splits.
+
+    Args:
+        is_evaluated: whether it is the evaluated task, whose training split is meant.
+    """
+    if is_evaluated:
         return replace(config.task, name=name), ("training_split",)
     name, _, split = name.partition(":")
     file = resource_folder("conf") / "task" / f"{name}.yaml"
@@ -238,20 +273,23 @@ def named_task(config: Config, name: str, own: bool = False) -> tuple[TaskConfig
 
 
 def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:
-    """The run's references. Raises ConfigError for tasks or references without choices, and for several processes."""
+    """The run's references.
 
-    def check(tasks: Mapping[str, Any]) -> None:
-        for name, task in tasks.items():
-            if task.get_config("output_type") != "multiple_choice":
-                raise ConfigError(
-                    f"method={config.method.name} is for multiple-choice questions, not for {name}. Use another task."
-                )
-
+    Raises ConfigError for tasks or references without choices, and for several processes.
+    """
     check_one_process(config)
-    check(load_tasks(config)["tasks"])
+    _check_choices(config, load_tasks(config)["tasks"])
     documents = reference_documents(config, settings)
-    check(documents.tasks)
+    _check_choices(config, documents.tasks)
     return documents
+
+
+def _check_choices(config: Config, tasks: Mapping[str, Any]) -> None:
+    for name, task in tasks.items():
+        if task.get_config("output_type") != "multiple_choice":
+            raise ConfigError(
+                f"method={config.method.name} is for multiple-choice questions, not for {name}. Use another task."
+            )
 
 
 def check_one_process(config: Config) -> None:

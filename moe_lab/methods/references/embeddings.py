@@ -1,13 +1,12 @@
-"""Embeddings of questions (C3PO, section 3.4), and their nearest references (equations 9 and 10).
+"""Embeddings of questions (C3PO, section 3.4).
 
-R = texts or references, Q = questions, X = size of an embedding, K = neighbours, B = texts of a pass, S = tokens of the
-longest, D = hidden size.
+R = texts, X = size of an embedding, B = texts of a pass, S = tokens of the longest, D = hidden
+size.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,6 @@ SHOWN = 256
 DEFAULT = (
     "Leave method.embeddings out: the hidden states of the evaluated model are always available."
 )
-CHUNK_BYTES = 64 * 2**20
-"""Size of the similarities that are in memory at a time."""
 
 
 def embed(
@@ -45,9 +42,11 @@ def embed(
     """float32 [R, X] on the CPU, rows of unit length.
 
     Args:
-        how: None: mean over the tokens of `model`'s last hidden states (a forward pass over each text); a
-            `.safetensors` file of vectors (`read_vectors`); else a sentence-transformers model, by name or folder.
-        mean_X: subtracted from each vector first. Hidden states share a large common part, which hides differences.
+        how: None: mean over the tokens of `model`'s last hidden states (a forward pass over each
+            text); a `.safetensors` file of vectors (`read_vectors`); else a sentence-transformers
+            model, by name or folder.
+        mean_X: subtracted from each vector first. Hidden states share a large common part, which
+            hides differences.
 
     Raises ConfigError if there are no vectors.
     """
@@ -68,13 +67,14 @@ def embed(
 
 def normalized(vectors_RX: Tensor, mean_X: Tensor | None) -> Tensor:
     """The vectors minus the mean, if there is one, scaled to unit length."""
-    return torch.nn.functional.normalize(
-        vectors_RX if mean_X is None else vectors_RX - mean_X, dim=1
-    )
+    if mean_X is not None:
+        vectors_RX = vectors_RX - mean_X
+    return torch.nn.functional.normalize(vectors_RX, dim=1)
 
 
 def embedding_identity(how: str | Path | None) -> dict[str, Any]:
-    """All that determines embeddings except the evaluated model: for files and folders, their content.
+    """All that determines embeddings except the evaluated model: for files and folders,
+    their content.
 
     Raises ConfigError for a missing file or package.
     """
@@ -88,15 +88,24 @@ def embedding_identity(how: str | Path | None) -> dict[str, Any]:
     need_package("sentence_transformers", "embeddings", f"method.embeddings={how}")
     if not path.is_dir():
         commit = _commit(str(how))
-        return {"embeddings": str(how)} | ({"commit": commit} if commit else {})
-    if code := next(path.rglob("*.py"), None):  # sentence-transformers would run it
+        if commit is None:
+            return {"embeddings": str(how)}
+        return {"embeddings": str(how), "commit": commit}
+    return {"embeddings": _content_of_encoder(path)}
+
+
+def _content_of_encoder(path: Path) -> dict[str, Any]:
+    """The content of a sentence-transformers model, by folder.
+
+    Raises ConfigError for one with code.
+    """
+    code = next(path.rglob("*.py"), None)
+    if code is not None:  # sentence-transformers would run it
         raise ConfigError(
             f"method.embeddings={path} has code ({code.name}), which is never run. {DEFAULT}"
         )
     folders = [path, *sorted(folder for folder in path.rglob("*") if folder.is_dir())]
-    return {
-        "embeddings": {str(folder.relative_to(path)): folder_content(folder) for folder in folders}
-    }
+    return {str(folder.relative_to(path)): folder_content(folder) for folder in folders}
 
 
 WHAT = "sentence-transformers model"
@@ -108,23 +117,29 @@ def repository_of(name: str) -> str:
 
 
 def _commit(name: str) -> str | None:
-    """The commit of a model of the hub, which a process finds once; None offline if the cache lacks the model.
+    """The commit of a model of the hub, which a process finds once;
+    None offline if the cache lacks the model.
 
-    Raises ConfigError for a repository without weights that can be read, and ModelError for one that is not available.
+    Raises ConfigError for a repository without weights that can be read, and ModelError for one
+    that is not available.
     """
     source = repository_of(name)
     files = repository_files(source, WHAT, offline=False)
-    if files is not None and not any(Path(file).name in LOADED for file in files):
-        raise ConfigError(
-            f"method.embeddings={name} has no weights in safetensors or .bin. {DEFAULT}"
-        )
+    if files is not None:
+        has_weights = any(Path(file).name in LOADED for file in files)
+        if not has_weights:
+            raise ConfigError(
+                f"method.embeddings={name} has no weights in safetensors or .bin. {DEFAULT}"
+            )
     return cached_commit(source)
 
 
 def encoder_folder(name: str) -> Path:
-    """The folder of a sentence-transformers model: a local one, or that of the commit which is part of the identity.
+    """The folder of a sentence-transformers model: a local one,
+    or that of the commit which is part of the identity.
 
-    Missing files of the hub are fetched, without code. Raises ModelError for a repository that is not available.
+    Missing files of the hub are fetched, without code. Raises ModelError for a repository that is
+    not available.
     """
     path = user_path(name)
     if path.is_dir():
@@ -138,27 +153,38 @@ def encoder_folder(name: str) -> Path:
 
 @torch.inference_mode()
 def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
-    """float32 [R, D]: the mean of the last hidden states over each text's tokens; long texts lose their beginning.
+    """float32 [R, D]: the mean of the last hidden states over each text's tokens;
+    long texts lose their beginning.
 
-    Texts of similar length share a pass. They are padded on the right, which a causal model never attends to.
+    Texts of similar length share a pass. They are padded on the right, which a causal model never
+    attends to.
     """
     ids = text_ids(texts, model)
-    order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+    if not ids:
+        return torch.zeros(0, 0)
+    longest_first = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
     tokens = pass_budget(model.model).tokens
     means: dict[int, Tensor] = {}
     with Progress(len(ids), "embeddings", "text", shown=len(ids) >= SHOWN) as progress:
         while len(means) < len(ids):
-            width = len(ids[order[len(means)]])
-            batch = order[len(means) : len(means) + max(1, tokens // width)]
-            ids_BS = padded([ids[i] for i in batch], 0).to(model.device)
-            real_BS = padded([[1] * len(ids[i]) for i in batch], 0).to(model.device)
-            with with_own_lengths(model.model, [len(ids[i]) for i in batch]):
-                hidden_BSD = _before_head(model.model, ids_BS, real_BS).float()
-            real_BS1 = real_BS.to(hidden_BSD.device)[..., None]
-            mean_BD = (hidden_BSD * real_BS1).sum(dim=1) / real_BS1.sum(dim=1)
+            start = len(means)
+            width = len(ids[longest_first[start]])
+            batch = longest_first[start : start + max(1, tokens // width)]
+            mean_BD = _mean_hidden_states([ids[i] for i in batch], model)
             means.update(zip(batch, mean_BD.cpu(), strict=True))
             progress.update(len(batch))
-    return torch.stack([means[i] for i in range(len(ids))]) if ids else torch.zeros(0, 0)
+    return torch.stack([means[i] for i in range(len(ids))])
+
+
+def _mean_hidden_states(ids: list[list[int]], model: LoadedModel) -> Tensor:
+    """[B, D]: of texts (token ids) in one pass."""
+    lengths = [len(ids_of_text) for ids_of_text in ids]
+    ids_BS = padded(ids, 0).to(model.device)
+    real_BS = padded([[1] * length for length in lengths], 0).to(model.device)
+    with with_own_lengths(model.model, lengths):
+        hidden_BSD = _before_head(model.model, ids_BS, real_BS).float()
+    real_BS1 = real_BS.to(hidden_BSD.device)[..., None]
+    return (hidden_BSD * real_BS1).sum(dim=1) / real_BS1.sum(dim=1)
 
 
 def text_ids(texts: Sequence[str], model: LoadedModel) -> list[list[int]]:
@@ -170,18 +196,19 @@ def text_ids(texts: Sequence[str], model: LoadedModel) -> list[list[int]]:
 
 def _before_head(model: Any, ids_BS: Tensor, real_BS: Tensor) -> Tensor:
     """[B, S, D]: the input of the output head, which then computes only one token of each text."""
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
 
     def keep(head: Any, args: tuple) -> tuple:
-        seen.append(args[0])
-        return (args[0][:, -1:], *args[1:])
+        hidden_BSD = args[0]
+        inputs.append(hidden_BSD)
+        return (hidden_BSD[:, -1:], *args[1:])
 
     handle = model.get_output_embeddings().register_forward_pre_hook(keep)
     try:
         model(input_ids=ids_BS, attention_mask=real_BS, use_cache=False)
     finally:
         handle.remove()
-    return seen[0]
+    return inputs[0]
 
 
 def text_key(text: str) -> str:
@@ -192,15 +219,13 @@ def text_key(text: str) -> str:
 def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
     """float32 [R, X]: a file's vectors of these texts.
 
-    The file has `vectors` [rows, X], and `sha256` [rows, 32], uint8: the hash of each text's UTF-8 bytes. Raises
-    ConfigError for a file without them, and for the first text without a vector.
+    The file has `vectors` [rows, X], and `sha256` [rows, 32], uint8: the hash of each text's UTF-8
+    bytes. Raises ConfigError for a file without them, and for the first text without a vector.
     """
     from safetensors.torch import load_file
 
-    with reading(
-        f"method.embeddings={path}",
-        f"It must hold `vectors` and `sha256` (docs/c3po.md).\n{DEFAULT}",
-    ):
+    remedy = f"It must hold `vectors` and `sha256` (docs/c3po.md).\n{DEFAULT}"
+    with reading(f"method.embeddings={path}", remedy):
         tensors = load_file(path)
         vectors = tensors["vectors"]
         rows = {bytes(key).hex(): row for row, key in enumerate(tensors["sha256"].tolist())}
@@ -218,60 +243,6 @@ def _encoder(name: str, device: str | None) -> Any:
     from sentence_transformers import SentenceTransformer
 
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    with reading(
-        f"method.embeddings={name}", DEFAULT, says="cannot be loaded by sentence-transformers"
-    ):
+    says = "cannot be loaded by sentence-transformers"
+    with reading(f"method.embeddings={name}", DEFAULT, says=says):
         return SentenceTransformer(str(encoder_folder(name)), device=device, **options)
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """The neighbours of every question, nearest first. At equal distance the earlier reference comes first."""
-
-    index_QK: Tensor
-    """int64; -1: no further neighbour."""
-    distance_QK: Tensor
-    """float32: sqrt(2 - 2 cos), the distance of the unit vectors; infinite for a missing neighbour."""
-    dropped_Q: Tensor
-    """int64: number of references that were left out, because they are more similar than `most_similar`."""
-
-
-def neighbours(
-    query_QX: Tensor,
-    reference_RX: Tensor,
-    *,
-    k: int,
-    epsilon: float | None,
-    most_similar: float = 0.95,
-) -> Neighbours:
-    """The k nearest references of every question (equation 9), or all within `epsilon` (equation 10), maybe none.
-
-    Args:
-        query_QX, reference_RX: float32, rows of unit length.
-        k: neighbours of each question if `epsilon` is None. K is then k, even with fewer references.
-        epsilon: radius of the ball as a cosine distance, 1 - cos, from 0 to 2. K is then the size of the largest ball.
-        most_similar: references with a larger cosine count as the question itself and are left out.
-    """
-    rows = max(1, CHUNK_BYTES // (4 * max(1, len(reference_RX))))
-    indexes, distances, dropped = [], [], []
-    for chunk_QX in query_QX.split(rows):
-        cosine_QR = chunk_QX.float() @ reference_RX.float().T
-        same_QR = cosine_QR > most_similar
-        distance_QR = (2 - 2 * cosine_QR).clamp(min=0).sqrt().masked_fill(same_QR, torch.inf)
-        if epsilon is not None:
-            distance_QR = distance_QR.masked_fill(1 - cosine_QR > epsilon, torch.inf)
-            k = max(distance_QR.isfinite().sum(dim=1).tolist(), default=0)
-        distance_QK, index_QK = (each[:, :k] for each in distance_QR.sort(dim=1, stable=True))
-        indexes.append(index_QK.masked_fill(distance_QK.isinf(), -1))
-        distances.append(distance_QK)
-        dropped.append(same_QR.sum(dim=1))
-    width = k if epsilon is None else max(part.shape[1] for part in indexes)
-    return Neighbours(
-        torch.cat([_padded(part, width, -1) for part in indexes]),
-        torch.cat([_padded(part, width, torch.inf) for part in distances]),
-        torch.cat(dropped),
-    )
-
-
-def _padded(tensor_QK: Tensor, width: int, value: float) -> Tensor:
-    return torch.nn.functional.pad(tensor_QK, (0, width - tensor_QK.shape[1]), value=value)

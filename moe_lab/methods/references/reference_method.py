@@ -18,7 +18,10 @@ class ReferenceMethod(Method):
     """
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
-        """The tokens to read for each missing reference set, by its name, for plans. Needs no weights."""
+        """The tokens to read for each missing reference set, by its name, for plans.
+
+        Needs no weights.
+        """
         from moe_lab.methods.references.reference_set import references_left
 
         return references_left(config, self.config, facts)

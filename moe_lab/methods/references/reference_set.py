@@ -1,7 +1,8 @@
-"""Reference sets: questions that the base model answers correctly, with its pathways and their embeddings.
+"""Reference sets: questions that the base model answers correctly,
+with its pathways and their embeddings.
 
-A set is built once per model, reference documents and prompt form, in outputs/references/<model>-<tasks>-<id8>/.
-`store.py` writes its files.
+A set is built once per model, reference documents and prompt form, in
+outputs/references/<model>-<tasks>-<id8>/. `store.py` writes its files.
 
 R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of an embedding.
 """
@@ -59,7 +60,8 @@ class ReferenceSet:
     embedding_RX: Tensor
     """float32, rows of unit length."""
     counts: dict[str, Any]
-    """label, asked, correct, dropped (test documents), and the sources (`ReferenceDocuments.sources`)."""
+    """label, asked, correct, dropped (test documents),
+    and the sources (`ReferenceDocuments.sources`)."""
     how: str | None = None
     """The value of `method.embeddings` by which `embedding_RX` was computed."""
     mean_X: Tensor | None = None
@@ -77,10 +79,12 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     """The run's reference set, which is built or continued if it is incomplete.
 
     Args:
-        settings: `tokens`, `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the method.
+        settings: `tokens`, `reference`, `reference_size`, `embeddings`, `k` and `epsilon` of the
+            method.
         lm: the base model.
 
-    Raises ConfigError for missing references and for fewer than k, RunHeldError if another process builds it.
+    Raises ConfigError for missing references and for fewer than k, RunHeldError if another process
+    builds it.
     """
     documents = reference_documents(config, settings)
     references = references_of(config, settings, documents, model.facts)
@@ -108,17 +112,22 @@ def stored_references(folder: Path, how: str | None, model: LoadedModel) -> Refe
 
     Raises ConfigError if a file is missing or damaged.
     """
-    found = read(folder)
+    stored = read(folder)
     file = folder / f"embeddings-{run_id(embedding_identity(how))[:8]}.safetensors"
     if not file.exists():
-        embedding, mean = _embedded(how, found["texts"], model)
-        write_atomically(
-            file, save({"embedding": embedding} | ({} if mean is None else {"mean": mean}))
-        )
+        embedding_RX, mean_X = _embedded(how, stored["texts"], model)
+        tensors = {"embedding": embedding_RX}
+        if mean_X is not None:
+            tensors["mean"] = mean_X
+        write_atomically(file, save(tensors))
     with reading(file, "Remove it: it is computed again."):
-        kept = load_file(file)
+        tensors = load_file(file)
     return ReferenceSet(
-        folder=folder, **found, embedding_RX=kept["embedding"], how=how, mean_X=kept.get("mean")
+        folder=folder,
+        **stored,
+        embedding_RX=tensors["embedding"],
+        how=how,
+        mean_X=tensors.get("mean"),
     )
 
 
@@ -131,13 +140,15 @@ def given_references(
         settings: `tokens` and `embeddings` of the method.
         lm: the base model.
     """
-    texts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
-    ids = [lm.encode_pair(*pair) for pair in pairs]
-    prompts, golds = (
-        [list(prompt) for prompt, _ in ids],
-        [list(answer[:ANSWER_TOKENS]) for _, answer in ids],
-    )
-    embedding, mean = _embedded(settings.embeddings, texts, model)
+    texts = [prompt for prompt, _ in pairs]
+    answers = [answer for _, answer in pairs]
+    prompts = []
+    golds = []
+    for prompt, answer in pairs:
+        prompt_ids, answer_ids = lm.encode_pair(prompt, answer)
+        prompts.append(list(prompt_ids))
+        golds.append(list(answer_ids[:ANSWER_TOKENS]))
+    embedding_RX, mean_X = _embedded(settings.embeddings, texts, model)
     return ReferenceSet(
         folder=None,
         texts=texts,
@@ -145,10 +156,10 @@ def given_references(
         prompts=prompts,
         golds=golds,
         pathway_RWME=pathways(texts, prompts, settings.tokens, model, lm.budget),
-        embedding_RX=embedding,
+        embedding_RX=embedding_RX,
         counts={},
         how=settings.embeddings,
-        mean_X=mean,
+        mean_X=mean_X,
     )
 
 
@@ -156,9 +167,12 @@ def references_of(
     config: Config, settings: Any, documents: ReferenceDocuments, facts: ModelFacts
 ) -> Artifact:
     """The set of a run on disk; it need not exist yet."""
-    own = {"numerics": _numerics(documents), "tokens": settings.tokens}
-    libraries = {"commit": facts.commit, "versions": decisive_versions()}
-    digest = run_id(questions_content(config, documents, facts) | own | libraries)
+    content = questions_content(config, documents, facts)
+    content["numerics"] = _numerics(documents)
+    content["tokens"] = settings.tokens
+    content["commit"] = facts.commit
+    content["versions"] = decisive_versions()
+    digest = run_id(content)
     name = folder_name(config.model.name, task_label(documents.tasks), digest=digest)
     folder = Path(config.output_dir) / "references" / name
     return Artifact(folder=folder, id=digest, record="references.json")
@@ -177,7 +191,8 @@ def references_left(config: Config, settings: Any, facts: ModelFacts) -> dict[st
 def references_identity(config: Config, settings: Any, facts: ModelFacts) -> dict[str, Any]:
     """A run's references and their embeddings, as plain values.
 
-    Needs no weights. Raises ConfigError or TaskError if documents are missing, or if there are fewer than k.
+    Needs no weights. Raises ConfigError or TaskError if documents are missing, or if there are
+    fewer than k.
     """
     documents = reference_documents(config, settings)
     count = sum(len(numbers) for numbers in documents.samples.values())
@@ -187,25 +202,26 @@ def references_identity(config: Config, settings: Any, facts: ModelFacts) -> dic
             "questions.\n"
             "Use others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
         )
-    own = {"numerics": _numerics(documents), "tokens": settings.tokens}
-    return (
-        questions_content(config, documents, facts) | own | embedding_identity(settings.embeddings)
-    )
+    content = questions_content(config, documents, facts)
+    content["numerics"] = _numerics(documents)
+    content["tokens"] = settings.tokens
+    return content | embedding_identity(settings.embeddings)
 
 
 def questions_content(
     config: Config, documents: ReferenceDocuments, facts: ModelFacts
 ) -> dict[str, Any]:
-    """The model, the documents and the form of their questions, as plain values. Needs no weights."""
+    """The model, the documents and the form of their questions, as plain values.
+
+    Needs no weights.
+    """
     tasks: Any = {"tasks": documents.tasks}
+    setting_names = sorted(HASHED - {"predict_only", "fewshot_seed"})
     return {
         "model": model_identity(model_source(config.model), config.model),
         "dtype": facts.dtype,
         "tasks": {name: task_settings(task) for name, task in documents.tasks.items()},
-        "settings": {
-            name: getattr(config, name)
-            for name in sorted(HASHED - {"predict_only", "fewshot_seed"})
-        },
+        "settings": {name: getattr(config, name) for name in setting_names},
         "samples": documents.samples,
         "metrics": documents.metrics,
         "documents": documents_digest(tasks, documents.samples),
@@ -222,6 +238,6 @@ def _embedded(
     """([R, X], the subtracted mean or None)."""
     if how is not None:
         return embed(texts, how, model), None
-    raw_RX = hidden_states(texts, model)
-    mean = raw_RX.mean(dim=0)
-    return normalized(raw_RX, mean), mean
+    states_RX = hidden_states(texts, model)
+    mean_X = states_RX.mean(dim=0)
+    return normalized(states_RX, mean_X), mean_X

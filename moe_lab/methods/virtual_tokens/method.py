@@ -1,6 +1,8 @@
-"""`method=soft-prompt` (prompt tuning, arXiv 2104.08691) and `method=prefix-tuning` (arXiv 2101.00190).
+"""`method=soft-prompt` (prompt tuning, arXiv 2104.08691) and `method=prefix-tuning` (arXiv
+2101.00190).
 
-Both are baselines of C3PO's Table 1. They are trained on C3PO's reference questions, with the right answers.
+Both are baselines of C3PO's Table 1. They are trained on C3PO's reference questions, with the right
+answers.
 """
 
 from __future__ import annotations
@@ -57,14 +59,18 @@ class VirtualTokens(Method):
     answer: ClassVar[str | None] = "letters"
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
-        """The training's questions. Raises ModelError for a model that cannot have virtual tokens."""
+        """The training's questions.
+
+        Raises ModelError for a model that cannot have virtual tokens.
+        """
         from moe_lab.methods.references.reference_set import questions_content
         from moe_lab.methods.virtual_tokens.training import refusal
         from moe_lab.models.source import load_config
 
         check_first_gpu(config)
         documents = check_choice_questions(config, self.config)
-        tokens, room = self.config.virtual_tokens, config.max_length or facts.max_length
+        tokens = self.config.virtual_tokens
+        room = config.max_length or facts.max_length
         if tokens >= room:
             raise ConfigError(
                 f"method.virtual_tokens={tokens} leaves no room for a prompt: the model reads {room} tokens. "
@@ -82,14 +88,15 @@ class VirtualTokens(Method):
         return questions_content(config, documents, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
-        """Every answer with its prompt, without the virtual tokens, for which longer prompts are cut."""
+        """Every answer with its prompt, without the virtual tokens,
+        for which longer prompts are cut."""
         room = (config.max_length or facts.max_length) - self.config.virtual_tokens
-        return sum(
-            weight * min(len(context) + len(ids) - 1, room)
-            for weight, asked in workload.asked
-            for context, continuations in asked.scored.items()
-            for ids in continuations
-        )
+        tokens = 0.0
+        for weight, asked in workload.asked:
+            for context, continuations in asked.scored.items():
+                for ids in continuations:
+                    tokens += weight * min(len(context) + len(ids) - 1, room)
+        return tokens
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[VirtualTokensLM]:
@@ -103,8 +110,9 @@ class VirtualTokens(Method):
         )
         from moe_lab.models.adapters import load_adapter
 
-        config, recipe = context.config, {key: getattr(self.config, key) for key in RECIPE}
+        config = context.config
         documents = reference_documents(config, self.config)
+        recipe = {key: getattr(self.config, key) for key in RECIPE}
         content = {
             "method": recipe | {"numerics": self.version},
             "seed": config.seed,
@@ -113,9 +121,10 @@ class VirtualTokens(Method):
             "versions": decisive_versions(),
         }
         trained = Trained.of(config, content, "adapter")
-        with with_adapter(
+        adapter = with_adapter(
             model.model, self.config.name, self.config.virtual_tokens, config.seed
-        ) as wrapped:
+        )
+        with adapter as wrapped:
             record = trained.load_or_train(
                 lambda folder: train_adapter(folder, config, documents, model, wrapped)
             )

@@ -25,7 +25,7 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import first_line
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.references.documents import ReferenceDocuments
-from moe_lab.methods.references.store import reference_questions
+from moe_lab.methods.references.questions import reference_questions
 from moe_lab.methods.tokenized import Pad, Row, Rows
 from moe_lab.methods.trained import save_model
 from moe_lab.methods.trainer import fit
@@ -41,9 +41,12 @@ WEIGHT_DECAY = 0.01
 
 @contextmanager
 def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int = 0) -> Iterator[Any]:
-    """A PeftModel of the frozen model with an adapter drawn from the seed. On exit the model is restored.
+    """A PeftModel of the frozen model with an adapter drawn from the seed.
 
-    A soft prompt starts with the embeddings of random tokens, a prefix with standard normal numbers.
+    On exit the model is restored.
+
+    A soft prompt starts with the embeddings of random tokens, a prefix with standard normal
+    numbers.
     """
     from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 
@@ -70,12 +73,19 @@ def with_adapter(model: Any, kind: str, virtual_tokens: int, seed: int = 0) -> I
 def train_adapter(
     folder: Path, config: Config, documents: ReferenceDocuments, model: LoadedModel, wrapped: Any
 ) -> dict[str, Any]:
-    """Train the adapter of a PeftModel on the right answers, and write it. Returns the rest of training.json."""
-    lm, method = base_lm(model, shortened(config, model)), config.method
-    questions = reference_questions(config, documents)
-    rows = [Row.of(*lm.encode_pair(each.prompt, each.right_answer)) for each in questions]
+    """Train the adapter of a PeftModel on the right answers, and write it.
+
+    Returns the rest of training.json.
+    """
+    method = config.method
+    lm = base_lm(model, shortened(config, model))
+    rows = []
+    for question in reference_questions(config, documents):
+        prompt_ids, answer_ids = lm.encode_pair(question.prompt, question.right_answer)
+        rows.append(Row.of(prompt_ids, answer_ids))
     per_epoch = math.ceil(len(rows) / method.batch_size)
-    steps, start = method.epochs * per_epoch, time.perf_counter()
+    steps = method.epochs * per_epoch
+    start = time.perf_counter()
     trainer = fit(
         folder,
         config,
@@ -109,10 +119,8 @@ def train_adapter(
 
 def shortened(config: Config, model: LoadedModel) -> Config:
     """The configuration with a maximum length that leaves room for the virtual tokens."""
-    return replace(
-        config,
-        max_length=(config.max_length or model.facts.max_length) - config.method.virtual_tokens,
-    )
+    room = config.max_length or model.facts.max_length
+    return replace(config, max_length=room - config.method.virtual_tokens)
 
 
 class VirtualTokensLM(EngineLM):
@@ -123,7 +131,8 @@ class VirtualTokensLM(EngineLM):
 
     def __init__(self, wrapped: Any, tokenizer: Any, **options: Any):
         super().__init__(wrapped.get_base_model(), tokenizer, **options)
-        self._model, self.engine = wrapped, None
+        self._model = wrapped
+        self.engine = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -132,13 +141,15 @@ class VirtualTokensLM(EngineLM):
 
 
 def refusal(config: Any, kind: str) -> str | None:
-    """The first line of the error with which peft or the model refuses virtual tokens, or None. Needs no weights."""
+    """The first line of the error with which peft or the model refuses virtual tokens, or None.
+
+    Needs no weights.
+    """
     try:
-        with (
-            torch.device("meta"),
-            with_adapter(meta_model(config, torch.bfloat16), kind, 1) as wrapped,
-        ):
-            wrapped(input_ids=torch.zeros(1, 1, dtype=torch.long))
+        with torch.device("meta"):
+            model = meta_model(config, torch.bfloat16)
+            with with_adapter(model, kind, 1) as wrapped:
+                wrapped(input_ids=torch.zeros(1, 1, dtype=torch.long))
     except NotImplementedError:
         pass  # an operation of the model that needs values
     except Exception as error:  # each architecture has other errors

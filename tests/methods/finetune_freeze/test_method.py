@@ -22,16 +22,16 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze import method as module
 from moe_lab.methods.finetune_freeze import training
-from moe_lab.methods.finetune_freeze.config import (
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups
+from moe_lab.methods.finetune_freeze.phases import (
     SCHEDULES,
-    FinetuneConfig,
     Phase,
     boundaries,
     label,
     phase_at,
     phases_of,
 )
-from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups
 from moe_lab.methods.finetune_freeze.trainer import rate
 from moe_lab.models.source import TINY
 from moe_lab.runs.prepare import prepare

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.cli.main import main
 from moe_lab.config.catalog import resource_folder
-from moe_lab.methods.finetune_freeze.config import SCHEDULES, FinetuneConfig
+from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.phases import SCHEDULES
 from moe_lab.methods.finetune_freeze.trainer import Order
 from moe_lab.methods.tokenized import EMPTY
 from moe_lab.methods.trained import COMPLETE

@@ -18,20 +18,17 @@ from transformers import AutoTokenizer
 
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ModelError, TaskError
-from moe_lab.methods.pretrain import corpus as module
+from moe_lab.methods.pretrain import packing as module
 from moe_lab.methods.pretrain.corpus import (
     END,
     GENERATED,
     Corpus,
-    PackedRows,
     _train,
-    pack,
-    pack_once,
     read_corpus,
-    require_rows,
     tokenizer_identity,
     tokenizer_of,
 )
+from moe_lab.methods.pretrain.packing import PackedRows, pack, pack_once, require_rows
 from moe_lab.tasks.loading import task_cache
 from tests.support.models import make_tokenizer
 from tests.support.pretrainings import design

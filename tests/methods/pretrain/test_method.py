@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from moe_lab.config.schema import Config, ModelConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods.pretrain import training
-from moe_lab.methods.pretrain.config import architecture
+from moe_lab.methods.pretrain.design import architecture
 from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.pretrain.training import parameters_of
 from moe_lab.methods.trained import COMPLETE

@@ -13,14 +13,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from moe_lab.methods.pretrain.trainer import (
-    LossFreeBalance,
-    RoutingNoise,
-    TrainingRouting,
-    balance_loss,
-    training_routing,
-    z_loss,
-)
+from moe_lab.methods.pretrain.regularizers import balance_loss, z_loss
+from moe_lab.methods.pretrain.routing import RoutingNoise, TrainingRouting, training_routing
+from moe_lab.methods.pretrain.trainer import LossFreeBalance
 from moe_lab.methods.pretrain.training import train
 from moe_lab.methods.trained import save_model
 from moe_lab.models.designs.configuration import UNITS

@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM
 from moe_lab.errors import TrainingError
 from moe_lab.methods.pretrain import trainer as trainer_module
 from moe_lab.methods.pretrain import training as training_module
-from moe_lab.methods.pretrain.corpus import PackedRows
-from moe_lab.methods.pretrain.trainer import PretrainTrainer, TrainingRouting, losses_of
+from moe_lab.methods.pretrain.packing import PackedRows
+from moe_lab.methods.pretrain.routing import TrainingRouting
+from moe_lab.methods.pretrain.trainer import PretrainTrainer, losses_of
 from moe_lab.methods.pretrain.training import PretrainingInputs, train, train_together
 from moe_lab.methods.trained import last_checkpoint
 from moe_lab.models.designs.configuration import UNITS

@@ -19,11 +19,13 @@ from transformers import AutoModelForCausalLM, set_seed
 
 from moe_lab.config.catalog import resource_folder
 from moe_lab.config.schema import Config, ExpertsImplementation, ModelConfig
-from moe_lab.methods.pretrain import training as module
-from moe_lab.methods.pretrain.config import PretrainConfig, architecture
-from moe_lab.methods.pretrain.corpus import PackedRows, pack, read_corpus, tokenizer_of
+from moe_lab.methods.pretrain import leak as module
+from moe_lab.methods.pretrain.config import PretrainConfig
+from moe_lab.methods.pretrain.corpus import read_corpus, tokenizer_of
+from moe_lab.methods.pretrain.design import architecture
+from moe_lab.methods.pretrain.leak import leak
+from moe_lab.methods.pretrain.packing import PackedRows, pack
 from moe_lab.methods.pretrain.training import (
-    leak,
     learning_rate,
     parameters_of,
     train,

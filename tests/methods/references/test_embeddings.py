@@ -17,7 +17,9 @@ from moe_lab.config.schema import ModelConfig
 from moe_lab.engine import pass_size
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.references import embeddings
-from moe_lab.methods.references.embeddings import embed, embedding_identity, neighbours
+from moe_lab.methods.references import neighbours as nearest
+from moe_lab.methods.references.embeddings import embed, embedding_identity
+from moe_lab.methods.references.neighbours import neighbours
 from moe_lab.models.load import load_model
 from tests.support import rounding
 from tests.support.documents import write_vectors
@@ -177,7 +179,7 @@ def by_hand(query, references, most_similar, k=None, epsilon=None):
 )
 def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
     """Also with fewer references than k, and with balls that are empty."""
-    monkeypatch.setattr(embeddings, "CHUNK_BYTES", 4 * 40 * 3)  # three questions at a time
+    monkeypatch.setattr(nearest, "CHUNK_BYTES", 4 * 40 * 3)  # three questions at a time
     queries, references = unit(11, seed=1), unit(40)
     given = {"k": 99, "epsilon": None} | kind
     found = neighbours(queries, references, **given, most_similar=most_similar)

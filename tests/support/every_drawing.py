@@ -22,9 +22,11 @@ from moe_lab.reports.figures.studies import draw_heatmap, draw_history, draw_swe
 from moe_lab.reports.figures.style import Drawing
 from moe_lab.reports.figures.traces import draw_retained, draw_steps
 from moe_lab.reports.figures.training import draw_designs, draw_training_curves
-from moe_lab.reports.papers.cells import CellTable, TableCell
-from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published, Scale
-from moe_lab.reports.scores import ScoreLine
+from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import MEASURE, Experiment, Scale
+from moe_lab.reports.papers.published import Published
+from moe_lab.reports.score_line import ScoreLine
 from moe_lab.results.model import RunResult
 from moe_lab.results.score import NO_SCORE
 from tests.support.runs import write_jsonl

@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from moe_lab.reports.papers.experiment import FIGURES, TRACES
+from moe_lab.reports.papers.figure_kinds import FIGURES, TRACES
 from moe_lab.results.model import RunResult
 
 

@@ -13,9 +13,10 @@ from moe_lab.reports.figures.primitives import (
     panels_of_points,
 )
 from moe_lab.reports.figures.style import BLUE, COLOURS, GREY, ORANGE, Drawing, count_axis
-from moe_lab.reports.papers.cells import CellTable, averages, varied_label
-from moe_lab.reports.papers.metrics import quantity
-from moe_lab.reports.scores import ScoreLine
+from moe_lab.reports.papers.averages import averages
+from moe_lab.reports.papers.cell_table import CellTable, varied_label
+from moe_lab.reports.papers.units import quantity
+from moe_lab.reports.score_line import ScoreLine
 
 
 def draw_accuracy(table: CellTable) -> Drawing:

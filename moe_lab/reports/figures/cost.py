@@ -28,8 +28,9 @@ from moe_lab.reports.figures.style import (
     log_axis,
     look_of,
 )
-from moe_lab.reports.papers.cells import CellTable, TableCell, varied_label
-from moe_lab.reports.papers.metrics import quantity
+from moe_lab.reports.papers.cell_table import CellTable, varied_label
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.units import quantity
 from moe_lab.results.model import BASE
 
 QUANTITIES = {

@@ -18,9 +18,11 @@ from moe_lab.reports.figures.style import (
     look_of,
     step_axis,
 )
-from moe_lab.reports.papers.cells import CellTable, shown_cells
+from moe_lab.reports.papers.averages import shown_cells
+from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.experiment import MEASURE
-from moe_lab.reports.papers.metrics import model_folder, quantity, unit_of
+from moe_lab.reports.papers.training_metrics import model_folder
+from moe_lab.reports.papers.units import quantity, unit_of
 from moe_lab.results.model import BASE
 from moe_lab.results.stored_files import read_lines
 

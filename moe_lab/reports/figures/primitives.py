@@ -28,8 +28,9 @@ from moe_lab.reports.figures.style import (
     widen_x,
     wrapped_label,
 )
-from moe_lab.reports.papers.metrics import quantity
-from moe_lab.reports.scores import ScoreLine, difference_panels, panel_title
+from moe_lab.reports.papers.units import quantity
+from moe_lab.reports.plotted import difference_panels, panel_title
+from moe_lab.reports.score_line import ScoreLine
 
 Panel = Callable[[Axes, Any, DataFrame], None]
 """Draws the panel of an item from its rows."""

@@ -15,7 +15,7 @@ from moe_lab.errors import ResultsError
 from moe_lab.reports.figures.primitives import curve, panel_per, panels_of
 from moe_lab.reports.figures.style import BLUE, GREEN, GREY, ORANGE, RED, Drawing, step_axis
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import TRACES
+from moe_lab.reports.papers.figure_kinds import TRACES
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import read_samples
 from moe_lab.results.statistics import bootstrap_interval, score_interval

@@ -12,9 +12,11 @@ from pandas import DataFrame
 
 from moe_lab.reports.figures.primitives import bars, curves, panels, panels_by
 from moe_lab.reports.figures.style import GREY, LEAST_SPAN, Drawing
-from moe_lab.reports.papers.cells import CellTable, averages
+from moe_lab.reports.papers.averages import averages
+from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.experiment import MEASURE
-from moe_lab.reports.papers.metrics import NO_TASK, model_folder, quantity
+from moe_lab.reports.papers.training_metrics import NO_TASK, model_folder
+from moe_lab.reports.papers.units import quantity
 from moe_lab.results.stored_files import read_lines
 
 # Accuracies of pre-trained designs are bars, other measures points; a dashed line is the dense model of equal active

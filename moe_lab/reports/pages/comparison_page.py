@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from moe_lab.reports.comparison import comparison_columns
 from moe_lab.reports.pages.answers import TO_RIGHT, TO_WRONG, answer_data, answer_of, shown_answer
 from moe_lab.reports.pages.page import differences_picture, write_page
-from moe_lab.reports.scores import ScoreLine, by_outcome, conclusion
-from moe_lab.reports.terminal import comparison_columns
+from moe_lab.reports.score_line import ScoreLine
+from moe_lab.reports.verdicts import by_outcome, conclusion
 from moe_lab.results.comparisons.comparison import Comparison
 from moe_lab.results.score_table import explained_marks
 

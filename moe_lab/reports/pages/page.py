@@ -11,7 +11,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moe_lab.reports.columns import Column, split_title
-from moe_lab.reports.scores import EXPLAINED, ScoreLine, has_verdict, sentence
+from moe_lab.reports.score_line import ScoreLine
+from moe_lab.reports.verdicts import EXPLAINED, has_verdict, sentence
 from moe_lab.results.atomic import write_file
 from moe_lab.results.measured import interval_text, number
 

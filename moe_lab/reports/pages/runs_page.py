@@ -14,7 +14,9 @@ from moe_lab.reports.pages.page import (
     text_uri,
     write_page,
 )
-from moe_lab.reports.scores import CommandTable, by_outcome, conclusion, has_verdict, plotted
+from moe_lab.reports.plotted import plotted
+from moe_lab.reports.scores import CommandTable
+from moe_lab.reports.verdicts import by_outcome, conclusion, has_verdict
 from moe_lab.results.atomic import csv_text
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import explained_marks

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from moe_lab.reports.columns import Column, count, numbers, texts
 from moe_lab.reports.pages.page import latex_of, picture_of, text_uri, write_page
-from moe_lab.reports.papers.experiment import FIGURES
-from moe_lab.reports.papers.table import PAPERS, Row, State, Table
-from moe_lab.reports.scores import difference_columns, value_columns
+from moe_lab.reports.papers.figure_kinds import FIGURES
+from moe_lab.reports.papers.rows import Row, State
+from moe_lab.reports.papers.table import PAPERS, Table
+from moe_lab.reports.score_columns import difference_columns, value_columns
 from moe_lab.results.measured import number
 from moe_lab.results.score import NO_SCORE
 from moe_lab.results.score_table import explained_marks

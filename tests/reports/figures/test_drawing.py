@@ -37,8 +37,10 @@ from moe_lab.reports.figures.style import (
     styled,
     widen_x,
 )
-from moe_lab.reports.papers.cells import CellTable, TableCell
-from moe_lab.reports.papers.experiment import FIGURES, Experiment, load_experiment
+from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import Experiment, load_experiment
+from moe_lab.reports.papers.figure_kinds import FIGURES
 from moe_lab.results.atomic import write_file
 from moe_lab.results.family import NO_COMPARISONS
 from moe_lab.runs.experiments.runner import make_figure

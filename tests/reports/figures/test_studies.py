@@ -16,7 +16,8 @@ from moe_lab.reports.figures.cost import draw_overhead
 from moe_lab.reports.figures.curves import draw_flops, draw_lines, draw_schedules, schedule_label
 from moe_lab.reports.figures.studies import read_study, studies_of
 from moe_lab.reports.figures.training import draw_designs, draw_training_curves
-from moe_lab.reports.papers.cells import CellTable, TableCell
+from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from tests.support.runs import write_jsonl
 from tests.support.stored_results import cell_table

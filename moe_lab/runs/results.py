@@ -157,7 +157,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
 
         Raises ConfigError where no run is compared with another one.
         """
-        from moe_lab.reports.figures.primitives import differences_figure
+        from moe_lab.reports.figures.differences import differences_figure
 
         lines = plotted(self.table.shown)
         if not lines:

@@ -15,11 +15,13 @@ from moe_lab.reports.figures.comparisons import (
     draw_forest,
 )
 from moe_lab.reports.figures.cost import draw_equivalent, draw_overhead, draw_quality_cost
-from moe_lab.reports.figures.curves import draw_epochs, draw_flops, draw_lines, draw_schedules
+from moe_lab.reports.figures.curves import draw_epochs, draw_flops, draw_lines
+from moe_lab.reports.figures.differences import draw_differences
+from moe_lab.reports.figures.drawing import Drawing
 from moe_lab.reports.figures.pathways import draw_activation, draw_sample
-from moe_lab.reports.figures.primitives import draw_differences
-from moe_lab.reports.figures.studies import draw_heatmap, draw_history, draw_sweep, read_study
-from moe_lab.reports.figures.style import Drawing
+from moe_lab.reports.figures.schedules import draw_schedules
+from moe_lab.reports.figures.stored_studies import read_study
+from moe_lab.reports.figures.studies import draw_heatmap, draw_history, draw_sweep
 from moe_lab.reports.figures.traces import draw_retained, draw_steps
 from moe_lab.reports.figures.training import draw_designs, draw_training_curves
 from moe_lab.reports.papers.cell_table import CellTable

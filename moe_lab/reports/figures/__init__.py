@@ -15,12 +15,20 @@ def _forget_missing_backend() -> None:
 
     matplotlib could not be imported with it. Figures here need no backend.
     """
-    backend = os.environ.get("MPLBACKEND", "")
-    package = backend.removeprefix("module://").partition(".")[0]
-    named = {"inline": "matplotlib_inline", "widget": "ipympl"}
-    package = named.get(backend, package if backend.startswith("module://") else "")
+    package = _package_of(os.environ.get("MPLBACKEND", ""))
     if package and find_spec(package) is None:
         del os.environ["MPLBACKEND"]
+
+
+def _package_of(backend: str) -> str:
+    """The package of a notebook's backend, such as ipympl; empty for a backend of matplotlib's own."""
+    if backend == "inline":
+        return "matplotlib_inline"
+    if backend == "widget":
+        return "ipympl"
+    if backend.startswith("module://"):
+        return backend.removeprefix("module://").partition(".")[0]
+    return ""
 
 
 _forget_missing_backend()
@@ -32,19 +40,20 @@ def write_study_figures(folder: Path) -> list[Path]:
     tuning=tpe: `history` and `heatmap`; tuning=uniform: `sweep`. Figures of earlier trials are replaced. There are no
     figures without a complete trial, with tuning=scale (one trial), and with tuning=grid (no temperatures).
     """
-    from moe_lab.reports.figures import studies
+    from moe_lab.reports.figures.stored_studies import read_study
+    from moe_lab.reports.figures.studies import draw_heatmap, draw_history, draw_sweep
 
-    study = studies.read_study(folder)
+    study = read_study(folder)
     if study.complete.empty or study.info.tuning in ("scale", "grid"):
         return []
-    drawings = {"history": studies.draw_history, "heatmap": studies.draw_heatmap}
     if study.info.tuning == "uniform":
-        drawings = {"sweep": studies.draw_sweep}
-    return [
-        path
-        for kind, draw in drawings.items()
-        for path in draw([study]).save(folder / "figures", kind)
-    ]
+        drawings = {"sweep": draw_sweep([study])}
+    else:
+        drawings = {"history": draw_history([study]), "heatmap": draw_heatmap([study])}
+    paths = []
+    for kind, drawing in drawings.items():
+        paths += drawing.save(folder / "figures", kind)
+    return paths
 
 
 def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
@@ -54,10 +63,12 @@ def write_run_figures(result: RunResult, kinds: Sequence[str]) -> list[Path]:
     """
     if not kinds or not (result.stored_in / TRACES).is_file():
         return []
-    from moe_lab.reports.figures.traces import read_traces
+    from moe_lab.reports.figures.stored_traces import read_traces
 
-    run, paths = read_traces(result), list[Path]()
+    traces = read_traces(result)
+    paths = []
     for kind in kinds:
-        module = import_module(f"moe_lab.reports.figures.{FIGURES[kind][1]}")
-        paths += getattr(module, f"draw_{kind}")([run]).save(result.stored_in / "figures", kind)
+        module = import_module(f"moe_lab.reports.figures.{FIGURES[kind].module}")
+        draw = getattr(module, f"draw_{kind}")
+        paths += draw([traces]).save(result.stored_in / "figures", kind)
     return paths

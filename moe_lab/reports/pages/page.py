@@ -55,8 +55,8 @@ def picture_of(svg: bytes) -> str:
 
 def differences_picture(lines: Iterable[ScoreLine]) -> str | None:
     """A forest plot of the differences that have a verdict and an interval, as a data URI; None if there is none."""
-    from moe_lab.reports.figures.primitives import differences_figure
-    from moe_lab.reports.figures.style import SVG_METADATA, picture
+    from moe_lab.reports.figures.differences import differences_figure
+    from moe_lab.reports.figures.drawing import SVG_METADATA, picture
 
     shown = []
     for line in lines:

@@ -191,11 +191,11 @@ def make_figure(
     name, module = FIGURES[kind]
     data: Any = CellTable(experiment, cells, family)
     if name == "studies":
-        from moe_lab.reports.figures.studies import studies_of
+        from moe_lab.reports.figures.stored_studies import studies_of
 
         data = studies_of(data.cells)
     elif name == "traces":
-        from moe_lab.reports.figures.traces import traces_of
+        from moe_lab.reports.figures.stored_traces import traces_of
 
         data = traces_of(data.cells)
     elif name != "cells":

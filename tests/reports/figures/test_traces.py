@@ -11,13 +11,8 @@ from moe_lab.methods import get_method
 from moe_lab.reports.figures import write_run_figures
 from moe_lab.reports.figures.curves import draw_flops
 from moe_lab.reports.figures.pathways import draw_activation, draw_sample, frequency_LE
-from moe_lab.reports.figures.traces import (
-    draw_retained,
-    draw_steps,
-    read_traces,
-    retained_rows,
-    step_rows,
-)
+from moe_lab.reports.figures.stored_traces import read_traces
+from moe_lab.reports.figures.traces import draw_retained, draw_steps, retained_rows, step_rows
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.model import RunResult
 from tests.support.stored_results import cell_table, results_of

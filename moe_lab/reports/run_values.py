@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from moe_lab.reports.papers.training_metrics import model_folder
+from moe_lab.reports.papers.training_scores import model_folder
 from moe_lab.results.model import RunResult
 from moe_lab.results.scores import scores_of
 from moe_lab.results.stored_files import read_lines

@@ -402,7 +402,7 @@ DRAWINGS: dict[str, Callable[[Path], Drawing]] = {
     "designs": designs,
     "training_curves": training_curves,
 }
-"""By kind: those of `papers/experiment.py: FIGURES`, and `differences`, the figure of pages and of `Results.plot`."""
+"""By kind: those of `papers/figure_kinds.py: FIGURES`, and `differences`, the figure of pages and of `Results.plot`."""
 
 
 # As many tasks, methods and layers as the papers have

@@ -16,7 +16,7 @@ from moe_lab.reports.papers.averages import shown_cells
 from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE
-from moe_lab.reports.papers.training_metrics import model_folder
+from moe_lab.reports.papers.training_scores import model_folder
 from moe_lab.reports.papers.units import quantity, unit_of
 from moe_lab.results.model import BASE, RunResult
 from moe_lab.results.stored_files import read_lines

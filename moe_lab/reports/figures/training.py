@@ -24,7 +24,7 @@ from moe_lab.reports.papers.averages import averages
 from moe_lab.reports.papers.cell_table import CellTable
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE
-from moe_lab.reports.papers.training_metrics import NO_TASK, model_folder
+from moe_lab.reports.papers.training_scores import NO_TASK, model_folder
 from moe_lab.reports.papers.units import quantity
 from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import read_lines

@@ -11,7 +11,7 @@ from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.reports.papers.expert_scores import EXPERT, expert_score
 from moe_lab.reports.papers.published import Published
-from moe_lab.reports.papers.training_metrics import METRICS, TRAINING, training_score
+from moe_lab.reports.papers.training_scores import METRICS, TRAINING, training_score
 from moe_lab.reports.papers.units import unit_of
 from moe_lab.results.family import NO_COMPARISONS, Family
 from moe_lab.results.means import mean_score, task_mean
@@ -30,7 +30,7 @@ class TableCell:
     """The run of its first seed."""
     metric: str = "headline"
     """`headline`, an lm-eval `metric,filter`, an expert metric (`papers/expert_scores.py`) or a number of a training
-    (`papers/training_metrics.py`)."""
+    (`papers/training_scores.py`)."""
     results: list[RunResult] = field(default_factory=list)
     """One per seed that is stored."""
     expert: list[StoredMetrics | None] = field(default_factory=list)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Self
 
 from moe_lab.reports.papers.published import Published
-from moe_lab.reports.papers.training_metrics import TRAINING
+from moe_lab.reports.papers.training_scores import TRAINING
 from moe_lab.results.score import Score
 
 

@@ -2,7 +2,7 @@
 
 from moe_lab.metrics.registry import counted_metrics
 from moe_lab.reports.papers.expert_scores import EXPERT
-from moe_lab.reports.papers.training_metrics import TRAINING
+from moe_lab.reports.papers.training_scores import TRAINING
 
 
 def unit_of(metric: str) -> str:

@@ -33,9 +33,10 @@ class Column:
     values: Sequence[Any] | None = None
     """The numbers that cells show, by which a page sorts; None for texts."""
     name: bool = False
-    """Whether it says what the rows are. What is the same in all rows is in the title of a table."""
+    """Whether it says what the rows are. A name that all rows share is in the title of a table."""
     spare: int = 0
-    """On a narrow terminal columns are left out, those with the largest number first; 0 is always shown."""
+    """On a narrow terminal columns are left out, those with the largest number first; 0 is always
+    shown."""
 
     @property
     def shown(self) -> bool:
@@ -85,7 +86,10 @@ def texts(heading: str, cells: Sequence[str], spare: int = 0) -> Column:
 
 
 def split_title(columns: Sequence[Column]) -> tuple[list[str], list[Column]]:
-    """`<heading>=<cell>` of the names that are the same in all rows, and the other columns with a text."""
+    """The names that are the same in all rows, as `<heading>=<cell>`, and the other columns.
+
+    Columns without any text are left out.
+    """
     shared = []
     kept = []
     for column in columns:
@@ -112,7 +116,10 @@ def print_table(title: str, columns: Sequence[Column]) -> None:
 
 
 def terminal_width() -> int:
-    """Characters of a line: those of COLUMNS if it is a number above 0, else those of the terminal, if there is one."""
+    """Characters of a line: COLUMNS if it is a number above 0, else the width of the terminal.
+
+    WITHOUT_TERMINAL if stdout is no terminal.
+    """
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
@@ -122,9 +129,12 @@ def terminal_width() -> int:
 
 
 def table_text(title: str, columns: Sequence[Column], width: int = WITHOUT_TERMINAL) -> str:
-    """A title, and the table below it. Columns that do not fit are left out (`Column.spare`), and names are folded.
+    """A title, and the table below it.
 
-    Where the numbers alone are too wide the table is a list: `<heading>: <cell>`, with an empty line between rows.
+    Columns that do not fit are left out (`Column.spare`), and names are folded.
+
+    Where the numbers alone are too wide the table is a list: `<heading>: <cell>`, with an empty
+    line between rows.
 
     Args:
         width: characters of a line.
@@ -148,7 +158,8 @@ def table_text(title: str, columns: Sequence[Column], width: int = WITHOUT_TERMI
         grid.add_row(*map(one_line, row))
 
     text = io.StringIO()
-    # No markup and no colours: overrides may have brackets, and stdout shows escape sequences instead of sending them.
+    # No markup and no colours: overrides may have brackets, and stdout shows escape sequences
+    # instead of sending them.
     console = Console(
         file=text,
         width=width,

@@ -1,4 +1,4 @@
-"""The settings of runs as columns of a data frame: those in which a command's configurations differ."""
+"""The settings in which a command's configurations differ, as columns of a data frame."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ SHOWN_ELSEWHERE = (
 def settings_of(
     configs: Sequence[Config], asked: Sequence[Config], every: bool = False
 ) -> list[dict[str, Any]]:
-    """The settings of each configuration by `group.key`: those whose values differ among `asked`, or every one.
+    """The settings of each configuration by `group.key`.
 
-    A key of `model`, `method` or `task` differs if two configurations with the same option have other values of it:
-    what only follows from another option is no setting of its own.
+    They are those whose values differ among `asked`, or every one. A key of `model`, `method` or
+    `task` differs if two configurations with the same option have other values of it: what only
+    follows from another option is no setting of its own.
     """
     asked_settings = [flat(asdict(config)) for config in asked]
     if every:
@@ -49,7 +50,7 @@ def settings_of(
 
 
 def _differing(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys that have several values in configurations with the same option of the key's group."""
+    """The keys with several values in configurations with the same option of the key's group."""
     # values may be lists, and 1 and True are two values: their texts are compared
     values: dict[str, dict[str, set[str]]] = {}
     for settings in configurations:
@@ -85,7 +86,7 @@ def settings_by_run(
 
 
 def with_counts(frame: pd.DataFrame, settings: Collection[Mapping[str, Any]]) -> pd.DataFrame:
-    """The frame with whole numbers in the columns of settings that are whole numbers wherever they are given."""
+    """The frame with integer columns for settings that are integers wherever they are given."""
     names = next(iter(settings), {})
     counts = []
     for name in names:

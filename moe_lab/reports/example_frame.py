@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 def example_frame(
     results: Sequence[RunResult], settings: Mapping[str, Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """The frame of `Results.examples`; `settings` are those of each run, by run id. Raises DamagedError."""
+    """The frame of `Results.examples`; `settings` are those of each run, by run id.
+
+    Raises DamagedError.
+    """
     import pandas as pd
 
     rows = []
@@ -55,7 +58,10 @@ def example_rows(
 
 
 def _texts(sample: Sample, metric: str) -> dict[str, Any]:
-    """Prompt, answer and target of a sample as texts; of choices the chosen one and the right one."""
+    """Prompt, answer and target of a sample as texts.
+
+    Of choices the answer is the chosen one, and the target the right one.
+    """
     answer = answer_of(sample, metric)
     if answer is None:  # a text that is scored as a whole
         prompt = sample.requests[0][0] if sample.requests else None

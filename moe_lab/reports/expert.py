@@ -1,4 +1,7 @@
-"""The expert metrics of MoE-Bench (section 4.1), `metrics=expert`: on the terminal, on pages and for loggers."""
+"""The expert metrics of MoE-Bench (section 4.1), as tables and for loggers.
+
+A run has them with `metrics=expert`.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +42,10 @@ def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
 
 
 def logged_values(metrics: StoredMetrics) -> dict[str, float]:
-    """`expert/<metric>/<of>` in bits, and per task `expert/<which>/<task>/<metric,filter>`, the accuracy lost."""
+    """Entropies as `expert/<metric>/<kind of tokens>` in bits, and the accuracy lost of each task.
+
+    The latter are `expert/<intervention>/<task>/<metric,filter>`.
+    """
     values = {}
     for name in counted_metrics():
         for phase, entropy in metrics.entropies(name).items():
@@ -62,7 +68,8 @@ class ExpertLine:
     name: str
     """Of the counted metric or the intervention."""
     path: tuple[str, ...]
-    """Its place in `StoredMetrics.difference`; the last part of an accuracy lost is lm-eval's metric."""
+    """Its place in `StoredMetrics.difference`; the last part of an accuracy lost is lm-eval's
+    metric."""
     label: str
     of: str
     value: float | None
@@ -117,7 +124,10 @@ def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
 
 
 def expert_lines(metrics: StoredMetrics) -> list[ExpertLine]:
-    """The lines of one run's expert_metrics.json. A group of more than four tasks has one for all its documents."""
+    """The lines of one run's expert_metrics.json.
+
+    A group of more than four tasks has one for all its documents.
+    """
     lines = list(_entropy_lines(metrics))
     for name, intervention in interventions():
         lines += _loss_lines(metrics, name, intervention)
@@ -179,7 +189,10 @@ def _shown_tasks(losses_by_task: dict[str, dict[str, Loss]]) -> dict[str, dict[s
 
 
 def comparisons(results: Sequence[RunResult]) -> dict[ComparisonKey, float | None]:
-    """McNemar's p of each accuracy lost in one evaluation, uncorrected; None for the mean of several."""
+    """McNemar's p of each accuracy lost in one evaluation, uncorrected.
+
+    None for the mean of several.
+    """
     p_values = {}
     for row in _rows(results):
         if row.line.task:
@@ -188,7 +201,10 @@ def comparisons(results: Sequence[RunResult]) -> dict[ComparisonKey, float | Non
 
 
 def print_expert_metrics(results: Sequence[RunResult], family: Family) -> None:
-    """Print one table of all results that have expert metrics, with the corrected p of the command's family."""
+    """Print one table of all results that have expert metrics.
+
+    Its p are corrected within the command's family.
+    """
     rows = _rows(results)
     if rows:
         print()

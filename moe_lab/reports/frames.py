@@ -38,7 +38,7 @@ NUMBERS = [name for name in NO_SCORE.columns() if name not in (*WHOLE, *TEXTS)]
 def score_frame(
     table: CommandTable, configs: Mapping[str, Config], asked: Sequence[Config], every: bool = False
 ) -> pd.DataFrame:
-    """The score table of a command: the frame of `moe_lab.Results.frame`, which documents its columns.
+    """The score table of a command. `moe_lab.Results.frame` documents its columns.
 
     Args:
         configs: the configuration of each run of the table, by id.

@@ -1,4 +1,4 @@
-"""The labels of runs in tables: the settings in which they differ from the other runs of their command."""
+"""The labels of runs in tables: the settings in which the runs of a command differ."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,10 @@ PROFILE = re.compile(r"(?<=[=:])[^=:{},]*/([^/]+)/best\.yaml")
 
 
 def run_labels(results: Sequence[RunResult]) -> list[str]:
-    """The settings of each run, with the form of its answers where runs of one task ask in two forms."""
+    """The settings of each run.
+
+    Where runs of one task ask in two forms, the form is named, too.
+    """
     labels = settings([result.overrides for result in results], [result.seed for result in results])
     mixed_tasks = asked_in_two_forms(results)
     for place, result in enumerate(results):
@@ -35,9 +38,9 @@ def asked_in_two_forms(results: Sequence[RunResult]) -> set[str]:
 def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) -> list[str]:
     """The label of each run of a grid: the overrides that not all runs of its method share.
 
-    Model and task are left out. In a grid of several methods the keys of a method are always shown, because one key may
-    mean something else in another method. Seeds are shown unless all are 0. A profile is shown by the name of its
-    study, whose folder it lies in.
+    Model and task are left out. In a grid of several methods the keys of a method are always shown,
+    because one key may mean something else in another method. Seeds are shown unless all are 0. A
+    profile is shown by the name of its study, whose folder it lies in.
 
     Args:
         overrides: those of each run, such as "method.n=4".

@@ -1,7 +1,8 @@
 """What a command logs besides its files: nothing (`logger=none`), or W&B runs (`logger=wandb`).
 
-W&B has one run per evaluated run, study, experiment and command with several runs. The files in the output folder
-remain the primary record. The first failure is printed on stderr and ends the logging.
+W&B has one run per evaluated run, study, experiment and command with several runs. The files in the
+output folder remain the primary record. The first failure is printed on stderr and ends the
+logging.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Logger:
     """Whether the run's result was logged to the same place before."""
 
     def begin(self) -> None:
-        """Show the run as running. Without this call it begins with the first value that is logged."""
+        """Show the run as running.
+
+        Without this call it begins with the first value that is logged.
+        """
 
     def log_results(self, result: RunResult) -> None:
         """A run ended. Its sample logs are in its folder."""
@@ -59,7 +63,10 @@ class Logger:
     def log_trial(
         self, number: int, value: float | None, temperatures: Sequence[float], state: str
     ) -> None:
-        """A trial of a study ended. `temperatures` has one entry per MoE layer; `value` is None for a pruned trial."""
+        """A trial of a study ended.
+
+        `temperatures` has one entry per MoE layer; `value` is None for a pruned trial.
+        """
 
     def log_study(self, folder: Path) -> None:
         """A study ended: its trials.csv, best.yaml and study.json lie in `folder`."""
@@ -82,7 +89,8 @@ def open_logger(
     Args:
         name: of a run or study its folder's.
         group: the command's name.
-        folder: of a run, where the logger stores what it has logged; of a study, where it locks the study's W&B run.
+        folder: of a run, where the logger stores what it has logged; of a study, where it locks the
+            study's W&B run.
     """
     mode = config.logger.mode or _mode_of_environment()
     if config.logger.name == "none" or mode == "disabled":
@@ -98,14 +106,17 @@ def open_logger(
 
 
 def _mode_of_environment() -> str | None:
-    """WANDB_MODE, and `disabled` with WANDB_DISABLED, the older variable of wandb and transformers."""
+    """WANDB_MODE; `disabled` with WANDB_DISABLED, the older variable of wandb and transformers."""
     if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on"):
         return "disabled"
     return os.environ.get("WANDB_MODE")
 
 
 def _guarded(log: Callable[..., None]) -> Callable[..., None]:
-    """Make a method of WandbLogger print its failure instead of raising it: no logger may cost a result."""
+    """Make a method of WandbLogger print its failure instead of raising it.
+
+    No logger may cost a result.
+    """
 
     @wraps(log)
     def method(self: WandbLogger, *args: Any, **options: Any) -> None:
@@ -123,8 +134,8 @@ def _guarded(log: Callable[..., None]) -> Callable[..., None]:
 class WandbLogger(Logger):
     """Logs to one W&B run. No method raises.
 
-    The W&B run begins when the run's computation begins, so that W&B shows it running and, after an error, as failed.
-    A refused or stored run begins none.
+    The W&B run begins when the run's computation begins, so that W&B shows it running and, after an
+    error, as failed. A refused or stored run begins none.
     """
 
     unreached = ""
@@ -260,7 +271,9 @@ class WandbLogger(Logger):
         return self._offline(folder, WandbLogger.unreached)
 
     def _lock_study(self) -> None:
-        """Take the W&B run of the study's id. Without the lock, this process logs to a W&B run of its own.
+        """Take the W&B run of the study's id.
+
+        Without the lock, this process logs to a W&B run of its own.
 
         Several processes may work on one study, and W&B takes the run of an id from one of them.
         """
@@ -304,7 +317,7 @@ class WandbLogger(Logger):
 
 
 def _keep_files_in(folder: Path) -> None:
-    """Tell W&B, by its environment variables, to write below `folder` alone and to send no error reports."""
+    """Make W&B write below `folder` alone and send no error reports."""
     (folder / "wandb").mkdir(parents=True, exist_ok=True)
     variables = {
         "WANDB_DATA_DIR": str(folder / "wandb" / "data"),
@@ -325,7 +338,10 @@ def _table(frame: pd.DataFrame) -> Any:
 
 
 def has_key() -> bool:
-    """Whether W&B finds an API key, in its environment variables or its files. No network, no prompt."""
+    """Whether W&B finds an API key, in its environment variables or its files.
+
+    No network, no prompt.
+    """
     import wandb
     from wandb.sdk.lib.wbauth import authenticate_session
 

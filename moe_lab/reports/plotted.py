@@ -10,8 +10,9 @@ from moe_lab.results.model import BASE
 def plotted(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
     """The lines whose difference has an interval, with the labels of a plot.
 
-    A label names the model if there are several, the method, its settings, and the other run unless it is base. A
-    setting that a study found is named by the study only where two lines would have the same label otherwise.
+    A label names the model if there are several, the method, its settings, and the other run unless
+    it is base. A setting that a study found is named by the study only where two lines would have
+    the same label otherwise.
     """
     several_models = len({line.score.model for line in lines}) > 1
     tested = [line for line in lines if line.score.tested_interval is not None]
@@ -56,7 +57,7 @@ def _plot_label(line: ScoreLine, several_models: bool, settings: str) -> str:
 
 
 def difference_panels(lines: Iterable[ScoreLine]) -> list[list[ScoreLine]]:
-    """The lines of each task and metric whose difference has an interval, the largest difference first."""
+    """The lines that have an interval, by task and metric, the largest difference first."""
     tested = [line for line in lines if line.score.tested_interval is not None]
     tested.sort(key=_largest_first)
     panels: dict[tuple[str, str], list[ScoreLine]] = {}

@@ -1,4 +1,4 @@
-"""The numbers of a run by the names under which a logger has them: scores, costs, and the log of its training."""
+"""The numbers of a run as loggers name them: scores, costs, and the log of its training."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,10 +10,11 @@ from moe_lab.results.task_scores import reported
 
 
 def scores(result: RunResult) -> dict[str, object]:
-    """Every score as `<task>/<metric,filter>` with its standard error; the headline as `score`; the costs.
+    """Every score as `<task>/<metric,filter>`, its standard error, the headline `score`, the costs.
 
-    The headline of a group is the group's own score. `difference` is the difference to the base model, if it was
-    evaluated, with the p of its test (not corrected) and its 95% interval over documents.
+    The headline of a group is the group's own score. `difference` is the difference to the base
+    model, if it was evaluated, with the p of its test (not corrected) and its 95% interval over
+    documents.
     """
     values: dict[str, object] = {}
     for task, of_task in result.lm_eval.results.items():
@@ -36,7 +37,10 @@ def scores(result: RunResult) -> dict[str, object]:
 
 
 def _headline(result: RunResult) -> dict[str, object]:
-    """The headline score of the task or group that was asked for, else of the first task; empty with predict_only."""
+    """The headline score of the task or group that was asked for, else of the first task.
+
+    Empty with predict_only.
+    """
     if result.metric is None:
         return {}
     task = result.task.tasks[0]
@@ -55,9 +59,10 @@ def _headline(result: RunResult) -> dict[str, object]:
 
 
 def training_lines(result: RunResult) -> list[dict[str, object]]:
-    """The log of the training of a run's model: keys `training/<name>`, by layer `training/<name>/layer_<i>`.
+    """The log of the training of a run's model.
 
-    Empty if the method trained no model, or if the model's folder is gone.
+    Its keys are `training/<name>`, and by layer `training/<name>/layer_<i>`. Empty if the method
+    trained no model, or if the model's folder is gone.
     """
     folder = model_folder(result)
     if folder is None:

@@ -55,7 +55,7 @@ def value_columns(scores: Sequence[Score]) -> list[Column]:
 
 
 def difference_columns(scores: Sequence[Score]) -> list[Column]:
-    """The difference of each score, the interval and the p of its test, and the numbers of changed answers."""
+    """The difference of each score, interval and p of its test, and numbers of changed answers."""
     columns = [numbers("difference", [score.difference for score in scores], signed_number)]
     for tested_over in dict.fromkeys(
         score.tested_over for score in scores if score.tested_interval

@@ -1,4 +1,4 @@
-"""One line of a command's score table: a score, the settings of its run, and the results that it comes from."""
+"""One line of a command's score table: a score, the settings of its run, and its results."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,10 @@ class ScoreLine:
         return _complete_mean(getattr(result.cost, key) for result in self.results)
 
     def of_judge(self, key: JudgeKey) -> float | None:
-        """A number of the score's judge. Several seeds have the mean; None if a number is missing."""
+        """A number of the score's judge.
+
+        Several seeds have the mean; None if a number is missing.
+        """
         return _complete_mean(self._judge_count(result, key) for result in self.results)
 
     def _judge_count(self, result: RunResult, key: JudgeKey) -> int | None:

@@ -1,6 +1,7 @@
-"""The score table of a command: a line for each run, task and run that it is compared with, and for each mean.
+"""The score table of a command: lines of runs, and of means over seeds.
 
-The terminal, pages, data frames, W&B and plots show these lines.
+There is a line for each run, task and run that it is compared with. The terminal, pages, data
+frames, W&B and plots show these lines.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ JUDGED: tuple[tuple[str, JudgeKey], ...] = (
     ("empty", "empty"),
     ("cut", "all_cut"),
 )
-"""Columns of judged scores with their numbers in `JudgeCounts`. A column without a number above 0 is not shown."""
+"""Columns of judged scores with their numbers in `JudgeCounts`. A column without a number above 0
+is not shown."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,10 @@ class CommandTable:
 
     @cached_property
     def lines(self) -> list[ScoreLine]:
-        """The scores of all runs, each compared with base and then with its other runs; then the means over seeds."""
+        """The scores of all runs, each compared with base and then with its other runs.
+
+        Then the means over seeds.
+        """
         return [*self._lines_of_runs(), *self._lines_of_means()]
 
     def _lines_of_runs(self) -> list[ScoreLine]:
@@ -66,7 +71,7 @@ class CommandTable:
 
     @cached_property
     def shown(self) -> list[ScoreLine]:
-        """The lines of a short table: a mean in the place of its seeds, a group in the place of its parts."""
+        """The lines of a short table: a mean replaces its seeds, a group replaces its parts."""
         averaged = {run.run_id for group in self.groups if group.summary for run in group.results}
         lines = []
         for line in self.lines:
@@ -75,7 +80,10 @@ class CommandTable:
         return lines
 
     def times_base(self, line: ScoreLine) -> float | None:
-        """The tokens of a line's run, relative to those of its base model; None where one number is missing."""
+        """The tokens of a line's run, relative to those of its base model.
+
+        None where one number is missing.
+        """
         tokens = line.cost("tokens_in")
         base_tokens = self._base_tokens(line.results[0])
         if tokens is None or not base_tokens:
@@ -91,7 +99,7 @@ class CommandTable:
         return None
 
     def columns(self, lines: Sequence[ScoreLine] | None = None) -> list[Column]:
-        """The columns of `lines`, by default of those that are `shown`, with the cost of their runs."""
+        """The columns of `lines` (by default `shown`), with the cost of their runs."""
         if lines is None:
             lines = self.shown
         *columns, notes = score_columns(lines)

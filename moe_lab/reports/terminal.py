@@ -1,4 +1,4 @@
-"""What a command prints at its end: one table of scores, the verdict, the notes that occur, and studies."""
+"""What a command prints at its end: a table of scores, the verdict, notes, and studies."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,14 +26,20 @@ ONE_STUDY = (
 
 
 def print_scores(table: CommandTable, footnotes: Sequence[str] = ()) -> None:
-    """Print the scores of a command, its verdict, and what the notes mean; `footnotes` are of the runs' methods."""
+    """Print the scores of a command, its verdict, and what the notes mean.
+
+    `footnotes` are of the runs' methods.
+    """
     print_table(_title(table), table.columns())
     for line in [*notes(table), *footnotes]:
         print_line(line)
 
 
 def _title(table: CommandTable) -> str:
-    """The title of the scores. It says for which metrics lower is better, by name if that is not so for all."""
+    """The title of the scores.
+
+    It says for which metrics lower is better, by name if that is not so for all.
+    """
     lower_is_better = {line.score.metric: bool(line.score.lower_is_better) for line in table.shown}
     if not any(lower_is_better.values()):
         return "Results"
@@ -44,7 +50,7 @@ def _title(table: CommandTable) -> str:
 
 
 def notes(table: CommandTable) -> list[str]:
-    """The verdict, the correction of its p, the meanings of the notes that occur, and what else a reader must know."""
+    """The verdict, the correction of its p, the meanings of notes, and what else to know."""
     lines = _verdict(table)
     if table.family.note:
         lines.append(
@@ -73,7 +79,10 @@ def notes(table: CommandTable) -> list[str]:
 
 
 def _verdict(table: CommandTable) -> list[str]:
-    """The conclusion of the comparisons. Without any, how several runs of one task can be compared."""
+    """The conclusion of the comparisons.
+
+    Without any, how several runs of one task can be compared.
+    """
     compared = [line for line in table.shown if has_verdict(line.score)]
     if compared:
         return [conclusion(compared)]
@@ -90,7 +99,10 @@ def _has_mean_of_one_study(table: CommandTable) -> bool:
 
 
 def print_studies(folders: Sequence[Path]) -> None:
-    """Print a row per study with a profile: the scores on the tuning documents; then the profiles' paths."""
+    """Print a row per study with a profile: the scores on the tuning documents.
+
+    Then the profiles' paths.
+    """
     profiles = {}
     for folder in dict.fromkeys(folders):
         file = folder / "best.yaml"
@@ -110,7 +122,11 @@ def print_studies(folders: Sequence[Path]) -> None:
 
 
 def study_columns(profiles: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """One row per profile (best.yaml): the base model, the base model at its best logit scale, the best trial."""
+    """One row per profile (best.yaml).
+
+    It has the score of the base model, of the base model at its best logit scale, and of the best
+    trial.
+    """
     columns = names(
         model=[profile["model"] for profile in profiles],
         task=[profile["task"] for profile in profiles],

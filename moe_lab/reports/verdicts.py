@@ -23,7 +23,8 @@ ALWAYS_LISTED = (BETTER, WORSE, NOT_SIGNIFICANT)
 def has_verdict(score: Score) -> bool:
     """Whether a difference is tested or judged by its interval.
 
-    One of several seeds, a part of a group, and a run whose policy is not reproducible have no verdict.
+    One of several seeds, a part of a group, and a run whose policy is not reproducible have no
+    verdict.
     """
     if score.difference is None or PART in score.marks or NOT_REPRODUCIBLE in score.marks:
         return False
@@ -35,7 +36,8 @@ def sentence(line: ScoreLine, against: str | None = None) -> str:
     """The verdict on a difference: its outcome, size, interval and p.
 
     Args:
-        against: the name of the run that it is compared with; by default the base model or `score.other`.
+        against: the name of the run that it is compared with; by default the base model or
+            `score.other`.
     """
     score = line.score
     other_run = against or _name_of_other(score)

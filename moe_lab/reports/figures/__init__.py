@@ -1,4 +1,7 @@
-"""Figures as PNG and SVG, with their numbers as CSV. matplotlib is imported only when something is drawn."""
+"""Figures as PNG and SVG, with their numbers as CSV.
+
+matplotlib is imported only when something is drawn.
+"""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from moe_lab.results.model import RunResult
 
 
 def _forget_missing_backend() -> None:
-    """Forget the backend that a notebook's kernel hands to its processes, where its package is missing.
+    """Forget the backend that a notebook's kernel hands to its processes if its package is missing.
 
     matplotlib could not be imported with it. Figures here need no backend.
     """
@@ -21,7 +24,7 @@ def _forget_missing_backend() -> None:
 
 
 def _package_of(backend: str) -> str:
-    """The package of a notebook's backend, such as ipympl; empty for a backend of matplotlib's own."""
+    """The package of a notebook's backend, such as ipympl; empty for a backend of matplotlib."""
     if backend == "inline":
         return "matplotlib_inline"
     if backend == "widget":
@@ -35,10 +38,11 @@ _forget_missing_backend()
 
 
 def write_study_figures(folder: Path) -> list[Path]:
-    """Draw a study's figures into its `figures/` and return their paths, each PNG followed by its CSV.
+    """Draw a study's figures into its `figures/`.
 
-    tuning=tpe: `history` and `heatmap`; tuning=uniform: `sweep`. Figures of earlier trials are replaced. There are no
-    figures without a complete trial, with tuning=scale (one trial), and with tuning=grid (no temperatures).
+    Returns the paths, each PNG followed by its CSV. tuning=tpe: `history` and `heatmap`;
+    tuning=uniform: `sweep`. Figures of earlier trials are replaced. There are no figures without a
+    complete trial, with tuning=scale (one trial), and with tuning=grid (no temperatures).
     """
     from moe_lab.reports.figures.stored_studies import read_study
     from moe_lab.reports.figures.studies import draw_heatmap, draw_history, draw_sweep

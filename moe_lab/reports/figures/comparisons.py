@@ -1,4 +1,4 @@
-"""Figures of scores against the base model: accuracy, equal expert work, differences with intervals."""
+"""Figures of scores against the base model: accuracy, equal expert work, differences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -59,7 +59,10 @@ EFFECT_COLUMNS = (
 
 
 def draw_accuracy(table: CellTable) -> Drawing:
-    """The base model next to RoE, task by task: bars with 95% intervals, one panel per model (RoE, Figure 3)."""
+    """The base model next to RoE, task by task (RoE, Figure 3).
+
+    Bars with 95% intervals, one panel per model.
+    """
     frame = table.frame(method=["method"])
     if frame.duplicated(["model", "task", "method"]).any():  # several settings of a method
         frame["method"] = [varied_label(cell, table.cells) for cell in frame["cell"]]
@@ -97,10 +100,10 @@ def _draw_accuracy(axis: Axes, model: str, rows: DataFrame) -> None:
 
 
 def draw_control(table: CellTable) -> Drawing:
-    """RoE next to the base model with more experts per token, at equal expert work (RoE, section 1).
+    """RoE and the base model with more experts per token, at equal expert work (RoE, section 1).
 
-    The metric against experts computed per token and layer (`expert_work`: rows times experts per token), one panel per
-    model and task.
+    The metric against experts computed per token and layer (`expert_work`: rows times experts per
+    token). One panel per model and task.
     """
     frame = table.frame(method=["method"])
     results = [cell.results[0] for cell in frame["cell"]]

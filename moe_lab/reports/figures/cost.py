@@ -1,4 +1,7 @@
-"""Figures of cost: overhead by n, equivalent model size (RoE, Figures 4 and 5), and quality against cost."""
+"""Figures of cost: overhead by n, equivalent model size, and quality against cost.
+
+The first two are Figures 4 and 5 of RoE.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -54,11 +57,12 @@ QUALITY_COLUMNS = [
 
 
 def draw_overhead(table: CellTable) -> Drawing:
-    """Memory, power and time of RoE, relative to n=1, against the number of routing samples (RoE, Figure 4).
+    """Memory, power and time of RoE by the number of routing samples n (RoE, Figure 4).
 
-    One panel per quantity; one line per cache and temperature. A row is a cell that generated text. `memory_bytes` is
-    the peak of a CUDA device; elsewhere the weights and the peak memory that answering adds to the process. `watts` is
-    energy over time; None without a meter. Relative values are None where there is no n=1.
+    One panel per quantity; one line per cache and temperature. A row is a cell that generated text.
+    `memory_bytes` is the peak of a CUDA device; elsewhere the weights and the peak memory that
+    answering adds to the process. `watts` is energy over time; None without a meter. Relative
+    values are None where there is no n=1.
     """
     rows = []
     for cell in table.cells:
@@ -100,7 +104,10 @@ def _overhead_row(result: RunResult) -> dict[str, Any] | None:
 
 
 def _memory_bytes(result: RunResult) -> float | None:
-    """The peak of a CUDA device; elsewhere the weights and what answering adds to the process at its peak."""
+    """The peak of a CUDA device.
+
+    Elsewhere the weights and what answering adds to the process at its peak.
+    """
     cost = result.cost
     if str(cost.device).startswith("cuda"):
         return cost.peak_memory_bytes
@@ -140,7 +147,7 @@ def _draw_quantity(axis: Axes, label: str, column: str, frame: DataFrame) -> Non
 
 
 def draw_equivalent(measurements: Sequence[dict[str, Any]]) -> Drawing:
-    """Equivalent model size of RoE, and its cost next to a plain model of that size (RoE, Figure 5).
+    """Equivalent model size of RoE, and the cost of a plain model of that size (RoE, Figure 5).
 
     Three panels against n: equivalent size, latency, memory; one row per n, as
     `moe_lab/runs/experiments/equivalent.py: equivalent_rows` measures them.
@@ -187,7 +194,10 @@ def _measured_method(row: dict[str, Any]) -> str:
 
 
 def _draw_relative_cost(axis: Axes, frame: DataFrame, cost: str, method: str) -> None:
-    """The cost of the method and of the larger model, relative to the base model. All were measured in turns."""
+    """The cost of the method and of the larger model, relative to the base model.
+
+    All were measured in turns.
+    """
     plain = "plain model of equivalent size (more layers, random weights)"
     base_cost = frame[f"base_{cost}"]
     of_method = frame.assign(value=frame[f"{method}_{cost}"] / base_cost)
@@ -197,12 +207,15 @@ def _draw_relative_cost(axis: Axes, frame: DataFrame, cost: str, method: str) ->
 
 
 def draw_quality_cost(table: CellTable) -> Drawing:
-    """Quality against cost: the difference to the base model, by the expert work of an answer; one panel per task.
+    """Quality against cost: the difference to the base model, by the expert work of an answer.
 
-    A point with its 95% interval per method, filled where the corrected p is below 0.05. There is a row for each
-    measured cell whose base model is measured on the same task. `work` is the tokens of the cell's runs times the
-    experts that each takes in a layer, relative to the base model's; `seconds` of answering are relative, too. Both are
-    means over seeds. A backward pass (C3PO) is not counted.
+    One panel per task.
+
+    A point with its 95% interval per method, filled where the corrected p is below 0.05. There is a
+    row for each measured cell whose base model is measured on the same task. `work` is the tokens
+    of the cell's runs times the experts that each takes in a layer, relative to the base model's;
+    `seconds` of answering are relative, too. Both are means over seeds. A backward pass (C3PO) is
+    not counted.
     """
     bases = {}
     for cell in table.cells:

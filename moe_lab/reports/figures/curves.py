@@ -52,9 +52,10 @@ LINES_COLUMNS = [
 
 
 def draw_epochs(table: CellTable) -> Drawing:
-    """The expert metrics over a training, each scaled from its least to its largest value (MoE-Bench, Figure 6).
+    """The expert metrics over a training (MoE-Bench, Figure 6).
 
-    One panel for each training of the cells that has measurements.
+    Each is scaled from its least to its largest value. One panel for each training of the cells
+    that has measurements.
     """
     trainings: dict[str, list[dict[str, Any]]] = {}
     for cell in table.cells:
@@ -109,12 +110,13 @@ def _draw_training(axis: Axes, training: str, rows: DataFrame) -> None:
 
 
 def draw_flops(table: CellTable) -> Drawing:
-    """Accuracy against FLOPs per question, by the number of core experts (C3PO, Figure 4): a panel per model and task.
+    """Accuracy against FLOPs per question, by the number of core experts (C3PO, Figure 4).
 
-    A row is base, or a cell of C3PO whose operations were counted, by core experts; base has 0. `flops` counts reading,
-    optimizing and answering of a question, `plain_flops` reading and answering alone; `base` is the score of the base
-    model on the same questions. `gain` is the difference to the row before: what the further experts add. `flat`:
-    the 95% interval has the accuracy of every larger number.
+    One panel per model and task. A row is base, or a cell of C3PO whose operations were counted, by
+    core experts; base has 0. `flops` counts reading, optimizing and answering of a question,
+    `plain_flops` reading and answering alone; `base` is the score of the base model on the same
+    questions. `gain` is the difference to the row before: what the further experts add. `flat`: the
+    95% interval has the accuracy of every larger number.
     """
     frame = table.frame([cell for cell in table.cells if _has_flops(cell)])
     results = [cell.results[0] for cell in frame["cell"]]
@@ -160,7 +162,7 @@ def _core_experts(result: RunResult) -> int | None:
 
 
 def _is_flat(row: Any, group: DataFrame) -> bool:
-    """Whether the interval of C3PO's row has the accuracy of every larger number of core experts."""
+    """Whether the interval of a row has the accuracy of every larger number of core experts."""
     if row.core_experts == 0:
         return False
     larger = group["value"][group["core_experts"] >= row.core_experts]
@@ -194,9 +196,10 @@ def _draw_flops(axis: Axes, names: tuple[str, str], rows: DataFrame) -> None:
 
 
 def draw_lines(table: CellTable) -> Drawing:
-    """A metric against a number of the method, one panel per metric, one line per model (MoE-Bench, Figure 8).
+    """A metric against a number of the method (MoE-Bench, Figure 8).
 
-    Points with 95% intervals over documents of every measured cell. `x` is the experiment's first row key.
+    One panel per metric, one line per model. Points with 95% intervals over documents of every
+    measured cell. `x` is the experiment's first row key.
     """
     experiment = table.experiment
     x_axis = experiment.rows[0]

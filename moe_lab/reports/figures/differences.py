@@ -1,4 +1,4 @@
-"""Forest plots of differences to another run: points with intervals, one panel per task and metric."""
+"""Forest plots of differences to another run, one panel per task and metric."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,10 @@ from moe_lab.results.score import Score
 
 
 def differences_figure(lines: Iterable[ScoreLine]) -> Figure:
-    """The differences as points with their intervals, the largest of a panel first. There is at least one."""
+    """The differences as points with their intervals, the largest of a panel first.
+
+    There is at least one.
+    """
     groups = difference_panels(lines)
     titles = [panel_title(group) for group in groups]
     with styled():

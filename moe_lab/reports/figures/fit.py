@@ -9,13 +9,13 @@ from matplotlib.text import Text
 from moe_lab.reports.figures.style import styled
 
 LEAST_SPAN = 0.05
-"""The least span of a linear axis, in its unit, so that values that differ by 0.001 look close together."""
+"""The least span of a linear axis, in its unit. Values that differ by 0.001 look close together."""
 LABEL_WIDTH = 44
 """Most characters in a line of a label next to a panel, about two fifths of a page."""
 
 
 def fit(figure: Figure) -> None:
-    """Widen vertical axes with less than LEAST_SPAN, and wrap titles and labels so that they fit."""
+    """Widen vertical axes with less than LEAST_SPAN; wrap titles and labels so that they fit."""
     # a colour bar is no panel
     panels = [axis for axis in figure.axes if axis.get_subplotspec() is not None]
     for axis in panels:
@@ -36,8 +36,8 @@ def fit(figure: Figure) -> None:
 def _settle(figure: Figure) -> None:
     """Give every artist its place.
 
-    A drawing begins with the layout, which knows the ticks of the drawing before. The first one has none, and the
-    second one may get others, because the panels have changed their sizes.
+    A drawing begins with the layout, which knows the ticks of the drawing before. The first one has
+    none, and the second one may get others, because the panels have changed their sizes.
     """
     for _ in range(2):
         figure.draw_without_rendering()
@@ -68,12 +68,18 @@ def wrapped_label(label: str) -> str:
 
 
 def widen_x(axis: Axes) -> None:
-    """Widen the horizontal axis of a panel if it shows measurements. An axis of settings is not widened."""
+    """Widen the horizontal axis of a panel if it shows measurements.
+
+    An axis of settings is not widened.
+    """
     axis.set_xlim(_widened(*axis.get_xlim()))
 
 
 def _widened(start: float, end: float) -> tuple[float, float]:
-    """The limits of an axis, moved apart to LEAST_SPAN. An inverted axis has its larger limit first."""
+    """The limits of an axis, moved apart to LEAST_SPAN.
+
+    An inverted axis has its larger limit first.
+    """
     margin = max(0.0, LEAST_SPAN - abs(end - start)) / 2
     if start <= end:
         return start - margin, end + margin

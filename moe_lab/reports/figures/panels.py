@@ -1,4 +1,4 @@
-"""The panels of a figure: side by side or below each other, one for each item, with one legend for all."""
+"""The panels of a figure, side by side or below each other, with one legend for all."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -29,7 +29,10 @@ LEGEND_LINE = 6
 def panels(
     count: int, height: float = 2.1, columns: int = MAX_COLUMNS, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` axes in rows of `columns`, page-wide unless it is one of several columns alone."""
+    """A figure with `count` axes in rows of `columns`.
+
+    It is page-wide, but for a single panel where several columns are allowed.
+    """
     width = PAGE_WIDTH
     if count == 1 and columns > 1:
         width = 0.72 * PAGE_WIDTH
@@ -43,7 +46,10 @@ def panels(
 
 
 def stacked_panels(height: float, ratios: Sequence[float], title: str) -> tuple[Figure, list[Axes]]:
-    """A page-wide figure of `height` inches: panels below each other, whose heights have these ratios."""
+    """A page-wide figure of `height` inches with panels below each other.
+
+    The heights of the panels have these ratios.
+    """
     layout: Literal["constrained", "tight"] = "constrained"
     if len(ratios) > MOST_CONSTRAINED:
         layout = "tight"
@@ -56,7 +62,10 @@ def stacked_panels(height: float, ratios: Sequence[float], title: str) -> tuple[
 def panel_per(
     items: Sequence[tuple[Any, ...]], title: str, draw: Callable[..., None], **options: Any
 ) -> Figure:
-    """One panel for each item, drawn by `draw(axes, *item)`, and a legend for all. `options` are those of `panels`."""
+    """One panel for each item, drawn by `draw(axes, *item)`, and a legend for all.
+
+    `options` are those of `panels`.
+    """
     figure, axes = panels(len(items), **options)
     figure.suptitle(title)
     for axis, item in zip(axes, items, strict=True):
@@ -66,7 +75,10 @@ def panel_per(
 
 
 def panels_by(frame: DataFrame, by: str | list[str], draw: Panel, **options: Any) -> Drawing:
-    """A figure with one panel for each value of the columns `by`. `options` are those of `panels`."""
+    """A figure with one panel for each value of the columns `by`.
+
+    `options` are those of `panels`.
+    """
     groups = list(frame.groupby(by, sort=False))
 
     def draw_all(title: str) -> Figure:
@@ -95,9 +107,9 @@ def panels_of(
 def panels_of_points(
     rows: DataFrame, name: str, look: Callable[[Any], dict[str, Any]], finish: Panel
 ) -> Drawing:
-    """A figure of `points`, one panel for each value of the column `panel`, all with the same lines.
+    """A figure of `points`, one panel for each value of the column `panel`.
 
-    `finish` adds titles and reference lines.
+    All panels have the same lines. `finish` adds titles and reference lines.
     """
     names = list(rows[name].unique())
 

@@ -46,9 +46,10 @@ class Activation(NamedTuple):
 
 
 def draw_activation(runs: Sequence[StoredTraces]) -> Drawing:
-    """How often each expert is selected in the re-mixed layers, before and after optimizing (C3PO, Figure 7).
+    """How often each expert is selected, before and after optimizing (C3PO, Figure 7).
 
-    Two panels per run, before above after. One row per layer and expert, with the layer's number and both frequencies.
+    Only the re-mixed layers are shown. Two panels per run, before above after. One row per layer
+    and expert, with the layer's number and both frequencies.
     """
     activations = []
     rows = []
@@ -79,7 +80,10 @@ def _activation_rows(
 
 
 def frequency_LE(run: StoredTraces, state: str) -> np.ndarray:
-    """float64 [L, E]: the share of tokens that select each expert; the shares of a layer add up to K."""
+    """float64 [L, E]: the share of tokens that select each expert.
+
+    The shares of a layer add up to K.
+    """
     probabilities_PLE = run.probabilities(state)
     taken_PLE = np.zeros_like(probabilities_PLE)
     np.put_along_axis(taken_PLE, chosen_PLK(probabilities_PLE, run.top_k), 1.0, axis=-1)
@@ -108,10 +112,11 @@ def _draw_activations(activations: Sequence[Activation], title: str) -> Figure:
 
 
 def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
-    """One question's routing weights before and after, next to those of its neighbours (C3PO, Figure 8).
+    """One question's routing weights before and after, and its neighbours' (C3PO, Figure 8).
 
-    The last re-routed token and layer of one question of the first run: the first that was wrong and became right. One
-    row per weight vector and expert, with the text of the question or neighbour.
+    The last re-routed token and layer of one question of the first run: the first that was wrong
+    and became right. One row per weight vector and expert, with the text of the question or
+    neighbour.
     """
     run = runs[0]
     corrected = _first_corrected(run)
@@ -153,7 +158,7 @@ def _first_corrected(run: StoredTraces) -> int | None:
 
 
 def _sample_frames(run: StoredTraces, question: int) -> list[DataFrame]:
-    """The weights of a question before and after, then those of its neighbours: a row per expert."""
+    """The weights of a question before and after, then its neighbours': a row per expert."""
     trace = run.traces[question]
     prompt = run.prompts[question]
     frames = [
@@ -166,7 +171,10 @@ def _sample_frames(run: StoredTraces, question: int) -> list[DataFrame]:
 
 
 def _weights_frame(run: StoredTraces, name: str, vector: Mapping[str, Any]) -> DataFrame:
-    """The routing weights of the last re-routed token and layer; a neighbour has a distance and a share, too."""
+    """The routing weights of the last re-routed token and layer.
+
+    A neighbour has a distance and a share, too.
+    """
     weights = vector["pathway"][-1][-1]
     frame = DataFrame({"expert": range(len(weights)), "weight": weights})
     frame["taken"] = frame["weight"].rank(ascending=False, method="first") <= run.top_k

@@ -1,7 +1,7 @@
-"""The drawing primitives, on rows of data frames: curves, points, bars next to each other, and heatmaps.
+"""The drawing primitives, on rows of data frames: curves, points, bars, and heatmaps.
 
-The columns `low` and `high` of a row are its 95% interval, `published` is the paper's value. A missing number is
-None or NaN.
+The columns `low` and `high` of a row are its 95% interval, `published` is the paper's value. A
+missing number is None or NaN.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,10 @@ def curve(
     band: str | None = None,
     **line: Any,
 ) -> None:
-    """A line over the column `x`, with a bar for each interval, or a band with the label `band` over all of them."""
+    """A line over the column `x`, with a bar for each interval.
+
+    With `band` there is a band over all intervals instead, with this label.
+    """
     known = rows.dropna(subset=[y]).astype({x: float, y: float})
     axis.plot(known[x], known[y], style, color=colour, label=label, **line)
     if band is None:
@@ -43,7 +46,10 @@ def curve(
 
 
 def _band(axis: Axes, rows: DataFrame, x: str, colour: str, label: str) -> None:
-    """A band over all intervals. It would hide that a point has none, so that each point must have one."""
+    """A band over all intervals.
+
+    Nothing is drawn if a point has no interval, because the band would hide that.
+    """
     limited = _with_limits(rows, x)
     if len(limited) < len(rows):
         return
@@ -85,9 +91,10 @@ def curves(
 def points(
     axis: Axes, rows: DataFrame, name: str, look: Callable[[Any], dict[str, Any]], names: list[str]
 ) -> None:
-    """Each row's value, its interval and the published value, in the line of its column `name`, the first at the top.
+    """Each row's value, its interval and the published value, in the line of its column `name`.
 
-    `look(row)` are matplotlib's options of the point; `names` are all lines, where other panels have more of them.
+    The first line is at the top. `look(row)` are matplotlib's options of the point; `names` are all
+    lines, where other panels have more of them.
     """
     for row in rows.itertuples():
         if not notna(row.value):
@@ -115,7 +122,7 @@ def bars(
     colours: Sequence[str] = COLOURS,
     filled: bool = True,
 ) -> None:
-    """The values of each series (column `by`) next to each other at each place of `order` (column `across`).
+    """The values of each series (column `by`) as bars, at each place of `order` (column `across`).
 
     With `filled=False` they are points: bars begin at 0, which says nothing about a loss.
     """
@@ -142,7 +149,10 @@ def bars(
 
 
 def heatmap(axis: Axes, values: Any, top: float | None, **labels: Any) -> AxesImage:
-    """An array [rows, columns] as colours from 0 to `top`, without grid, ticks and frame. `labels` are the axes'."""
+    """An array [rows, columns] as colours from 0 to `top`, without grid, ticks and frame.
+
+    `labels` are the axes'.
+    """
     axis.grid(False)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)

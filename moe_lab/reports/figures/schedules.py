@@ -1,7 +1,8 @@
-"""Scores by freezing schedule, one panel per column of the table (MoE-Bench, Figures 4, 5, 7 and 9).
+"""Scores by freezing schedule (MoE-Bench, Figures 4, 5, 7 and 9).
 
-As in the paper, a schedule's colour shows what its first half freezes, a dashed line is the mean of the schedules, and
-the paper's sweet point (N→R: nothing, then the routers) has a larger point.
+There is one panel per column of the table. As in the paper, a schedule's colour shows what its
+first half freezes, a dashed line is the mean of the schedules, and the paper's sweet point (N→R:
+nothing, then the routers) has a larger point.
 """
 
 from typing import Any
@@ -69,7 +70,10 @@ def _finish(axis: Axes, name: str, rows: DataFrame) -> None:
 
 
 def schedule_label(coordinates: dict[str, str]) -> str:
-    """The paper's name of a schedule: N→R for none-router, E→E for experts; then a learning rate of the routers."""
+    """The paper's name of a schedule: N→R for none-router, E→E for experts.
+
+    A learning rate of the routers follows.
+    """
     schedule = coordinates.get(SCHEDULE, "-")
     if schedule == "-":
         return "base"

@@ -41,11 +41,11 @@ class StoredStudy:
 
     info: StudyInfo
     trials: DataFrame
-    """A row per complete or pruned trial: its number `trial`, `state`, `value`, `estimate` and `temperature`.
+    """A row per complete or pruned trial: its number `trial`, `state`, `value`, `estimate` and
+    `temperature`.
 
-    A pruned trial has an estimate instead of a value: the metric over the documents that it scored. `temperature` is
-    the one of all layers with tuning=uniform. Missing numbers are NaN.
-    """
+    A pruned trial has an estimate instead of a value: the metric over the documents that it scored.
+    `temperature` is the one of all layers with tuning=uniform. Missing numbers are NaN."""
     temperatures: list[float]
     """Temperatures of the best trial, one per MoE layer; empty without a profile."""
     calibrated: float | None

@@ -1,7 +1,9 @@
-"""The traces of a stored C3PO run (`method.trace=true`), joined with its documents (C3PO, Figures 5 to 8).
+"""The traces of a stored C3PO run (`method.trace=true`), joined with its documents.
 
-N = questions, P = re-routed tokens of all of them, L = re-mixed layers, E = experts, K = experts of a token,
-S = states: the unchanged pathway, then that after every step.
+Figures 5 to 8 of C3PO are drawn from them.
+
+N = questions, P = re-routed tokens of all of them, L = re-mixed layers, E = experts, K = experts of
+a token, S = states: the unchanged pathway, then that after every step.
 """
 
 import hashlib
@@ -123,7 +125,10 @@ def _digest(prompt: str) -> str:
 
 
 def _choice_scores(sample: Sample, traces: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """The log-likelihood of each choice in each state. Raises KeyError or ValueError for a trace that lacks one."""
+    """The log-likelihood of each choice in each state.
+
+    Raises KeyError or ValueError for a trace that lacks one.
+    """
     scores = []
     for trace, (_, continuation) in zip(traces, sample.requests, strict=True):
         place = trace["continuations"].index(continuation)

@@ -1,4 +1,7 @@
-"""Figures of tuning: the history, the sweep of one temperature, and temperatures per layer (RoE, Figures 6 to 10)."""
+"""Figures of tuning: the history, the sweep of one temperature, and temperatures per layer.
+
+They are Figures 6 to 10 of RoE.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -29,9 +32,10 @@ def draw_controls(axis: Axes, study: StoredStudy, untuned: str) -> None:
 
 
 def draw_history(studies: Sequence[StoredStudy]) -> Drawing:
-    """Optimization history: each trial's value, the best so far, the untuned model (RoE, Figures 7 to 9).
+    """Each trial's value, the best so far, and the untuned model (RoE, Figures 7 to 9).
 
-    One panel per study, one row per finished trial: its value or estimate, and the best value so far.
+    One panel per study, one row per finished trial: its value or estimate, and the best value so
+    far.
     """
     panels = []
     for study in studies:
@@ -59,7 +63,8 @@ def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
 def draw_sweep(studies: Sequence[StoredStudy]) -> Drawing:
     """One temperature for all layers, swept: the metric against it (RoE, Figure 6).
 
-    One panel per study, one row per complete trial, with Wilson's interval of an accuracy over tuning documents.
+    One panel per study, one row per complete trial, with Wilson's interval of an accuracy over
+    tuning documents.
     """
     panels = []
     for study in studies:
@@ -96,7 +101,10 @@ def _draw_sweep(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
 
 
 def draw_heatmap(studies: Sequence[StoredStudy]) -> Drawing:
-    """Tuned temperature per MoE layer and task: one line per study, one panel per model (RoE, Figure 10)."""
+    """Tuned temperature per MoE layer and task (RoE, Figure 10).
+
+    One line per study, one panel per model.
+    """
     with_profile = [study for study in studies if study.temperatures]
     rows = []
     for study in with_profile:

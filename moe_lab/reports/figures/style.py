@@ -32,7 +32,10 @@ FALLBACK_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei",
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The style of figures. Characters that no installed font has are boxes in a PNG; a browser has its own fonts."""
+    """The style of figures.
+
+    Characters that no installed font has are boxes in a PNG; a browser has its own fonts.
+    """
     installed = set(font_manager.get_font_names())
     families = ["DejaVu Sans"]
     families += [name for name in FALLBACK_FONTS if name in installed]

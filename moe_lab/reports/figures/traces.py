@@ -1,4 +1,7 @@
-"""Figures of C3PO's traces: the loss by step, and the share of experts retained (C3PO, Figures 5 and 6)."""
+"""Figures of C3PO's traces: numbers by step, and the share of experts retained.
+
+They are Figures 6 and 5 of C3PO.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +27,7 @@ STEP_PANELS = {
 
 
 def draw_steps(runs: Sequence[StoredTraces]) -> Drawing:
-    """Accuracy by optimization step, answers that became right or wrong, and the loss (C3PO, Figure 6).
+    """Accuracy, answers that became right or wrong, and loss by optimization step (C3PO, Figure 6).
 
     Three panels per run.
     """
@@ -55,8 +58,9 @@ def _draw_steps(axis: Axes, run: StoredTraces, panel: str) -> None:
 def step_rows(run: StoredTraces) -> list[dict[str, Any]]:
     """One row per step; step 0 is the unchanged pathway.
 
-    `became_wrong` is a share of the questions that were right at first, `became_right` of those that were wrong; None
-    without such questions. `loss` is the mean over the questions that have neighbours.
+    `became_wrong` is a share of the questions that were right at first, `became_right` of those
+    that were wrong; None without such questions. `loss` is the mean over the questions that have
+    neighbours.
     """
     right_SN = list(zip(*run.right, strict=True))
     right_at_first = right_SN[0]
@@ -94,17 +98,20 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def draw_retained(runs: Sequence[StoredTraces]) -> Drawing:
-    """The share of experts selected after optimizing all of them that the router had ranked among its first n (C3PO,
-    Figure 5).
+    """The share of selected experts that the router had ranked among its first n (C3PO, Figure 5).
 
-    One panel per run; runs that optimized some of the experts only are left out.
+    The experts are those selected after optimizing the weights of all experts. One panel per run;
+    runs that optimized some of the experts only are left out.
     """
     panels = [(run, retained_rows(run)) for run in runs if run.all_experts]
     return panels_of(panels, _draw_retained, "Core experts")
 
 
 def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
-    """One row per n from 1 to E: the mean share over questions, tokens and layers, with a bootstrap interval."""
+    """One row per n from 1 to E: the mean share, with a bootstrap interval.
+
+    The mean is over questions, tokens and layers.
+    """
     before_PLE = run.probabilities("before")
     rank_PLE = (-before_PLE).argsort(axis=-1, kind="stable").argsort(axis=-1)
     after_PLK = chosen_PLK(run.probabilities("after"), run.top_k)

@@ -1,7 +1,7 @@
 """Figures of training: designs and curves.
 
-Accuracies of pre-trained designs are bars, other measures points; a dashed line is the dense model of equal active
-parameters.
+Accuracies of pre-trained designs are bars, other measures points; a dashed line is the dense model
+of equal active parameters.
 """
 
 from collections.abc import Sequence
@@ -51,9 +51,12 @@ FIRST_STEPS = 0.2
 
 
 def draw_designs(table: CellTable) -> Drawing:
-    """Pre-trained designs, one panel per measure (MoE-Bench, Figure 2). With several tasks only their averages.
+    """Pre-trained designs, one panel per measure (MoE-Bench, Figure 2).
 
-    Bars and points with their 95% intervals, by granularity and by the other settings in which designs differ.
+    With several tasks only their averages.
+
+    Bars and points with their 95% intervals, by granularity and by the other settings in which
+    designs differ.
     """
     experiment = table.experiment
     panel_axes = [MEASURE] if MEASURE in experiment.keys else []
@@ -117,11 +120,12 @@ def _chance(table: CellTable) -> float | None:
 
 
 def draw_training_curves(table: CellTable) -> Drawing:
-    """The training loss of several designs, one column per setting, one line per granularity (MoE-Bench, Figure 3).
+    """The training loss of several designs (MoE-Bench, Figure 3).
 
-    The mean over seeds, and the least and the largest where there are several. A row is a line of the log with a
-    training loss. `difference` is to the panel's first line at the same seed and step, missing where that has none:
-    trainings of one seed read the same rows, so that it shows which loss falls faster.
+    One column per setting, one line per granularity. The mean over seeds, and the least and the
+    largest where there are several. A row is a line of the log with a training loss. `difference`
+    is to the panel's first line at the same seed and step, missing where that has none: trainings
+    of one seed read the same rows, so that it shows which loss falls faster.
     """
     experiment = table.experiment
     panel_axes = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]

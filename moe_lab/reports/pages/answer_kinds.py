@@ -1,4 +1,4 @@
-"""The kinds of answers on a page: how an answer differs from the base model's, or whether it is right."""
+"""How an answer on a page differs from the base model's, or whether it is right."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,8 @@ RIGHT, WRONG, ANSWERED = "right", "wrong", "answered"
 ALONE = (WRONG, RIGHT, ANSWERED)
 """Kinds of runs without a base model."""
 KINDS = (*CHANGES, SAME_WRONG, SAME_RIGHT, UNCHANGED, *ALONE)
-"""All kinds, in the order of a page. CHANGED, UNCHANGED and ANSWERED are of scores that are not 0 or 1."""
+"""All kinds, in the order of a page. CHANGED, UNCHANGED and ANSWERED are of scores that are not 0
+or 1."""
 
 
 def kind_alone(is_right: bool | None) -> str:
@@ -31,7 +32,8 @@ def kind_of_pair(
     """The kind of a run's answer next to the base model's.
 
     Args:
-        answers: the base model's and the run's own; `scores` and `rights` (whether it is right) likewise.
+        answers: the base model's and the run's own; `scores` and `rights` (whether it is right)
+            likewise.
     """
     contents = []
     for answer, score in zip(answers, scores, strict=True):

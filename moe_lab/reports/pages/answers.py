@@ -1,4 +1,4 @@
-"""An answer as lm-eval's sample log has it: a generated text, or the log-probabilities of the choices."""
+"""An answer in lm-eval's sample log: a generated text, or log-probabilities of the choices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ PICKED_BY: dict[str, Callable[[float, str], float]] = {
     "acc": lambda score, choice: score,
     "acc_norm": lambda score, choice: score / max(1, len(choice.lstrip())),
 }
-"""The value that lm-eval's accuracies maximize over the choices: log-probability, or log-probability per character."""
+"""The value that lm-eval's accuracies maximize over the choices: log-probability, or
+log-probability per character."""
 LONGEST_MARK = 40
 """Most characters of the mark that a filter returns if it finds no answer, such as [invalid]."""
 
@@ -28,7 +29,8 @@ class Answer:
     picked: int | None = None
     """The choice that the metric takes; None if this package does not know the metric's rule."""
     extracted: str | None = None
-    """The part of the text that the metric reads, such as the number after ####; None if it reads the whole text."""
+    """The part of the text that the metric reads, such as the number after ####; None if it reads
+    the whole text."""
 
     @property
     def target(self) -> str:
@@ -42,7 +44,8 @@ class Answer:
 def answer_of(sample: Sample, metric: str) -> Answer | None:
     """The answer in a sample log; None for a text that is scored as a whole.
 
-    If each choice has its own prompt (WinoGrande), the prompts become the choices, and their common end the prompt.
+    If each choice has its own prompt (WinoGrande), the prompts become the choices, and their common
+    end the prompt.
 
     Args:
         metric: the name of the metric, without the filter.
@@ -87,7 +90,10 @@ def _generated(sample: Sample) -> Answer:
 
 
 def _extracted(sample: Sample, text: str) -> str | None:
-    """The part of a generated text that the task's filter returns; None if it returns the whole text."""
+    """The part of a generated text that the task's filter returns.
+
+    None if it returns the whole text.
+    """
     if len(sample.filtered) != 1 or not isinstance(sample.filtered[0], str):
         return None
     filtered = sample.filtered[0]

@@ -1,4 +1,7 @@
-"""`comparison.html` next to comparison.json: differences between stored evaluations, and the changed answers."""
+"""`comparison.html`: differences between stored evaluations, and the changed answers.
+
+It lies next to comparison.json.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,8 @@
 """Shared code of all pages: rendering, embedded files and pictures.
 
-A page is one self-contained HTML file. Values are escaped by jinja2. Style, script, data and pictures are in the page;
-its content security policy forbids every request and every script but the page's own.
+A page is one self-contained HTML file. Values are escaped by jinja2. Style, script, data and
+pictures are in the page; its content security policy forbids every request and every script but the
+page's own.
 """
 
 from base64 import b64encode
@@ -54,7 +55,10 @@ def picture_of(svg: bytes) -> str:
 
 
 def differences_picture(lines: Iterable[ScoreLine]) -> str | None:
-    """A forest plot of the differences that have a verdict and an interval, as a data URI; None if there is none."""
+    """A forest plot of the differences that have a verdict and an interval, as a data URI.
+
+    None if there is none.
+    """
     from moe_lab.reports.figures.differences import differences_figure
     from moe_lab.reports.figures.drawing import SVG_METADATA, picture
 

@@ -1,4 +1,4 @@
-"""All answers of the runs of a page, next to the base model's answers if a run is compared with it."""
+"""All answers of the runs of a page, next to the base model's if a run is compared with it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,7 +30,10 @@ class BaseSamples:
         self._by_run_id: dict[str, SamplesByTask] = {}
 
     def of(self, run: RunResult) -> SamplesByTask | None:
-        """The samples of a run's base model; None if it has none, or if it is not stored. Raises DamagedError."""
+        """The samples of a run's base model; None if it has none, or if it is not stored.
+
+        Raises DamagedError.
+        """
         if run.base_id is None:
             return None
         base_run = find_run(run.stored_in.parent, run.base_id)
@@ -44,7 +47,7 @@ class BaseSamples:
 def shown_answers(
     runs: Sequence[RunResult], labels: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The answers of all runs as `shown_answer` has them, changed ones first, and why others are not there.
+    """The answers of all runs (`shown_answer`), changed ones first, and why others are not there.
 
     A baseline's answers are shown only next to those of the other runs.
 
@@ -78,7 +81,10 @@ def _place_of_kind(answer: Mapping[str, Any]) -> int:
 def _answers(
     run: RunResult, label: str, samples_of_base: SamplesByTask | None
 ) -> Iterator[dict[str, Any]]:
-    """All answers of a run. With the samples of the base model, only to documents that both answered."""
+    """All answers of a run.
+
+    With the samples of the base model, only to documents that both answered.
+    """
     for task, samples in read_samples(run).items():
         place = {"run": label, "task": task}
         if samples_of_base is None:

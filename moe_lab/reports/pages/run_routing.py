@@ -1,4 +1,4 @@
-"""The routing of runs as a page shows it: temperatures, what methods report, and the figures of traces."""
+"""The routing of runs on a page: temperatures, what methods report, and figures of traces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,10 @@ def routing_of(run: RunResult, label: str) -> RunRouting | None:
 
 
 def profiles_of(routings: Sequence[RunRouting]) -> dict[tuple[float, ...], list[str]]:
-    """The different temperatures of all runs, each with the labels of its runs, in the order of the runs."""
+    """The different temperatures of all runs, each with the labels of its runs.
+
+    They are in the order of the runs.
+    """
     labels: dict[tuple[float, ...], list[str]] = {}
     for routing in routings:
         if routing.temperatures:

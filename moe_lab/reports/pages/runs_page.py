@@ -1,4 +1,7 @@
-"""The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance."""
+"""The page of a grid, in `outputs/pages/`.
+
+It has the verdict, scores, the answers that changed, routing, cost and provenance.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -17,12 +17,15 @@ LONGEST_ANSWER = 2000
 def shown_answer(
     answers: Sequence[Answer], scores: Sequence[Any], kind: str, **place: Any
 ) -> dict[str, Any]:
-    """The answer of a run as the page's script reads it, alone or next to the base model's. Texts are cut.
+    """The answer of a run as the page's script reads it, alone or next to the base model's.
 
-    It has `prompt` (the whole prompt as the model saw it), `target`, `kind`, whether it is `changed`, and of the others
-    those that apply: `scores` of each answer if one is not 0 or 1; the texts `base` and `own`, the position at which
-    the two differ (in units of UTF-16, as the script counts), and what the metric reads of each (`extracted`);
-    `options`, the choices with their log-probability for each answer, and the choices that are `picked`.
+    Texts are cut.
+
+    It has `prompt` (the whole prompt as the model saw it), `target`, `kind`, whether it is
+    `changed`, and of the others those that apply: `scores` of each answer if one is not 0 or 1; the
+    texts `base` and `own`, the position at which the two differ (in units of UTF-16, as the script
+    counts), and what the metric reads of each (`extracted`); `options`, the choices with their
+    log-probability for each answer, and the choices that are `picked`.
 
     Args:
         answers: the base model's, if there is one, and the run's own.
@@ -56,7 +59,7 @@ def shown_answer(
 
 
 def _options(answers: Sequence[Answer]) -> dict[str, Any]:
-    """The choices with their log-probability for each answer, and the choice that each answer picked."""
+    """The choices with their log-probability for each answer, and what each answer picked."""
     options = []
     for option in zip(answers[-1].choices, *(answer.scores for answer in answers), strict=True):
         options.append(list(option))
@@ -88,9 +91,10 @@ def _length_in_script(text: str) -> int:
 
 
 def answer_data(answers: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """The data for the script of a page: `answers`, and `prompts` with the number of characters left out of each.
+    """The data for the script of a page: `answers` and `prompts`.
 
-    Each prompt is stored once. Its beginning, which has the few-shot examples, is cut to an equal share of PROMPTS.
+    With each prompt is the number of characters that are left out. Each prompt is stored once. Its
+    beginning, which has the few-shot examples, is cut to an equal share of PROMPTS.
     """
     prompts = list(dict.fromkeys(answer["prompt"] for answer in answers))
     numbers = {prompt: number for number, prompt in enumerate(prompts)}

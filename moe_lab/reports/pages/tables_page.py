@@ -1,4 +1,7 @@
-"""`outputs/tables/index.html`: every table and figure of the folder, published and measured numbers side by side."""
+"""`outputs/tables/index.html`: every table and figure of the folder.
+
+Published and measured numbers are side by side.
+"""
 
 import re
 from collections import Counter
@@ -38,7 +41,9 @@ class ShownTable:
 
 
 def write_tables_page(folder: Path) -> Path:
-    """Write `index.html` from the tables' JSON files in the folder, and return its path. Raises ResultsError.
+    """Write `index.html` from the tables' JSON files in the folder, and return its path.
+
+    Raises ResultsError.
 
     A file that is no table is left out, with a line on stderr.
     """
@@ -124,7 +129,7 @@ def _marks(tables: Sequence[ShownTable]) -> list[str]:
 
 
 def shown_table(table: Table, folder: Path) -> ShownTable:
-    """The rows and columns of a table on the page, with its downloads and the figures in `folder`."""
+    """The rows and columns of a table on the page, its downloads, and its figures in `folder`."""
     csv_file = folder / f"{table.stem}.csv"
     has_csv = csv_file.is_file()
     rows = [row for row in table.every if not _does_not_apply(row)]
@@ -179,7 +184,10 @@ def _stored_columns(csv_file: Path) -> list[Column]:
 
 
 def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
-    """Coordinates, score, differences to base and to other runs, the published number, and the state."""
+    """Coordinates, score, differences, the published number, and the state.
+
+    The differences are to base, then to other runs.
+    """
     scores = [row.score or NO_SCORE for row in rows]
     columns = _coordinate_columns(table, rows)
     for column in value_columns(scores):
@@ -206,7 +214,10 @@ def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
 
 
 def _coordinate_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
-    """The axes on which any row has a coordinate: those of the table, then others of published numbers."""
+    """The axes on which any row has a coordinate.
+
+    Those of the table come first, then others of published numbers.
+    """
     axes = dict.fromkeys(table.axes)
     for row in rows:
         axes |= dict.fromkeys(row.coordinates)

@@ -1,4 +1,7 @@
-"""The average over an experiment's tasks, or over any other of its axes: one more cell in each of its lines."""
+"""The average over an experiment's tasks, or over another axis.
+
+It is one more cell in each line of the table.
+"""
 
 from collections.abc import Sequence
 
@@ -12,7 +15,9 @@ NOTE = (
 
 
 def averages(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
-    """One average for each line of cells that differ in `experiment.average` alone; none without that axis.
+    """One average for each line of cells that differ in `experiment.average` alone.
+
+    None without that axis.
 
     The average of an incomplete line has no score.
     """
@@ -43,7 +48,9 @@ def averages(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCe
 
 
 def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
-    """The cells of a table and their averages; the averages alone where their axis is neither row nor column.
+    """The cells of a table and their averages.
+
+    The averages alone where their axis is neither row nor column.
 
     Numbers of trainings belong to no task and are shown with the averages.
     """

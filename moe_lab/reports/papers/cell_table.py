@@ -28,11 +28,14 @@ class CellTable:
     """The families of the comparisons of the command."""
 
     def frame(self, cells: Sequence[TableCell] | None = None, **places: Sequence[str]) -> DataFrame:
-        """One row per measured cell: the TableCell and its numbers (COLUMNS). Missing numbers are None.
+        """One row per measured cell: the TableCell and its numbers (COLUMNS).
+
+        Missing numbers are None.
 
         Args:
             cells: other cells of the experiment, its averages for example.
-            places: columns of coordinates on some axes; of the numbers' own columns for cells without these axes.
+            places: columns of coordinates on some axes; of the numbers' own columns for cells
+                without these axes.
         """
         from pandas import DataFrame
 
@@ -68,7 +71,10 @@ def p_values(
 
 
 def varied_label(cell: TableCell, cells: Sequence[TableCell]) -> str:
-    """The method, and of the other coordinates those in which its cells differ, without model, task and metric."""
+    """The method, and the other coordinates in which its cells differ.
+
+    Model, task and metric are left out.
+    """
     method = _method_of(cell)
     same_method = [other for other in cells if _method_of(other) == method]
     parts = []

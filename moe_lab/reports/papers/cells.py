@@ -1,4 +1,4 @@
-"""The cells of a paper's table: their places, and their stored results or the reason why there are none."""
+"""The cells of a paper's table: their places, and their results or why there are none."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from moe_lab.results.seed_summary import SeedSummary
 
 @dataclass(frozen=True, kw_only=True)
 class TableCell:
-    """One cell of a table: its coordinates, and its stored results or the reason why there are none."""
+    """One cell of a table: its coordinates, and its results or why there are none."""
 
     coordinates: dict[str, str]
     run_id: str | None
     """The run of its first seed."""
     metric: str = "headline"
-    """`headline`, an lm-eval `metric,filter`, an expert metric (`papers/expert_scores.py`) or a number of a training
-    (`papers/training_scores.py`)."""
+    """`headline`, an lm-eval `metric,filter`, an expert metric (`papers/expert_scores.py`) or a
+    number of a training (`papers/training_scores.py`)."""
     results: list[RunResult] = field(default_factory=list)
     """One per seed that is stored."""
     expert: list[StoredMetrics | None] = field(default_factory=list)
@@ -46,10 +46,13 @@ class TableCell:
     """The cells whose mean it is; such a cell has no results of its own."""
 
     def score(self, other: str = BASE) -> Score | None:
-        """The score of the cell's first task: the score of its run, the mean over its seeds, or that of its parts.
+        """The score of the cell's first task.
+
+        It is that of its run, the mean over its seeds, or the mean of its parts.
 
         Args:
-            other: the run to compare with: the base model's, or a key of `compared` in results.json.
+            other: the run to compare with: the base model's, or a key of `compared` in
+                results.json.
         """
         if self.parts:
             return task_mean([part.score(other) for part in self.parts])
@@ -87,7 +90,10 @@ class TableCell:
         return scores
 
     def scores(self, family: Family = NO_COMPARISONS) -> dict[str, Score]:
-        """Its scores by the run to compare with, the base model's first, with the corrected p of the family."""
+        """Its scores by the run to compare with, the base model's first.
+
+        They have the corrected p of the family.
+        """
         results = [result for cell in self.parts or [self] for result in cell.results]
         scores = {}
         for other in [BASE, *compared_names(results)]:
@@ -97,7 +103,10 @@ class TableCell:
         return scores
 
     def shows(self) -> str | None:
-        """The metric of the cell, with its unit, and whether lower is better; None without a score of its own."""
+        """The metric of the cell, with its unit, and whether lower is better.
+
+        None without a score of its own.
+        """
         if self.parts:
             return None
         score = self.score()

@@ -1,4 +1,7 @@
-"""An experiment: a YAML in a folder `experiments/` that names a paper's table, its cells and the paper's numbers."""
+"""An experiment: a YAML file in a folder `experiments/`.
+
+It names a paper's table, its cells and the paper's numbers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,11 +30,13 @@ class Scale:
     """The cells of a scale, as overrides of the ordinary command."""
 
     grid: dict[str, list[Any]] | list[dict[str, list[Any]]] = field(default_factory=list)
-    """Options by key, one grid or several. An option may be a list: its name, then overrides that go with it."""
+    """Options by key, one grid or several. An option may be a list: its name, then overrides that
+    go with it."""
     cells: list[list[str]] = field(default_factory=list)
     set: list[str] = field(default_factory=list)
     profile: list[str] = field(default_factory=list)
-    """Overrides of a study. In this scale's cells `method.temperature=profile` stands for its profile."""
+    """Overrides of a study. In this scale's cells `method.temperature=profile` stands for its
+    profile."""
     metric: str | dict[str, str] | None = None
     """Replaces the experiment's `metric` at this scale, for example where other judges are used."""
 
@@ -67,8 +72,8 @@ class Experiment:
     rows: list[str]
     columns: list[str]
     metric: str | dict[str, str]
-    """`headline`, an lm-eval `metric,filter`, an expert metric (`expert.load_balance`) or a number of a training
-    (`training.validation_loss`); several by their names on the axis MEASURE."""
+    """`headline`, an lm-eval `metric,filter`, an expert metric (`expert.load_balance`) or a number
+    of a training (`training.validation_loss`); several by their names on the axis MEASURE."""
     scales: dict[str, Scale]
     paper: list[Published]
     figure: str | None = None
@@ -92,7 +97,10 @@ class Experiment:
                 raise ConfigError(f"paper[{i}].value={published.value}: expected a number.")
 
     def _check_metrics(self) -> None:
-        """Several metrics need the axis MEASURE, and the axis needs several metrics. Raises ConfigError."""
+        """Several metrics need the axis MEASURE, and the axis needs several metrics.
+
+        Raises ConfigError.
+        """
         metrics = [self.metric]
         for scale in self.scales.values():
             if scale.metric is not None:
@@ -103,7 +111,10 @@ class Experiment:
             raise ConfigError("metric: {<name>: <metric>} goes with measure in rows or columns.")
 
     def metrics(self, scale: str) -> dict[str, str]:
-        """The metrics of a scale's cells by their names on the axis MEASURE. A single metric is its own name."""
+        """The metrics of a scale's cells by their names on the axis MEASURE.
+
+        A single metric is its own name.
+        """
         metric = self.scale(scale).metric or self.metric
         if isinstance(metric, dict):
             return metric
@@ -127,18 +138,21 @@ class Experiment:
 
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, where PyYAML has it. It reads the files of all experiments in 0.1 s, the other one in 0.5 s."""
+"""libyaml's, where PyYAML has it. It reads the files of all experiments in 0.1 s, the other one in
+0.5 s."""
 OWN = "own"
 """The folder of this project's own studies."""
 
 
 def find_experiments(names: str, config_dirs: Sequence[Path] = ()) -> list[Experiment]:
-    """The experiments of `experiment=<name>,...|all`. A name is a file's, with its folder if needed.
+    """The experiments of `experiment=<name>,...|all`.
+
+    A name is a file's, with its folder if needed.
 
     `all` has those of the papers, not this project's own studies in `experiments/own/`.
 
-    They are the package's and those in `experiments/` of the folders of `--config-dir`. Raises ConfigError for an
-    unknown or ambiguous name and for a malformed file.
+    They are the package's and those in `experiments/` of the folders of `--config-dir`. Raises
+    ConfigError for an unknown or ambiguous name and for a malformed file.
     """
     files = experiment_files(config_dirs)
     if names == "all":
@@ -162,7 +176,10 @@ def load_experiment(name: str, file: Path) -> Experiment:
 
 
 def _full_name(name: str, names: list[str]) -> str:
-    """The name of an experiment with its folder. Raises ConfigError for an unknown or ambiguous name."""
+    """The name of an experiment with its folder.
+
+    Raises ConfigError for an unknown or ambiguous name.
+    """
     if name in names:
         return name
     matches = [full_name for full_name in names if name == full_name.rpartition("/")[2]]

@@ -1,4 +1,4 @@
-"""Expert metrics as numbers of a paper's table: `expert.load_balance`, `expert.capacity_most` and so on.
+"""Expert metrics as numbers of a paper's table, such as `expert.load_balance`.
 
 The names are those of counted metrics and of interventions in `moe_lab/metrics/registry.py`.
 """
@@ -19,9 +19,9 @@ EXPERT = "expert."
 
 
 def expert_score(result: RunResult, stored: StoredMetrics, metric: str, other: str = BASE) -> Score:
-    """One metric of a run's expert_metrics.json, over all its tokens and tasks, with the difference to another run.
+    """One metric of a run's expert_metrics.json, with the difference to another run.
 
-    Raises ConfigError for a metric that does not exist.
+    It is over all tokens and tasks of the run. Raises ConfigError for a metric that does not exist.
     """
     names = list(counted_metrics())
     names += [intervention.name for _, intervention in interventions()]

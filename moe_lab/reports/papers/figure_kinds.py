@@ -1,7 +1,7 @@
 """The kinds of figures that an experiment's `figure:` names.
 
-A kind is a function `draw_<kind>(<data>)` in a module of `moe_lab/reports/figures/`, which returns a `Drawing`: its
-numbers, and how they are drawn. The name of its parameter says what its data are.
+A kind is a function `draw_<kind>(<data>)` in a module of `moe_lab/reports/figures/`, which returns
+a `Drawing`: its numbers, and how they are drawn. The name of its parameter says what its data are.
 """
 
 import re
@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 DATA = {
-    "table": "cells",  # the experiment with its cells (`papers/cell_table.py: CellTable`)
-    "studies": "studies",  # the studies that tuned the cells (`figures/stored_studies.py: StoredStudy`)
-    "runs": "traces",  # the traces of the cells' runs (`figures/stored_traces.py: StoredTraces`)
-    "measurements": "measurements",  # time and memory of a larger model (`runs/experiments/runner.py`)
+    "table": "cells",
+    "studies": "studies",
+    "runs": "traces",
+    "measurements": "measurements",
 }
-"""The data of a kind by the name of its function's parameter."""
+"""The data of a kind by the name of its function's parameter.
+
+- cells: the experiment with its cells (`papers/cell_table.py: CellTable`)
+- studies: the studies that tuned the cells (`figures/stored_studies.py: StoredStudy`)
+- traces: those of the cells' runs (`figures/stored_traces.py: StoredTraces`)
+- measurements: time and memory of a larger model (`runs/experiments/runner.py`)
+"""
 KIND = re.compile(r"^def draw_(\w+)\(\s*(\w+):", re.MULTILINE)
 
 
@@ -26,7 +32,10 @@ class FigureKind(NamedTuple):
 
 
 def _kinds() -> dict[str, FigureKind]:
-    """The kinds by name. They are read from the modules' text, because importing them imports matplotlib."""
+    """The kinds by name.
+
+    They are read from the modules' text, because importing them imports matplotlib.
+    """
     kinds = {}
     folder = Path(__file__).parent.parent / "figures"
     for module in sorted(folder.glob("*.py")):

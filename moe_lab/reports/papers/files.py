@@ -9,7 +9,8 @@ from moe_lab.results.identity import RUNTIME
 from moe_lab.results.names import folder_name
 
 SAME_TABLE = RUNTIME - {"baseline", "metrics", "seeds", "tuning"} | {"data_dir"}
-"""Keys that change neither the numbers nor the contents of a table. Results of local files and of the hub share one."""
+"""Keys that change neither the numbers nor the contents of a table. Results of local files and of
+the hub share one."""
 SAME_NUMBERS = ("model.attn_implementation", "model.device_map", "model.experts_implementation")
 LONGEST = 60
 """Most characters of the typed overrides in a file's name."""
@@ -30,7 +31,10 @@ def _changes_table(override: str) -> bool:
 
 
 def file_stem(experiment: Experiment, scale: str) -> str:
-    """The name of an experiment's files: `<folder>-<name>-<scale>`, then the typed overrides and a hash of them."""
+    """The name of an experiment's files.
+
+    It is `<folder>-<name>-<scale>`, then the typed overrides and a hash of them.
+    """
     plain = f"{experiment.name.replace('/', '-')}-{scale}"
     if not experiment.typed:
         return plain

@@ -62,7 +62,11 @@ def _compared_scores(table: Table) -> list[Score]:
 
 
 def _grid(experiment: Experiment, table: Table) -> str:
-    """The cells: a line for each place on the rows' axes, several columns for each place on the other axes."""
+    """The cells as a Markdown table.
+
+    There is a line for each place on the rows' axes, and several columns for each place on the
+    other axes.
+    """
     column_axes = _column_axes(experiment)
     line_axes = []
     for axis in experiment.rows:
@@ -127,7 +131,7 @@ def _texts(row: Row | None, compared: Sequence[str], has_published: bool) -> lis
 
 
 def _value(score: Score) -> str:
-    """The value with its standard error, the spread over seeds, and its intervals over documents and seeds."""
+    """The value with its standard error, its spread over seeds, and its intervals."""
     if score.value is None:
         return "-"
     parts = [number(score.value)]
@@ -183,7 +187,10 @@ def correction_note(scores: Iterable[Score]) -> str:
 
 
 def difference_text(score: Score | None) -> str:
-    """The difference with its interval and p as Markdown, bold where it is significant; empty without one."""
+    """The difference with its interval and p as Markdown, bold where it is significant.
+
+    Empty without one.
+    """
     if score is None or score.difference is None:
         return ""
     interval = interval_text(score.tested_interval, sign=True)
@@ -225,7 +232,7 @@ def _metrics(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
 
 
 def _metric_with_chance(experiment: Experiment, row: Row) -> str:
-    """The metric of a row with its unit, and the accuracy of random answers if the experiment names it."""
+    """The metric of a row with its unit, and the accuracy of random answers if it is known."""
     chance = experiment.chance.get(row.coordinates.get("task", "-"))
     if row.metric != "headline" or chance is None:
         return row.shows or ""

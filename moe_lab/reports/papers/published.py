@@ -20,8 +20,9 @@ class Published:
     place: str
     mark: str | None = None
     data: str | None = None
-    """For a number in the text about a figure, what the rows of the figure's CSV have in its place: a query and an
-    expression of pandas, as in `n == 64 => relative_watts - 1`. The first row counts."""
+    """For a number in the text about a figure, what the rows of the figure's CSV have in its place:
+    a query and an expression of pandas, as in `n == 64 => relative_watts - 1`. The first row
+    counts."""
 
     @property
     def fraction(self) -> float:
@@ -46,7 +47,9 @@ def with_mark(text: str, mark: str | None) -> str:
 
 
 def read_published(entries: Sequence[dict[str, Any]], file: Path) -> list[Published]:
-    """The numbers of the entries of a file. An entry may have a list of numbers for a list of names in its cell.
+    """The numbers of the entries of a file.
+
+    An entry may have a list of numbers for a list of names in its cell.
 
     Raises ConfigError for a malformed entry.
     """

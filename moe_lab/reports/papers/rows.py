@@ -12,7 +12,7 @@ from moe_lab.results.score import Score
 
 
 class State(StrEnum):
-    """Whether a cell has a number that agrees with the published one, and the meaning of each state."""
+    """Whether a cell has a number that agrees with the published one."""
 
     meaning: str
 

@@ -58,8 +58,9 @@ def _text(value: Any) -> str:
 def reference_rows(experiment: Experiment, cells: Sequence[TableCell]) -> list[dict[str, object]]:
     """The benchmarks and reference sets with their sizes here and in the paper (C3PO, Table 7).
 
-    One row per benchmark and reference set: evaluated documents, and available, asked and kept references. None for
-    numbers that do not exist: unpublished ones, and the counts of a run whose answers were all stored.
+    One row per benchmark and reference set: evaluated documents, and available, asked and kept
+    references. None for numbers that do not exist: unpublished ones, and the counts of a run whose
+    answers were all stored.
     """
     published = {}
     for entry in experiment.paper:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def stated_numbers(experiment: Experiment, scale: str, folder: Path) -> list[Row]:
-    """The stated numbers (`Published.data`), each with model and task, and its value in the figure in `folder`.
+    """The stated numbers (`Published.data`) with their values in the figure in `folder`.
 
-    Without the figure's data a number has the coordinates of the paper.
+    There is a row for each model and task of the figure. Without the figure's data a number has the
+    coordinates of the paper.
     """
     stated = [published for published in experiment.paper if published.data is not None]
     file = folder / f"{file_stem(experiment, scale)}-{experiment.figure}.csv"

@@ -1,4 +1,4 @@
-"""A paper's table with all of its rows, which CSV file, data frame, Markdown, JSON and page show."""
+"""A paper's table with all of its rows, which CSV, data frame, Markdown, JSON and page show."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ class Table:
         return [row for row in self.rows if row.average or row.of_training]
 
     def records(self) -> list[dict[str, object]]:
-        """The rows of CSV file and data frame: one per cell, average and run that it is compared with.
+        """The rows of CSV file and data frame: one per cell or average, and compared run.
 
-        Coordinates of the cell, the columns of its score (`Score.columns`), `published` (the paper's number, a fraction
-        where the score is one) with the `place` in the paper and a `mark` where it is doubtful, `state`, `reason`,
-        and the ids of its `runs` and `studies`.
+        Coordinates of the cell, the columns of its score (`Score.columns`), `published` (the
+        paper's number, a fraction where the score is one) with the `place` in the paper and a
+        `mark` where it is doubtful, `state`, `reason`, and the ids of its `runs` and `studies`.
         """
         records = []
         for row in self.rows:
@@ -126,7 +126,10 @@ def _columns_of_score(score: Score | None) -> dict[str, object]:
 def table_of(
     experiment: Experiment, scale: str, cells: Sequence[TableCell], family: Family, folder: Path
 ) -> Table:
-    """The table of an experiment's cells; the numbers in the paper's text are taken from its figure in `folder`."""
+    """The table of an experiment's cells.
+
+    The numbers in the paper's text are taken from its figure in `folder`.
+    """
     names_paper = experiment.name.partition("/")[0] in PAPERS or experiment.paper
     unpublished = State.NOT_PUBLISHED if names_paper else State.MEASURED
     rows = []

@@ -54,10 +54,12 @@ METRICS = {
 
 
 def training_score(results: Sequence[RunResult], metric: str) -> Score | None:
-    """The score of a model, or the mean over models that differ in the seed; None without a result of a training.
+    """The score of a model, or the mean over models that differ in the seed.
 
-    One model has an interval over held-out rows. Several have their standard deviation over seeds, and Student's
-    interval over seeds alone. Raises ConfigError.
+    None without a result of a training.
+
+    One model has an interval over held-out rows. Several have their standard deviation over seeds,
+    and Student's interval over seeds alone. Raises ConfigError.
     """
     one_of("metric", metric, list(METRICS))
     trained = [result for result in results if training_of(result)]

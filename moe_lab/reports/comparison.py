@@ -30,7 +30,10 @@ def print_comparison(comparison: Comparison) -> None:
 
 def comparison_marks(comparison: Comparison) -> list[str]:
     """The notes of all evaluations, such as PARTIAL."""
-    return [mark for evaluation in comparison.evaluations for mark in evaluation.marks]
+    marks: list[str] = []
+    for evaluation in comparison.evaluations:
+        marks += evaluation.marks
+    return marks
 
 
 def comparison_columns(comparison: Comparison) -> list[Column]:

@@ -27,17 +27,17 @@ SHOWN_ELSEWHERE = (
 
 
 def settings_of(
-    configs: Sequence[Config], asked: Sequence[Config], every: bool = False
+    configs: Sequence[Config], asked: Sequence[Config], all_settings: bool = False
 ) -> list[dict[str, Any]]:
     """The settings of each configuration by `group.key`.
 
-    They are those whose values differ among `asked`, or every one. A key of `model`, `method` or
+    They are those whose values differ among `asked`, or all of them. A key of `model`, `method` or
     `task` differs if two configurations with the same option have other values of it: what only
     follows from another option is no setting of its own.
     """
     asked_settings = [flat(asdict(config)) for config in asked]
-    if every:
-        keys = list(dict.fromkeys(key for settings in asked_settings for key in settings))
+    if all_settings:
+        keys = _all_keys(asked_settings)
     else:
         keys = _differing(asked_settings)
     keys = [key for key in keys if key not in SHOWN_ELSEWHERE]
@@ -47,6 +47,13 @@ def settings_of(
         settings = flat(asdict(config))
         shown.append({key: settings.get(key) for key in keys})
     return shown
+
+
+def _all_keys(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys: dict[str, None] = {}
+    for settings in configurations:
+        keys |= dict.fromkeys(settings)
+    return list(keys)
 
 
 def _differing(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -77,11 +84,11 @@ def settings_by_run(
     results: Sequence[RunResult],
     configs: Mapping[str, Config],
     asked: Sequence[Config],
-    every: bool = False,
+    all_settings: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """The settings of each result's configuration (`settings_of`) by run id."""
     run_ids = [result.run_id for result in results]
-    settings = settings_of([configs[run_id] for run_id in run_ids], asked, every)
+    settings = settings_of([configs[run_id] for run_id in run_ids], asked, all_settings)
     return dict(zip(run_ids, settings, strict=True))
 
 

@@ -36,16 +36,19 @@ NUMBERS = [name for name in NO_SCORE.columns() if name not in (*WHOLE, *TEXTS)]
 
 
 def score_frame(
-    table: CommandTable, configs: Mapping[str, Config], asked: Sequence[Config], every: bool = False
+    table: CommandTable,
+    configs: Mapping[str, Config],
+    asked: Sequence[Config],
+    all_settings: bool = False,
 ) -> pd.DataFrame:
     """The score table of a command. `moe_lab.Results.frame` documents its columns.
 
     Args:
         configs: the configuration of each run of the table, by id.
         asked: the configurations of the command's own runs.
-        every: a column for every setting, not only for those that differ.
+        all_settings: a column for every setting, not only for those that differ.
     """
-    settings = settings_by_run(table.runs, configs, asked, every)
+    settings = settings_by_run(table.runs, configs, asked, all_settings)
     has_expert_metrics = any(config.metrics != "none" for config in asked)
     measurements = {run.run_id: _measurements(run, has_expert_metrics) for run in table.runs}
     summary_files = {group.results[0].run_id: group.file for group in table.groups}

@@ -72,12 +72,23 @@ class CommandTable:
     @cached_property
     def shown(self) -> list[ScoreLine]:
         """The lines of a short table: a mean replaces its seeds, a group replaces its parts."""
-        averaged = {run.run_id for group in self.groups if group.summary for run in group.results}
+        averaged: set[str] = set()
+        for group in self.groups:
+            if group.summary:
+                averaged.update(result.run_id for result in group.results)
         lines = []
         for line in self.lines:
             if line.score.run_id not in averaged and PART not in line.score.marks:
                 lines.append(line)
         return lines
+
+    @property
+    def marks(self) -> list[str]:
+        """The notes of all lines, such as PARTIAL."""
+        marks: list[str] = []
+        for line in self.lines:
+            marks += line.score.marks
+        return marks
 
     def times_base(self, line: ScoreLine) -> float | None:
         """The tokens of a line's run, relative to those of its base model.

@@ -57,8 +57,7 @@ def notes(table: CommandTable) -> list[str]:
             f"p is corrected by Holm for the comparisons of the same question ({table.family.note})."
         )
 
-    marks = [mark for line in table.lines for mark in line.score.marks]
-    lines += explained_marks(mark for mark in marks if mark != PART)
+    lines += explained_marks(mark for mark in table.marks if mark != PART)
 
     run_notes: set[str] = set()
     for run in table.runs:

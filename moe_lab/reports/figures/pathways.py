@@ -132,7 +132,9 @@ def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
             if name in LOOKS:
                 colour, style, dot = LOOKS[name]
             else:
-                colour, style, dot = next(neighbour_colours), "--", "."
+                colour = next(neighbour_colours)
+                style = "--"
+                dot = "."
             taken = line[line["taken"]]
             curve(axis, line, "expert", "weight", colour=colour, style=style, label=str(name))
             curve(axis, taken, "expert", "weight", colour=colour, style=dot, zorder=4)

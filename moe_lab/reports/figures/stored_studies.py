@@ -94,7 +94,9 @@ class StoredStudy:
 
 def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
     """The studies of the cells that have a complete trial, each once."""
-    folders = dict.fromkeys(folder for cell in cells for folder in cell.studies)
+    folders: dict[Path, None] = {}
+    for cell in cells:
+        folders |= dict.fromkeys(cell.studies)
     studies = [read_study(folder) for folder in folders]
     return [study for study in studies if len(study.complete)]
 

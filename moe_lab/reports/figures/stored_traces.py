@@ -70,7 +70,10 @@ class StoredTraces:
 
     def probabilities(self, state: str) -> np.ndarray:
         """float64 [P, L, E]: `state` is "before" or "after"."""
-        return np.array([token for trace in self.traces for token in trace[state]])
+        tokens = []
+        for trace in self.traces:
+            tokens += trace[state]
+        return np.array(tokens)
 
 
 class TracedQuestion(NamedTuple):

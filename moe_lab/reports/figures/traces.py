@@ -121,9 +121,7 @@ def retained_rows(run: StoredTraces) -> list[dict[str, Any]]:
     for n in range(1, before_PLE.shape[-1] + 1):
         share_P = (rank_PLK < n).mean(axis=(1, 2))
         share_N = np.bincount(run.question_P, weights=share_P) / tokens_N
-        low, high = None, None
-        if len(share_N) > 1:
-            low, high = bootstrap_interval(share_N)
+        low, high = bootstrap_interval(share_N) if len(share_N) > 1 else (None, None)
         row = {
             "n": n,
             "share": float(share_N.mean()),

@@ -48,7 +48,10 @@ def facts_columns(routings: Sequence[RunRouting]) -> list[Column]:
     """What the methods report, a row per run."""
     shown = [routing for routing in routings if routing.facts]
     columns = [texts("run", [routing.label for routing in shown])]
-    for name in dict.fromkeys(name for routing in shown for name in routing.facts):
+    names: dict[str, None] = {}
+    for routing in shown:
+        names |= dict.fromkeys(routing.facts)
+    for name in names:
         facts = [routing.facts.get(name) for routing in shown]
         columns.append(numbers(name.replace("_", " "), facts, _fact_text))
     return columns

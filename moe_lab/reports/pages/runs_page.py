@@ -56,7 +56,7 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         **_routing_content(runs, names),
         costs=cost_columns(runs, names),
         runs=runs,
-        notes=explained_marks(mark for line in table.lines for mark in line.score.marks),
+        notes=explained_marks(table.marks),
     )
 
 
@@ -64,7 +64,9 @@ def _title(runs: Sequence[RunResult]) -> str:
     """The methods and tasks of the runs. The base model is named only if nothing else ran."""
     methods = list(dict.fromkeys(run.method.name for run in runs))
     without_base = [name for name in methods if name != "base"]
-    tasks = list(dict.fromkeys(task for run in runs for task in run.task.tasks))
+    tasks: dict[str, None] = {}
+    for run in runs:
+        tasks |= dict.fromkeys(run.task.tasks)
     task_text = f"{len(tasks)} tasks"
     if len(tasks) <= LISTED_TASKS:
         task_text = ", ".join(tasks)

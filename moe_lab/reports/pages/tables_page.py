@@ -58,7 +58,9 @@ def write_tables_page(folder: Path) -> Path:
         counts.update(states)
     measured = sum(n for state, n in counts.items() if state not in WITHOUT_NUMBER)
     names_papers = any(table.content.of_paper for table in tables)
-    in_order = [table for of_paper in papers.values() for table in of_paper]
+    scales: dict[str, None] = {}
+    for of_paper in papers.values():
+        scales |= dict.fromkeys(table.content.scale for table in of_paper)
 
     return write_page(
         folder / "index.html",
@@ -72,7 +74,7 @@ def write_tables_page(folder: Path) -> Path:
         of_papers=names_papers,
         states={state: state.meaning for state in State if counts[state]},
         notes=explained_marks(_marks(tables)),
-        scales=list(dict.fromkeys(table.content.scale for table in in_order)),
+        scales=list(scales),
     )
 
 
@@ -105,7 +107,10 @@ def _order(table: ShownTable) -> tuple[int, list[int | str]]:
 
 def _states(tables: Sequence[ShownTable]) -> list[State]:
     """The state of each cell of some tables."""
-    return [row.state for table in tables for row in table.content.every]
+    states = []
+    for table in tables:
+        states += [row.state for row in table.content.every]
+    return states
 
 
 def _summary(heading: str, states_by_paper: Mapping[str, Sequence[State]]) -> list[Column]:

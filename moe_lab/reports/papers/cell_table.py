@@ -56,7 +56,12 @@ class CellTable:
 
     def varied(self, keys: Sequence[str]) -> list[str]:
         """The axes on which its cells differ."""
-        return [key for key in keys if len({cell.coordinates[key] for cell in self.cells}) > 1]
+        varied = []
+        for key in keys:
+            values = {cell.coordinates[key] for cell in self.cells}
+            if len(values) > 1:
+                varied.append(key)
+        return varied
 
 
 def p_values(

@@ -94,7 +94,9 @@ class TableCell:
 
         They have the corrected p of the family.
         """
-        results = [result for cell in self.parts or [self] for result in cell.results]
+        results = list(self.results)
+        for part in self.parts:
+            results += part.results
         scores = {}
         for other in [BASE, *compared_names(results)]:
             score = self.score(other)

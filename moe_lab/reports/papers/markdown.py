@@ -29,6 +29,9 @@ def markdown(experiment: Experiment, table: Table) -> str:
     """The Markdown file, of `table.md.j2`."""
     cells = [row for row in table.rows if not row.average]
     measured = [row.score for row in cells if row.score]
+    marks: list[str] = []
+    for score in measured:
+        marks += score.marks
     failed = []
     for row in cells:
         if row.problem:
@@ -45,7 +48,7 @@ def markdown(experiment: Experiment, table: Table) -> str:
         grid=_grid(experiment, table),
         metrics=_metrics(experiment, cells),
         stated=table_lines(STATED_HEADER, [_stated(row) for row in table.stated]),
-        marks=explained_marks(mark for score in measured for mark in score.marks),
+        marks=explained_marks(marks),
         failed=failed,
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

@@ -24,7 +24,7 @@ def write_settings(
     stem = file_stem(experiment, scale)
     names = list(rows[0])
     # a published 100.0 is the setting 100
-    settings = [{name: _whole(value) for name, value in row.items()} for row in rows]
+    settings = [_with_whole_numbers(row) for row in rows]
 
     header = [name.replace("_", " ") for name in names]
     cells = []
@@ -39,11 +39,13 @@ def write_settings(
     return [markdown, write_rows(settings, folder / f"{stem}.csv")]
 
 
-def _whole(value: Any) -> Any:
-    """A float that is a whole number as int; other values as they are."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
+def _with_whole_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with floats that are whole numbers as int."""
+    settings = {}
+    for name, value in row.items():
+        is_whole = isinstance(value, float) and value.is_integer()
+        settings[name] = int(value) if is_whole else value
+    return settings
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,7 @@ from moe_lab.reports.papers.published import Published
 from moe_lab.reports.papers.rows import Row, State, with_state
 from moe_lab.reports.papers.stated import stated_numbers
 from moe_lab.results.family import Family
-from moe_lab.results.model import BASE, command_line, compared_names
+from moe_lab.results.model import BASE, RunResult, command_line, compared_names
 from moe_lab.results.score import NO_SCORE, Score
 
 PAPERS = {"roe": "RoE", "c3po": "C3PO", "moe_bench": "MoE-Bench"}
@@ -137,7 +137,9 @@ def table_of(
         row = _row_of(experiment, cell, family)
         rows.append(with_state(row, scale, unpublished))
     stated = stated_numbers(experiment, scale, folder)
-    results = [result for cell in cells for result in cell.results]
+    results: list[RunResult] = []
+    for cell in cells:
+        results += cell.results
     runs = {}
     for result in results:
         runs[result.run_id] = Provenance(

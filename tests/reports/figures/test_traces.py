@@ -102,6 +102,13 @@ def test_cost_is_by_core_experts(tmp_path):
     assert png.exists()
 
 
+def test_a_base_model_without_experts_has_no_core_experts():
+    """Such as a dense model, which takes part in a table with `method=base`. It was a TypeError."""
+    dense = results_of(method="base", value=0.25, model={"name": "tiny", "top_k": None})
+    (row,) = draw_flops(cell_table(TableCell(coordinates={}, run_id="b", results=[dense]))).rows
+    assert (row["core_experts"], row["experts"], row["flat"]) == (0, None, False)
+
+
 def test_accuracy_is_flat_where_its_interval_has_that_of_every_larger_number():
     def cell(core: int, value: float) -> TableCell:
         model = {"name": "tiny", "top_k": 2, "experts": 8}

@@ -273,9 +273,8 @@ class WandbLogger(Logger):
     def _lock_study(self) -> None:
         """Take the W&B run of the study's id.
 
-        Without the lock, this process logs to a W&B run of its own.
-
         Several processes may work on one study, and W&B takes the run of an id from one of them.
+        Without the lock, this process logs to a W&B run of its own.
         """
         if self._lock_file is None:
             return

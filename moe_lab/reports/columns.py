@@ -171,7 +171,7 @@ def table_text(title: str, columns: Sequence[Column], width: int = WITHOUT_TERMI
     console.print(heading, end="\n\n")
     console.print(grid)
     if left_out:
-        console.print(f"Left out for want of width: {', '.join(left_out)}.")
+        console.print(f"Columns that do not fit: {', '.join(left_out)}.")
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 

@@ -293,7 +293,7 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers(
     print_table("Results", columns())
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
-    said = " ".join(" ".join(lines).split()).partition("Left out for want of width: ")[2]
+    said = " ".join(" ".join(lines).split()).partition("Columns that do not fit: ")[2]
     assert said == (f"{left_out}." if left_out else "")
     text = "".join(
         line.split()[0] for line in lines if line.startswith(("method", "router", "-experts"))
@@ -324,10 +324,7 @@ def test_no_number_is_cut_at_any_width(capsys, monkeypatch, width):
         out = capsys.readouterr().out
         is_table = "───" in out
         left_out = (
-            " ".join(out.split())
-            .partition("Left out for want of width: ")[2]
-            .rstrip(".")
-            .split(", ")
+            " ".join(out.split()).partition("Columns that do not fit: ")[2].rstrip(".").split(", ")
         )
         for column in columns_of:
             for cell in filter(None, column.cells):

@@ -82,12 +82,12 @@ def small_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
     Drawing them again for their layout and as SVG takes long.
     """
-    from moe_lab.reports.figures import style  # not by the process that only waits for the others
+    from moe_lab.reports.figures import drawing  # not by the process that only waits for the others
 
     if "pages" not in request.path.parts:
-        monkeypatch.setattr(style, "fit", lambda figure: figure.set_layout_engine("none"))
-        monkeypatch.setattr(style, "FORMATS", {"png": {}})
-        monkeypatch.setattr(style, "DPI", 30)
+        monkeypatch.setattr(drawing, "fit", lambda figure: figure.set_layout_engine("none"))
+        monkeypatch.setattr(drawing, "FORMATS", {"png": {}})
+        monkeypatch.setattr(drawing, "DPI", 30)
 
 
 @pytest.fixture(scope="session", params=by_family(FAMILIES))

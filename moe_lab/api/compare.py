@@ -14,8 +14,8 @@ from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_line
 from moe_lab.errors import ConfigError
 from moe_lab.reports.columns import Column, Shown
+from moe_lab.reports.comparison import comparison_columns, print_comparison
 from moe_lab.reports.frames import typed_frame
-from moe_lab.reports.terminal import comparison_columns, print_comparison
 
 if TYPE_CHECKING:
     import pandas as pd

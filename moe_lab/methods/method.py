@@ -119,7 +119,7 @@ class Method(ABC):
     """Whether its block of results.json counts the examples that became right and wrong."""
 
     figures: ClassVar[tuple[str, ...]] = ()
-    """Kinds of `moe_lab/reports/papers/experiment.py` that are drawn from the traces of each of its
+    """Kinds of `moe_lab/reports/papers/figure_kinds.py` that are drawn from the traces of each of its
     runs."""
     config_class: ClassVar[Any] = None
     """A function of the given keys that returns the class of the configuration,

@@ -17,8 +17,11 @@ from rich.table import Table
 
 from moe_lab.config.terminal import one_line, shown
 
-seconds, count, fixed = "{:,.1f} s".format, "{:,.0f}".format, "{:.2f}".format
-"""Texts of numbers: seconds, a whole number with separators, a number with two decimals."""
+seconds = "{:,.1f} s".format
+count = "{:,.0f}".format
+"""A whole number with separators."""
+fixed = "{:.2f}".format
+"""A number with two decimals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +33,10 @@ class Column:
     values: Sequence[Any] | None = None
     """The numbers that cells show, by which a page sorts; None for texts."""
     name: bool = False
-    """Whether it says what the rows are. What is the same in all rows is in the title of a table."""
+    """Whether it says what the rows are. A name that all rows share is in the title of a table."""
     spare: int = 0
-    """On a narrow terminal columns are left out, those with the largest number first; 0 is always shown."""
+    """On a narrow terminal columns are left out, those with the largest number first; 0 is always
+    shown."""
 
     @property
     def shown(self) -> bool:
@@ -40,19 +44,28 @@ class Column:
 
     @property
     def width(self) -> int:
-        return max(map(cell_len, [self.heading, *map(one_line, self.cells)])) + GAP
+        """Characters, with the gap to the next column."""
+        texts = [self.heading, *(one_line(cell) for cell in self.cells)]
+        return max(cell_len(text) for text in texts) + GAP
 
     @property
     def least_width(self) -> int:
-        """With its texts folded."""
-        return self.width if self.values is not None else min(self.width, LEAST_TEXT + GAP)
+        """The width with its texts folded."""
+        if self.is_number:
+            return self.width
+        return min(self.width, LEAST_TEXT + GAP)
+
+    @property
+    def is_number(self) -> bool:
+        return self.values is not None
 
 
 def names(**columns: Iterable[str]) -> list[Column]:
     """Columns that say what the rows are, by heading."""
-    return [
-        Column(heading=heading, cells=list(cells), name=True) for heading, cells in columns.items()
-    ]
+    named = []
+    for heading, cells in columns.items():
+        named.append(Column(heading=heading, cells=list(cells), name=True))
+    return named
 
 
 def numbers(
@@ -73,13 +86,20 @@ def texts(heading: str, cells: Sequence[str], spare: int = 0) -> Column:
 
 
 def split_title(columns: Sequence[Column]) -> tuple[list[str], list[Column]]:
-    """`<heading>=<cell>` of the names that are the same in all rows, and the other columns with a text."""
-    filled = [column for column in columns if column.shown]
-    shared = [column for column in filled if column.name and len(set(column.cells)) == 1]
-    return (
-        [f"{column.heading}={column.cells[0]}" for column in shared],
-        [column for column in filled if column not in shared],
-    )
+    """The names that are the same in all rows, as `<heading>=<cell>`, and the other columns.
+
+    Columns without any text are left out.
+    """
+    shared = []
+    kept = []
+    for column in columns:
+        if not column.shown:
+            continue
+        if column.name and len(set(column.cells)) == 1:
+            shared.append(f"{column.heading}={column.cells[0]}")
+        else:
+            kept.append(column)
+    return shared, kept
 
 
 WITHOUT_TERMINAL = 400
@@ -96,7 +116,10 @@ def print_table(title: str, columns: Sequence[Column]) -> None:
 
 
 def terminal_width() -> int:
-    """Characters of a line: those of COLUMNS if it is a number above 0, else those of the terminal, if there is one."""
+    """Characters of a line: COLUMNS if it is a number above 0, else the width of the terminal.
+
+    WITHOUT_TERMINAL if stdout is no terminal.
+    """
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
@@ -106,50 +129,66 @@ def terminal_width() -> int:
 
 
 def table_text(title: str, columns: Sequence[Column], width: int = WITHOUT_TERMINAL) -> str:
-    """A title, and the table below it. Columns that do not fit are left out (`Column.spare`), and names are folded.
+    """A title, and the table below it.
 
-    Where the numbers alone are too wide the table is a list: `<heading>: <cell>`, with an empty line between rows.
+    Columns that do not fit are left out (`Column.spare`), and names are folded.
+
+    Where the numbers alone are too wide the table is a list: `<heading>: <cell>`, with an empty
+    line between rows.
 
     Args:
         width: characters of a line.
     """
-    # No markup and no colours: overrides may have brackets, and stdout shows escape sequences instead of sending them.
+    shared, all_columns = split_title(columns)
+    heading_parts = [title, " ".join(shared)]
+    heading = one_line(": ".join(part for part in heading_parts if part))
+    kept, left_out = _fitting(all_columns, width)
+    if sum(column.least_width for column in kept) > width:
+        return _list_text(heading, all_columns)
+
+    grid = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
+    for column in kept:
+        grid.add_column(
+            column.heading,
+            justify="right" if column.is_number else "left",
+            no_wrap=column.is_number,
+            overflow="fold",
+        )
+    for row in zip(*(column.cells for column in kept), strict=True):
+        grid.add_row(*map(one_line, row))
+
+    text = io.StringIO()
+    # No markup and no colours: overrides may have brackets, and stdout shows escape sequences
+    # instead of sending them.
     console = Console(
-        file=io.StringIO(),
+        file=text,
         width=width,
         markup=False,
         emoji=False,
         color_system=None,
         highlight=False,
     )
-    shared, kept = split_title(columns)
-    left_out: list[str] = []
-    while sum(column.width for column in kept) > width:
-        last = max(kept, key=lambda column: column.spare)
-        if not last.spare:
-            break
-        left_out.append(last.heading)
-        kept.remove(last)
-    heading = one_line(": ".join(filter(None, [title, " ".join(shared)])))
-    if sum(column.least_width for column in kept) > width:
-        return _list_text(heading, split_title(columns)[1])
-    grid = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
-    for column in kept:
-        is_number = column.values is not None
-        grid.add_column(
-            column.heading,
-            justify="right" if is_number else "left",
-            no_wrap=is_number,
-            overflow="fold",
-        )
-    for row in zip(*(column.cells for column in kept), strict=True):
-        grid.add_row(*map(one_line, row))
     console.print(heading, end="\n\n")
     console.print(grid)
     if left_out:
-        console.print(f"Left out for want of width: {', '.join(left_out)}.")
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+        console.print(f"Columns that do not fit: {', '.join(left_out)}.")
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[str]]:
+    """The columns that fit into a line of `width` characters, and the headings of the others.
+
+    Columns that are always shown (`Column.spare`) stay, even if they do not fit.
+    """
+    kept = list(columns)
+    left_out = []
+    while sum(column.width for column in kept) > width:
+        least_needed = max(kept, key=lambda column: column.spare)
+        if not least_needed.spare:
+            break
+        left_out.append(least_needed.heading)
+        kept.remove(least_needed)
+    return kept, left_out
 
 
 def _list_text(heading: str, columns: Sequence[Column]) -> str:

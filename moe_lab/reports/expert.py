@@ -1,42 +1,29 @@
-"""The expert metrics of MoE-Bench (section 4.1), `metrics=expert`: on the terminal, on pages and for loggers."""
+"""The expert metrics of MoE-Bench (section 4.1), as tables and for loggers.
 
-from collections.abc import Sequence
+A run has them with `metrics=expert`.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple
 
-from moe_lab.metrics.registry import counted_metrics, intervention_metrics, interventions
+from moe_lab.metrics.intervals import Loss
+from moe_lab.metrics.registry import (
+    Intervention,
+    counted_metrics,
+    intervention_metrics,
+    interventions,
+)
 from moe_lab.metrics.stored import StoredMetrics, stored_metrics
 from moe_lab.reports.columns import Column, names, numbers, print_table, texts
-from moe_lab.reports.scores import interval_column, run_labels
+from moe_lab.reports.labels import run_labels
+from moe_lab.reports.score_columns import interval_column, signed_number
 from moe_lab.results.family import EXPERT_METRICS, Family
 from moe_lab.results.measured import Difference, number
 from moe_lab.results.model import RunResult
 from moe_lab.results.score import ComparisonKey
 from moe_lab.results.scores import headline
 from moe_lab.results.stored import Interval
-
-
-def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
-    """The expert metrics stored with a result; None without."""
-    return stored_metrics(result.stored_in, result.run_id, result.model.commit)
-
-
-def logged_values(content: StoredMetrics) -> dict[str, float]:
-    """`expert/<metric>/<of>` in bits, and per task `expert/<which>/<task>/<metric,filter>`, the accuracy lost."""
-    scores = {
-        f"expert/{metric}/{of}": one.value
-        for metric in counted_metrics()
-        for of, one in content.entropies(metric).items()
-        if one.value is not None
-    }
-    return scores | {
-        f"expert/{each.logged_as}/{task}/{metric}": loss.difference
-        for name, each in interventions()
-        for task, losses in content.losses(name, each).items()
-        for metric, loss in losses.items()
-        if loss.difference is not None
-    }
-
 
 UNCHANGED = "unchanged routing"
 """The run that a lost accuracy is compared with."""
@@ -45,6 +32,33 @@ CORRECTED = (
     "are accuracy lost (docs/expert_metrics.md)."
 )
 PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
+MOST_TASKS = 4
+"""A run of more tasks shows the accuracy lost over all documents instead of one line per task."""
+
+
+def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
+    """The expert metrics stored with a result; None without."""
+    return stored_metrics(result.stored_in, result.run_id, result.model.commit)
+
+
+def logged_values(metrics: StoredMetrics) -> dict[str, float]:
+    """Entropies as `expert/<metric>/<kind of tokens>` in bits, and the accuracy lost of each task.
+
+    The latter are `expert/<intervention>/<task>/<metric,filter>`.
+    """
+    values = {}
+    for name in counted_metrics():
+        for phase, entropy in metrics.entropies(name).items():
+            if entropy.value is not None:
+                values[f"expert/{name}/{phase}"] = entropy.value
+
+    for name, intervention in interventions():
+        for task, losses in metrics.losses(name, intervention).items():
+            for metric, loss in losses.items():
+                if loss.difference is not None:
+                    key = f"expert/{intervention.logged_as}/{task}/{metric}"
+                    values[key] = loss.difference
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +68,8 @@ class ExpertLine:
     name: str
     """Of the counted metric or the intervention."""
     path: tuple[str, ...]
-    """Its place in `StoredMetrics.difference`; the last part of an accuracy lost is lm-eval's metric."""
+    """Its place in `StoredMetrics.difference`; the last part of an accuracy lost is lm-eval's
+    metric."""
     label: str
     of: str
     value: float | None
@@ -72,92 +87,136 @@ class ExpertLine:
         return run.run_id, self.task, f"expert.{self.name} {self.path[-1]}", UNCHANGED
 
 
-Row = tuple[RunResult, str, ExpertLine]
-"""A run, its settings, and a line."""
+class Row(NamedTuple):
+    """A line of the table of expert metrics."""
+
+    run: RunResult
+    settings: str
+    line: ExpertLine
 
 
 def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
     """One row per run, metric and subject."""
-    runs, settings, found = zip(*rows, strict=True)
-    corrected = [family.corrected.get(line.comparison(run)) for run, _, line in rows]
-    return [
-        *names(
-            model=[run.model.name for run in runs],
-            method=[run.method.name for run in runs],
-            settings=settings,
-            task=[",".join(run.task.names) for run in runs],
-            metric=[line.label for line in found],
-            of=[line.of for line in found],
-        ),
-        numbers("value", [line.value for line in found], number),
-        interval_column("95% interval", [line.interval for line in found], spare=2),
-        texts("at most, or accuracy", [line.bound for line in found], spare=1),
-        numbers("p (Holm)" if family.tests[EXPERT_METRICS] > 1 else "p", corrected, number),
-        numbers(
-            "to base", [line.difference.difference for line in found], partial(number, sign=True)
-        ),
+    lines = [row.line for row in rows]
+    differences = [line.difference for line in lines]
+    corrected_p = [family.corrected.get(row.line.comparison(row.run)) for row in rows]
+    p_heading = "p (Holm)" if family.tests[EXPERT_METRICS] > 1 else "p"
+
+    columns = names(
+        model=[row.run.model.name for row in rows],
+        method=[row.run.method.name for row in rows],
+        settings=[row.settings for row in rows],
+        task=[",".join(row.run.task.names) for row in rows],
+        metric=[line.label for line in lines],
+        of=[line.of for line in lines],
+    )
+    columns += [
+        numbers("value", [line.value for line in lines], number),
+        interval_column("95% interval", [line.interval for line in lines], spare=2),
+        texts("at most, or accuracy", [line.bound for line in lines], spare=1),
+        numbers(p_heading, corrected_p, number),
+        numbers("to base", [difference.difference for difference in differences], signed_number),
         interval_column(
-            "95% interval", [line.difference.interval for line in found], sign=True, spare=3
+            "95% interval", [difference.interval for difference in differences], sign=True, spare=3
         ),
     ]
+    return columns
 
 
 def expert_lines(metrics: StoredMetrics) -> list[ExpertLine]:
-    """The lines of one run's expert_metrics.json. A group of more than four tasks has one for all its documents."""
-    lines = [
-        ExpertLine(
-            name=name,
-            path=(name, phase),
-            label=f"{metric.label}, bits",
-            of=of,
-            value=one.value,
-            interval=one.interval,
-            bound=number(one.maximum),
-            difference=metrics.difference("baseline", name, phase),
-        )
-        for name, metric in counted_metrics().items()
-        for phase, of in PHASES.items()
-        if (one := metrics.entropies(name).get(phase)) is not None
-    ]
-    for name, each in interventions():
-        tasks = {task: found for task, found in metrics.losses(name, each).items() if found}
-        shown = {"all": tasks["all"]} if len(tasks) > 4 and "all" in tasks else tasks
-        for task, found in shown.items():
-            metric = headline(found, metrics.metric)
-            loss, path = found[metric], (*each.path(name), "tasks", task, metric)
-            line = ExpertLine(
-                name=each.name,
-                path=path,
-                label=f"{intervention_metrics()[name].label}, {metric}",
-                of=each.label if len(shown) == 1 else f"{each.label}, {task}",
-                value=loss.difference,
-                interval=loss.interval,
-                bound=f"{number(loss.base)} to {number(loss.changed)}",
-                difference=metrics.difference("baseline", *path),
-                task=task,
-                p=loss.p,
-            )
-            lines.append(line)
+    """The lines of one run's expert_metrics.json.
+
+    A group of more than four tasks has one for all its documents.
+    """
+    lines = list(_entropy_lines(metrics))
+    for name, intervention in interventions():
+        lines += _loss_lines(metrics, name, intervention)
     return lines
 
 
+def _entropy_lines(metrics: StoredMetrics) -> Iterator[ExpertLine]:
+    """The counted metrics, of each kind of tokens."""
+    for name, metric in counted_metrics().items():
+        entropies = metrics.entropies(name)
+        for phase, tokens in PHASES.items():
+            entropy = entropies.get(phase)
+            if entropy is None:
+                continue
+            yield ExpertLine(
+                name=name,
+                path=(name, phase),
+                label=f"{metric.label}, bits",
+                of=tokens,
+                value=entropy.value,
+                interval=entropy.interval,
+                bound=number(entropy.maximum),
+                difference=metrics.difference("baseline", name, phase),
+            )
+
+
+def _loss_lines(
+    metrics: StoredMetrics, name: str, intervention: Intervention
+) -> Iterator[ExpertLine]:
+    """The accuracy lost under an intervention, of each task that is shown."""
+    losses_by_task = _shown_tasks(metrics.losses(name, intervention))
+    for task, losses in losses_by_task.items():
+        metric = headline(losses, metrics.metric)
+        loss = losses[metric]
+        path = (*intervention.path(name), "tasks", task, metric)
+        of = intervention.label
+        if len(losses_by_task) > 1:
+            of = f"{intervention.label}, {task}"
+        yield ExpertLine(
+            name=intervention.name,
+            path=path,
+            label=f"{intervention_metrics()[name].label}, {metric}",
+            of=of,
+            value=loss.difference,
+            interval=loss.interval,
+            bound=f"{number(loss.base)} to {number(loss.changed)}",
+            difference=metrics.difference("baseline", *path),
+            task=task,
+            p=loss.p,
+        )
+
+
+def _shown_tasks(losses_by_task: dict[str, dict[str, Loss]]) -> dict[str, dict[str, Loss]]:
+    """The tasks with a loss; of more than MOST_TASKS their documents together, `all`, alone."""
+    measured = {task: losses for task, losses in losses_by_task.items() if losses}
+    if len(measured) > MOST_TASKS and "all" in measured:
+        return {"all": measured["all"]}
+    return measured
+
+
 def comparisons(results: Sequence[RunResult]) -> dict[ComparisonKey, float | None]:
-    """McNemar's p of each accuracy lost in one evaluation, uncorrected; None for the mean of several."""
-    return {line.comparison(run): line.p for run, _, line in _rows(results) if line.task}
+    """McNemar's p of each accuracy lost in one evaluation, uncorrected.
+
+    None for the mean of several.
+    """
+    p_values = {}
+    for row in _rows(results):
+        if row.line.task:
+            p_values[row.line.comparison(row.run)] = row.line.p
+    return p_values
 
 
 def print_expert_metrics(results: Sequence[RunResult], family: Family) -> None:
-    """Print one table of all results that have expert metrics, with the corrected p of the command's family."""
-    if rows := _rows(results):
+    """Print one table of all results that have expert metrics.
+
+    Its p are corrected within the command's family.
+    """
+    rows = _rows(results)
+    if rows:
         print()
         print_table("Expert metrics", expert_columns(rows, family))
         print(CORRECTED)
 
 
 def _rows(results: Sequence[RunResult]) -> list[Row]:
-    return [
-        (run, label, line)
-        for run, label in zip(results, run_labels(results), strict=True)
-        if (metrics := expert_metrics_of(run)) is not None
-        for line in expert_lines(metrics)
-    ]
+    """The lines of all results that have expert metrics."""
+    rows = []
+    for result, settings in zip(results, run_labels(results), strict=True):
+        metrics = expert_metrics_of(result)
+        if metrics is not None:
+            rows += [Row(result, settings, line) for line in expert_lines(metrics)]
+    return rows

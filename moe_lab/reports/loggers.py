@@ -1,7 +1,8 @@
 """What a command logs besides its files: nothing (`logger=none`), or W&B runs (`logger=wandb`).
 
-W&B has one run per evaluated run, study, experiment and command with several runs. The files in the output folder
-remain the primary record. The first failure is printed on stderr and ends the logging.
+W&B has one run per evaluated run, study, experiment and command with several runs. The files in the
+output folder remain the primary record. The first failure is printed on stderr and ends the
+logging.
 """
 
 from __future__ import annotations
@@ -18,17 +19,15 @@ from filelock import FileLock
 
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message, without_passwords
+from moe_lab.reports.example_frame import example_rows
 from moe_lab.reports.expert import expert_metrics_of, logged_values
-from moe_lab.reports.frames import example_rows
-from moe_lab.reports.papers.metrics import model_folder
+from moe_lab.reports.run_values import by_layer, scores, training_lines
 from moe_lab.results.atomic import plain, write_json
 from moe_lab.results.locks import acquire
 from moe_lab.results.marks import marks_of
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import read_samples
-from moe_lab.results.scores import scores_of
-from moe_lab.results.stored_files import read_lines, read_mapping, warn_once, whole_mapping
-from moe_lab.results.task_scores import reported
+from moe_lab.results.stored_files import read_mapping, warn_once, whole_mapping
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +41,10 @@ MOST_OF_AN_ID = 64
 """Characters of a W&B run's id, the last ones of the folder's name."""
 
 
+OF_BEST_TRIAL = ("score", "untuned_score", "trial", "trials", "temperature")
+"""Keys of a study's best.yaml that are logged."""
+
+
 class Logger:
     """The interface of loggers. This base class logs nothing."""
 
@@ -49,7 +52,10 @@ class Logger:
     """Whether the run's result was logged to the same place before."""
 
     def begin(self) -> None:
-        """Show the run as running. Without this call it begins with the first value that is logged."""
+        """Show the run as running.
+
+        Without this call it begins with the first value that is logged.
+        """
 
     def log_results(self, result: RunResult) -> None:
         """A run ended. Its sample logs are in its folder."""
@@ -57,7 +63,10 @@ class Logger:
     def log_trial(
         self, number: int, value: float | None, temperatures: Sequence[float], state: str
     ) -> None:
-        """A trial of a study ended. `temperatures` has one entry per MoE layer; `value` is None for a pruned trial."""
+        """A trial of a study ended.
+
+        `temperatures` has one entry per MoE layer; `value` is None for a pruned trial.
+        """
 
     def log_study(self, folder: Path) -> None:
         """A study ended: its trials.csv, best.yaml and study.json lie in `folder`."""
@@ -80,7 +89,8 @@ def open_logger(
     Args:
         name: of a run or study its folder's.
         group: the command's name.
-        folder: of a run, where the logger stores what it has logged; of a study, where it locks the study's W&B run.
+        folder: of a run, where the logger stores what it has logged; of a study, where it locks the
+            study's W&B run.
     """
     mode = config.logger.mode or _mode_of_environment()
     if config.logger.name == "none" or mode == "disabled":
@@ -96,14 +106,17 @@ def open_logger(
 
 
 def _mode_of_environment() -> str | None:
-    """WANDB_MODE, and `disabled` with WANDB_DISABLED, the older variable of wandb and transformers."""
+    """WANDB_MODE; `disabled` with WANDB_DISABLED, the older variable of wandb and transformers."""
     if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on"):
         return "disabled"
     return os.environ.get("WANDB_MODE")
 
 
 def _guarded(log: Callable[..., None]) -> Callable[..., None]:
-    """A method of WandbLogger that never raises: no failure of a logger may cost a result. It is printed."""
+    """Make a method of WandbLogger print its failure instead of raising it.
+
+    No logger may cost a result.
+    """
 
     @wraps(log)
     def method(self: WandbLogger, *args: Any, **options: Any) -> None:
@@ -121,8 +134,8 @@ def _guarded(log: Callable[..., None]) -> Callable[..., None]:
 class WandbLogger(Logger):
     """Logs to one W&B run. No method raises.
 
-    The W&B run begins when the run's computation begins, so that W&B shows it running and, after an error, as failed.
-    A refused or stored run begins none.
+    The W&B run begins when the run's computation begins, so that W&B shows it running and, after an
+    error, as failed. A refused or stored run begins none.
     """
 
     unreached = ""
@@ -137,7 +150,10 @@ class WandbLogger(Logger):
         mode: str | None,
         folder: Path | None,
     ):
-        self._config, self._kind, self._name, self._mode = config, kind, name, mode
+        self._config = config
+        self._kind = kind
+        self._name = name
+        self._mode = mode
         self._group = config.logger.group or os.environ.get("WANDB_RUN_GROUP") or group
         project = config.logger.project or os.environ.get("WANDB_PROJECT", PROJECT)
         # a run or study that is continued continues its W&B run
@@ -147,8 +163,12 @@ class WandbLogger(Logger):
             "project": project,
             "id": self._id,
         }
-        self._record = folder / RECORD if folder is not None and kind == "run" else None
-        self._shared = folder / LOCK if folder is not None and kind == "study" else None
+        self._record: Path | None = None
+        self._lock_file: Path | None = None
+        if folder is not None and kind == "run":
+            self._record = folder / RECORD
+        if folder is not None and kind == "study":
+            self._lock_file = folder / LOCK
         self._lock: FileLock | None = None
         self._failed = False
 
@@ -166,18 +186,20 @@ class WandbLogger(Logger):
 
         run = self._run
         run.config.update({"run_id": result.run_id})
-        notes = map(str.lower, marks_of(result))
-        run.tags = tuple(dict.fromkeys((*(run.tags or ()), *notes)))
+        tags = [*(run.tags or ()), *(mark.lower() for mark in marks_of(result))]
+        run.tags = tuple(dict.fromkeys(tags))
         run.log(scores(result))
         if result.tuning:
             run.summary.update(by_layer(result.report.get("temperatures") or []))
         for task, samples in read_samples(result).items():
-            run.log({f"samples/{task}": _table(pd.DataFrame(example_rows(result, task, samples)))})
+            examples = pd.DataFrame(example_rows(result, task, samples))
+            run.log({f"samples/{task}": _table(examples)})
         run.define_metric("training/*", step_metric="training/step")
         for line in training_lines(result):
             run.log(line)
-        if (content := expert_metrics_of(result)) is not None:
-            run.log(logged_values(content))
+        expert_metrics = expert_metrics_of(result)
+        if expert_metrics is not None:
+            run.log(logged_values(expert_metrics))
         if self._record is not None:
             write_json(self._record, self._place)
 
@@ -187,18 +209,23 @@ class WandbLogger(Logger):
     ) -> None:
         for metric in ("value", "temperature/*"):
             self._run.define_metric(metric, step_metric="trial")
-        scored = {} if value is None else {"value": value}
-        self._run.log({"trial": number, "state": state} | scored | by_layer(temperatures))
+        trial: dict[str, object] = {"trial": number, "state": state}
+        if value is not None:
+            trial["value"] = value
+        self._run.log(trial | by_layer(temperatures))
 
     @_guarded
     def log_study(self, folder: Path) -> None:
         import pandas as pd
 
-        study, best = (read_mapping(folder / name) or {} for name in ("study.json", "best.yaml"))
+        study = read_mapping(folder / "study.json") or {}
         self._run.config.update({"study": study})
-        names = ("score", "untuned_score", "trial", "trials", "temperature")
-        found = {name: best[name] for name in names} | (best.get("settings") or {})
-        self._run.summary.update({f"best/{name}": value for name, value in found.items()})
+
+        profile = read_mapping(folder / "best.yaml") or {}
+        best = {name: profile[name] for name in OF_BEST_TRIAL}
+        best |= profile.get("settings") or {}
+        self._run.summary.update({f"best/{name}": value for name, value in best.items()})
+
         self._run.log({"trials": _table(pd.read_csv(folder / "trials.csv"))})
         self._run.log_artifact(folder / "best.yaml", name=self._name, type="profile")
 
@@ -227,34 +254,38 @@ class WandbLogger(Logger):
     @cached_property
     def _run(self) -> Any:
         """The W&B run; offline without a key, or without a connection to the server."""
-        if self._shared is not None:
-            # several processes may work on one study, and W&B takes the run of an id from one of them
-            self._lock = acquire(self._shared)
-            if self._lock is None:
-                self._place["id"] = None
+        self._lock_study()
         folder = Path(os.environ.get("WANDB_DIR") or self._config.output_dir).absolute()
-        # W&B is to write under `folder` alone, and to send no error reports
-        (folder / "wandb").mkdir(parents=True, exist_ok=True)
-        folders = {
-            f"WANDB_{name}_DIR": str(folder / "wandb" / name.lower()) for name in ("DATA", "CACHE")
-        }
-        for name, value in folders.items() | {
-            ("WANDB_ERROR_REPORTING", "false"),
-            ("WANDB_SILENT", "true"),
-        }:
-            os.environ.setdefault(name, value)
-        mode, why = self._mode or "online", WandbLogger.unreached
+        _keep_files_in(folder)
+
+        mode = self._mode or "online"
         if mode == "online" and not has_key():
-            mode, why = "offline", " (no API key: wandb login, or WANDB_API_KEY)"
-        if mode == "online" and not why:
+            return self._offline(folder, " (no API key: wandb login, or WANDB_API_KEY)")
+        if mode == "online" and not WandbLogger.unreached:
             try:
                 run = self._init(mode, folder)
                 print_message(f"W&B: {run.url}")
                 return run
             except Exception as error:  # the run is logged offline
-                why = WandbLogger.unreached = f" ({_reason(error)})"
+                WandbLogger.unreached = f" ({_reason(error)})"
+        return self._offline(folder, WandbLogger.unreached)
+
+    def _lock_study(self) -> None:
+        """Take the W&B run of the study's id.
+
+        Several processes may work on one study, and W&B takes the run of an id from one of them.
+        Without the lock, this process logs to a W&B run of its own.
+        """
+        if self._lock_file is None:
+            return
+        self._lock = acquire(self._lock_file)
+        if self._lock is None:
+            self._place["id"] = None
+
+    def _offline(self, folder: Path, reason: str) -> Any:
         run = self._init("offline", folder)
-        warn_once(f"W&B: logged offline{why}. To upload: wandb sync {folder}/wandb/offline-run-*")
+        command = f"wandb sync {folder}/wandb/offline-run-*"
+        warn_once(f"W&B: logged offline{reason}. To upload: {command}")
         return run
 
     def _init(self, mode: Any, folder: Path) -> Any:
@@ -284,72 +315,32 @@ class WandbLogger(Logger):
         )
 
 
-def scores(result: RunResult) -> dict[str, object]:
-    """Every score as `<task>/<metric,filter>` with its standard error; the headline as `score`; the costs.
-
-    The headline of a group is the group's own score. `difference` is the difference to the base model, if it was
-    evaluated, with the p of its test (not corrected) and its 95% interval over documents.
-    """
-    values: dict[str, object] = {
-        f"{task}/{key}": found.get(key)
-        for task, found in result.lm_eval.results.items()
-        for metric in reported(found)
-        for key in (metric, metric.replace(",", "_stderr,", 1))
+def _keep_files_in(folder: Path) -> None:
+    """Make W&B write below `folder` alone and send no error reports."""
+    (folder / "wandb").mkdir(parents=True, exist_ok=True)
+    variables = {
+        "WANDB_DATA_DIR": str(folder / "wandb" / "data"),
+        "WANDB_CACHE_DIR": str(folder / "wandb" / "cache"),
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_SILENT": "true",
     }
-    first, *others = result.task.names
-    task = first if not others and result.lm_eval.scores(first) else result.task.tasks[0]
-    if result.metric is not None:
-        score = next(score for score in scores_of(result) if score.task == task)
-        low, high = score.difference_interval or (None, None)
-        values |= {"score": score.value, "difference": score.difference, "p": score.p}
-        values |= {"difference_low": low, "difference_high": high}
-    values |= {
-        f"baseline/{task}/{key}": value
-        for task in result.task.tasks
-        for key, value in result.other_scores(task).items()
-    }
-    values |= {f"cost/{key}": value for key, value in result.cost.known().items()}
-    return {
-        k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
-    }
-
-
-def training_lines(result: RunResult) -> list[dict[str, object]]:
-    """The log of the training of a run's model: keys `training/<name>`, by layer `training/<name>/layer_<i>`.
-
-    Empty if the method trained no model, or if the model's folder is gone.
-    """
-    folder, lines = model_folder(result), list[dict[str, object]]()
-    for line in (folder and read_lines(folder / "log.jsonl")) or []:
-        flat = {
-            f"training/{name}": value for name, value in line.items() if not isinstance(value, list)
-        }
-        by_layer = {name: value for name, value in line.items() if isinstance(value, list)}
-        flat |= {
-            f"training/{name}/layer_{i}": n
-            for name, own in by_layer.items()
-            for i, n in enumerate(own)
-        }
-        lines.append(flat)
-    return lines
-
-
-def by_layer(temperatures: Sequence[float]) -> dict[str, float]:
-    """The temperature of every MoE layer, by a key that sorts as the layers do."""
-    width = len(str(max(len(temperatures) - 1, 0)))
-    return {f"temperature/layer_{layer:0{width}d}": t for layer, t in enumerate(temperatures)}
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 def _table(frame: pd.DataFrame) -> Any:
+    """A frame as W&B's table; missing values are None."""
     import wandb
 
-    return wandb.Table(
-        dataframe=frame.astype(object).where(frame.notna(), None), allow_mixed_types=True
-    )
+    values = frame.astype(object).where(frame.notna(), None)
+    return wandb.Table(dataframe=values, allow_mixed_types=True)
 
 
 def has_key() -> bool:
-    """Whether W&B finds an API key, in its environment variables or its files. No network, no prompt."""
+    """Whether W&B finds an API key, in its environment variables or its files.
+
+    No network, no prompt.
+    """
     import wandb
     from wandb.sdk.lib.wbauth import authenticate_session
 
@@ -361,4 +352,6 @@ def _reason(error: Exception) -> str:
     """An error in one short line, without the key."""
     line = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
     key = os.environ.get("WANDB_API_KEY")
-    return line.replace(key, "...") if key else line
+    if not key:
+        return line
+    return line.replace(key, "...")

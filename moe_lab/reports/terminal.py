@@ -1,20 +1,14 @@
-"""What a command prints at its end: one table of scores, the verdict, the notes that occur, and studies."""
+"""What a command prints at its end: a table of scores, the verdict, notes, and studies."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.config.terminal import one_line, print_line
+from moe_lab.config.terminal import print_line
 from moe_lab.reports.columns import Column, count, fixed, names, numbers, print_table, texts
-from moe_lab.reports.scores import (
-    CommandTable,
-    ScoreLine,
-    asked_in_two_forms,
-    conclusion,
-    difference_columns,
-    has_verdict,
-)
-from moe_lab.results.comparisons.comparison import Comparison
+from moe_lab.reports.labels import asked_in_two_forms
+from moe_lab.reports.scores import CommandTable
+from moe_lab.reports.verdicts import conclusion, has_verdict
 from moe_lab.results.marks import PART
 from moe_lab.results.measured import number
 from moe_lab.results.score_table import explained_marks
@@ -32,54 +26,91 @@ ONE_STUDY = (
 
 
 def print_scores(table: CommandTable, footnotes: Sequence[str] = ()) -> None:
-    """Print the scores of a command, its verdict, and what the notes mean; `footnotes` are of the runs' methods."""
-    lines = table.shown
-    lower = {line.score.metric: line.score.lower_is_better for line in lines}
-    # metrics are named if the table also has some for which higher is better
-    named = (
-        "" if all(lower.values()) else f": {', '.join(metric for metric in lower if lower[metric])}"
-    )
-    print_table(
-        f"Results{f' (lower is better{named})' if any(lower.values()) else ''}", table.columns()
-    )
+    """Print the scores of a command, its verdict, and what the notes mean.
+
+    `footnotes` are of the runs' methods.
+    """
+    print_table(_title(table), table.columns())
     for line in [*notes(table), *footnotes]:
         print_line(line)
 
 
+def _title(table: CommandTable) -> str:
+    """The title of the scores.
+
+    It says for which metrics lower is better, by name if that is not so for all.
+    """
+    lower_is_better = {line.score.metric: bool(line.score.lower_is_better) for line in table.shown}
+    if not any(lower_is_better.values()):
+        return "Results"
+    if all(lower_is_better.values()):
+        return "Results (lower is better)"
+    metrics = [metric for metric, is_lower in lower_is_better.items() if is_lower]
+    return f"Results (lower is better: {', '.join(metrics)})"
+
+
 def notes(table: CommandTable) -> list[str]:
-    """The verdict, the correction of its p, the meanings of the notes that occur, and what else a reader must know."""
-    compared = [line for line in table.shown if has_verdict(line.score)]
-    lines = []
-    if compared:
-        lines.append(conclusion(compared))
-    elif len({(line.score.task, line.score.metric) for line in table.shown}) < len(table.shown):
-        lines.append(NOT_COMPARED)
+    """The verdict, the correction of its p, the meanings of notes, and what else to know."""
+    lines = _verdict(table)
     if table.family.note:
         lines.append(
             f"p is corrected by Holm for the comparisons of the same question ({table.family.note})."
         )
-    lines += explained_marks(
-        mark for line in table.lines for mark in line.score.marks if mark != PART
-    )
-    lines += sorted({line for run in table.runs for line in [*run.version_notes, *run.unjudged]})
-    if parts := {line.score.task for line in table.lines if PART in line.score.marks}:
+
+    lines += explained_marks(mark for mark in table.marks if mark != PART)
+
+    run_notes: set[str] = set()
+    for run in table.runs:
+        run_notes.update(run.version_notes)
+        run_notes.update(run.unjudged)
+    lines += sorted(run_notes)
+
+    parts = {line.score.task for line in table.lines if PART in line.score.marks}
+    if parts:
         lines.append(
             f"Parts of groups are on the page: {len(parts)} tasks and groups, without tests of their own."
         )
     if asked_in_two_forms(table.runs):
         lines.append(TWO_FORMS)
-    summaries = [group.summary for group in table.groups if group.summary is not None]
-    if any(len(summary.studies) == 1 for summary in summaries):
+    if _has_mean_of_one_study(table):
         lines.append(ONE_STUDY)
     return lines
 
 
+def _verdict(table: CommandTable) -> list[str]:
+    """The conclusion of the comparisons.
+
+    Without any, how several runs of one task can be compared.
+    """
+    compared = [line for line in table.shown if has_verdict(line.score)]
+    if compared:
+        return [conclusion(compared)]
+    questions = {(line.score.task, line.score.metric) for line in table.shown}
+    if len(questions) < len(table.shown):
+        return [NOT_COMPARED]
+    return []
+
+
+def _has_mean_of_one_study(table: CommandTable) -> bool:
+    """Whether a mean over seeds is of runs that one study tuned."""
+    summaries = [group.summary for group in table.groups if group.summary is not None]
+    return any(len(summary.studies) == 1 for summary in summaries)
+
+
 def print_studies(folders: Sequence[Path]) -> None:
-    """Print a row per study with a profile: the scores on the tuning documents; then the profiles' paths."""
-    files = [folder / "best.yaml" for folder in dict.fromkeys(folders)]
-    profiles = {file: profile for file in files if (profile := read_mapping(file)) is not None}
+    """Print a row per study with a profile: the scores on the tuning documents.
+
+    Then the profiles' paths.
+    """
+    profiles = {}
+    for folder in dict.fromkeys(folders):
+        file = folder / "best.yaml"
+        profile = read_mapping(file)
+        if profile is not None:
+            profiles[file] = profile
     if not profiles:
         return
+
     print_table(
         "Tuning, on documents that are excluded from the test",
         study_columns(list(profiles.values())),
@@ -90,68 +121,46 @@ def print_studies(folders: Sequence[Path]) -> None:
 
 
 def study_columns(profiles: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """One row per profile (best.yaml): the base model, the base model at its best logit scale, the best trial."""
-    scales = [profile.get("logit_scale", 1) for profile in profiles]
-    given = [
-        ", ".join(f"{k}={v}" for k, v in (one.get("settings") or {}).items()) for one in profiles
-    ]
-    return [
-        *names(
-            model=[one["model"] for one in profiles],
-            task=[one["task"] for one in profiles],
-            metric=[f"{one['metric']} ({one['split']})" for one in profiles],
-        ),
-        numbers(
-            "documents",
-            [sum(map(len, one["samples"].values())) for one in profiles],
-            count,
-            spare=3,
-        ),
-        numbers("trials", [one["trials"] for one in profiles], count, spare=2),
-        numbers("best trial", [one["trial"] for one in profiles], count, spare=4),
-        numbers("trial 0", [one["untuned_score"] for one in profiles], number),
-        numbers("calibrated", [one.get("calibrated_score") for one in profiles], number),
-        numbers("tuned", [one["score"] for one in profiles], number),
-        *[numbers("logit scale", scales, fixed)] * any(scale != 1 for scale in scales),
-        texts("at bound", [", ".join(one.get("at_bound", [])) for one in profiles]),
-        texts(
-            "temperature per MoE layer",
-            [" ".join(map(fixed, one["temperature"])) for one in profiles],
-        ),
-        texts("settings", given),
-    ]
+    """One row per profile (best.yaml).
 
-
-# mode=compare
-
-
-def print_comparison(comparison: Comparison) -> None:
-    """Print the evaluations, a row per evaluation, task and metric, and the notes."""
-    for evaluation in comparison.evaluations:
-        print_line(f"{evaluation.key}: {evaluation.label}, {one_line(evaluation.file)}")
-        if below := "  ".join([*filter(None, [evaluation.settings]), *evaluation.marks]):
-            print_line(f"   {below}")
-    print_table("Compared with a", comparison_columns(comparison))
-    marks = explained_marks(
-        mark for evaluation in comparison.evaluations for mark in evaluation.marks
+    It has the score of the base model, of the base model at its best logit scale, and of the best
+    trial.
+    """
+    columns = names(
+        model=[profile["model"] for profile in profiles],
+        task=[profile["task"] for profile in profiles],
+        metric=[f"{profile['metric']} ({profile['split']})" for profile in profiles],
     )
-    lines = [ScoreLine(score, score.run_id) for score in comparison.scores]
-    for line in [conclusion(lines, "a"), *marks, *comparison.notes]:
-        print_line(line)
-
-
-def comparison_columns(comparison: Comparison) -> list[Column]:
-    """One row per evaluation, task and metric; p corrected by Holm where there are several rows."""
-    scores = comparison.scores
-    return [
-        *names(
-            **{"with": [score.run_id for score in scores]},
-            task=[score.task for score in scores],
-            metric=[score.metric for score in scores],
-        ),
-        numbers("n", [score.n for score in scores], count, name=True),
-        numbers("a", [score.baseline for score in scores], number),
-        numbers("other", [score.value for score in scores], number),
-        *difference_columns(scores),
-        texts("verdict", [score.verdict for score in scores]),
+    documents = [_tuning_documents(profile) for profile in profiles]
+    calibrated = [profile.get("calibrated_score") for profile in profiles]
+    columns += [
+        numbers("documents", documents, count, spare=3),
+        numbers("trials", [profile["trials"] for profile in profiles], count, spare=2),
+        numbers("best trial", [profile["trial"] for profile in profiles], count, spare=4),
+        numbers("trial 0", [profile["untuned_score"] for profile in profiles], number),
+        numbers("calibrated", calibrated, number),
+        numbers("tuned", [profile["score"] for profile in profiles], number),
     ]
+    logit_scales = [profile.get("logit_scale", 1) for profile in profiles]
+    if any(scale != 1 for scale in logit_scales):
+        columns.append(numbers("logit scale", logit_scales, fixed))
+
+    at_bound = [", ".join(profile.get("at_bound", [])) for profile in profiles]
+    temperatures = [" ".join(map(fixed, profile["temperature"])) for profile in profiles]
+    columns += [
+        texts("at bound", at_bound),
+        texts("temperature per MoE layer", temperatures),
+        texts("settings", [_settings(profile) for profile in profiles]),
+    ]
+    return columns
+
+
+def _tuning_documents(profile: Mapping[str, Any]) -> int:
+    """The number of documents of all tasks."""
+    return sum(len(documents) for documents in profile["samples"].values())
+
+
+def _settings(profile: Mapping[str, Any]) -> str:
+    """The settings of the method that tuning=grid found."""
+    settings = profile.get("settings") or {}
+    return ", ".join(f"{key}={value}" for key, value in settings.items())

@@ -19,8 +19,8 @@ from moe_lab.models.facts import resolve_device
 from moe_lab.models.memory import free_memory
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.reports.columns import Column, Shown, count, numbers, print_table, texts
-from moe_lab.reports.frames import settings_of, with_counts
-from moe_lab.reports.scores import settings
+from moe_lab.reports.config_settings import settings_of, with_counts
+from moe_lab.reports.labels import settings
 from moe_lab.results.folder import why_not_writable
 from moe_lab.results.response_log import answers_in
 from moe_lab.runs.budget import (

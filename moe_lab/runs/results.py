@@ -13,9 +13,12 @@ from moe_lab.config.terminal import print_error, print_line, print_message
 from moe_lab.errors import CONTINUES, ConfigError, RunHeldError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.reports.columns import Column, Shown
+from moe_lab.reports.config_settings import settings_by_run
+from moe_lab.reports.example_frame import example_frame
 from moe_lab.reports.expert import comparisons, print_expert_metrics
-from moe_lab.reports.frames import example_frame, score_frame, settings_by_run
-from moe_lab.reports.scores import CommandTable, plotted
+from moe_lab.reports.frames import score_frame
+from moe_lab.reports.plotted import plotted
+from moe_lab.reports.scores import CommandTable
 from moe_lab.reports.terminal import notes, print_scores, print_studies
 from moe_lab.results.model import RunResult
 from moe_lab.results.score import ComparisonKey
@@ -154,7 +157,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
 
         Raises ConfigError where no run is compared with another one.
         """
-        from moe_lab.reports.figures.primitives import differences_figure
+        from moe_lab.reports.figures.differences import differences_figure
 
         lines = plotted(self.table.shown)
         if not lines:

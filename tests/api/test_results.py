@@ -14,7 +14,7 @@ import moe_lab
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import ConfigError, ResultsError
 from moe_lab.methods import get_method
-from moe_lab.reports import frames
+from moe_lab.reports import config_settings
 from moe_lab.results.significance import holm
 from tests.support.command import run_command
 
@@ -138,15 +138,15 @@ def test_settings_that_differ_are_columns():
     """Broken by rows of `method.n=2,4` that nothing tells apart, and by a column that only follows from an option."""
     roe = get_method("roe").Config
     configs = [Config(method=roe(name="roe", n=n), seed=seed) for n, seed in ((2, 0), (4, 1))]
-    assert frames.settings_of(configs, configs) == [{"method.n": 2}, {"method.n": 4}]
+    assert config_settings.settings_of(configs, configs) == [{"method.n": 2}, {"method.n": 4}]
     base = Config(method=get_method("base").Config(name="base"), limit=3)
-    assert frames.settings_of([base, *configs], [base, *configs]) == [
+    assert config_settings.settings_of([base, *configs], [base, *configs]) == [
         {"limit": 3, "method.n": None},
         {"limit": None, "method.n": 2},
         {"limit": None, "method.n": 4},
     ]
     tasks = [Config(task=TaskConfig(name=name, category=name)) for name in ("math", "code")]
-    assert frames.settings_of(tasks, tasks) == [{}, {}]
+    assert config_settings.settings_of(tasks, tasks) == [{}, {}]
 
 
 # The command and the functions

@@ -21,8 +21,8 @@ from moe_lab.config.catalog import about, option_files, resource_folder
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError, Terminated
 from moe_lab.methods import get_method
+from moe_lab.reports.labels import settings
 from moe_lab.reports.papers.experiment import find_experiments
-from moe_lab.reports.scores import settings
 from tests.support.command import FakeRun, FakeRuns, install, run_command
 from tests.support.models import make_model, save_model
 from tests.support.requests import generating

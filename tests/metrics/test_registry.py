@@ -26,7 +26,8 @@ from moe_lab.metrics.training_metrics import measure
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.expert import expert_lines, logged_values
 from moe_lab.reports.figures.curves import training_rows
-from moe_lab.reports.papers.metrics import expert_score, unit_of
+from moe_lab.reports.papers.expert_scores import expert_score
+from moe_lab.reports.papers.units import unit_of
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.interventions import some_rows

@@ -26,7 +26,7 @@ from moe_lab.config.schema import Config, LoggerConfig
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.stored import StoredMetrics
-from moe_lab.reports import loggers
+from moe_lab.reports import loggers, run_values
 from moe_lab.reports.expert import logged_values
 from moe_lab.reports.loggers import Logger, WandbLogger, open_logger
 from moe_lab.results.model import RunResult
@@ -387,7 +387,7 @@ def test_impossible_loggers_are_refused():
 
 
 def test_scores_have_the_harness_s_names_and_one_headline():
-    assert loggers.scores(RESULTS) == {
+    assert run_values.scores(RESULTS) == {
         "toy/acc,none": 0.5,
         "toy/f1,none": 0.25,
         "toy/f1_stderr,none": 0.1,
@@ -407,12 +407,12 @@ def test_the_score_of_a_group_is_its_own():
     results = RunResult(
         {"results": RESULTS["results"] | {"all": {"acc,none": 0.75}}, "moe_lab": block, **groups}
     )
-    assert loggers.scores(results)["score"] == 0.75
-    assert "difference" not in loggers.scores(results), "it was compared task by task"
+    assert run_values.scores(results)["score"] == 0.75
+    assert "difference" not in run_values.scores(results), "it was compared task by task"
 
 
 def test_temperatures_are_named_in_the_order_of_layers():
-    names = list(loggers.by_layer([0.0] * 11))
+    names = list(run_values.by_layer([0.0] * 11))
     assert names == sorted(names) and names[-1] == "temperature/layer_10"
 
 
@@ -424,7 +424,7 @@ def test_a_trained_model_has_its_lines(method, tmp_path):
         "method": {"name": method},
         method.replace("-", "_"): {"model": "mine", "training": {}},
     }
-    first, second = loggers.training_lines(result_with({}, tmp_path / "runs" / "run", **block))
+    first, second = run_values.training_lines(result_with({}, tmp_path / "runs" / "run", **block))
     layers = {f"training/z_loss/layer_{layer}": value for layer, value in enumerate((4.0, 5.0))}
     assert first == {"training/step": 2, "training/loss": 3.5, **layers}
     assert second == {"training/step": 4, "training/validation_loss": 3.25}
@@ -443,7 +443,7 @@ def test_a_trained_model_has_its_lines(method, tmp_path):
     ids=["none", "gone", "virtual tokens"],
 )
 def test_a_run_without_a_trained_model_has_none(block, tmp_path):
-    assert loggers.training_lines(result_with({}, tmp_path / "runs" / "run", **block)) == []
+    assert run_values.training_lines(result_with({}, tmp_path / "runs" / "run", **block)) == []
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -23,25 +23,13 @@ from moe_lab.reports.columns import (
     seconds,
     texts,
 )
-from moe_lab.reports.expert import ExpertLine, expert_columns, expert_lines
-from moe_lab.reports.scores import (
-    CommandTable,
-    ScoreLine,
-    by_outcome,
-    conclusion,
-    has_verdict,
-    run_labels,
-    sentence,
-    settings,
-)
-from moe_lab.reports.terminal import (
-    NOT_COMPARED,
-    TWO_FORMS,
-    notes,
-    print_comparison,
-    print_scores,
-    print_studies,
-)
+from moe_lab.reports.comparison import print_comparison
+from moe_lab.reports.expert import ExpertLine, Row, expert_columns, expert_lines
+from moe_lab.reports.labels import run_labels, settings
+from moe_lab.reports.score_line import ScoreLine
+from moe_lab.reports.scores import CommandTable
+from moe_lab.reports.terminal import NOT_COMPARED, TWO_FORMS, notes, print_scores, print_studies
+from moe_lab.reports.verdicts import by_outcome, conclusion, has_verdict, sentence
 from moe_lab.results.comparisons.comparison import compare
 from moe_lab.results.family import Family
 from moe_lab.results.marks import MARKS
@@ -258,7 +246,7 @@ def test_a_loss_is_corrected_for_the_losses_alone(others):
     two = {"least": {"tasks": {"t": loss(0.3, p=0.03)}}, "most": {"tasks": {"t": loss(0.3, p=0.5)}}}
     metrics = METRICS | {"capacity": two}
     found, family = lines(metrics), families(metrics, *others)
-    columns = expert_columns([(results_of(), "", line) for line in found], family)
+    columns = expert_columns([Row(results_of(), "", line) for line in found], family)
     cells = {column.heading: column.cells for column in columns}
     assert [cell for cell in cells["p (Holm)"] if cell] == ["0.0600", "0.5000"]
     assert not others or family.corrected["1", "t", "acc,none", "base"] == 0.002
@@ -305,7 +293,7 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers(
     print_table("Results", columns())
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
-    said = " ".join(" ".join(lines).split()).partition("Left out for want of width: ")[2]
+    said = " ".join(" ".join(lines).split()).partition("Columns that do not fit: ")[2]
     assert said == (f"{left_out}." if left_out else "")
     text = "".join(
         line.split()[0] for line in lines if line.startswith(("method", "router", "-experts"))
@@ -336,10 +324,7 @@ def test_no_number_is_cut_at_any_width(capsys, monkeypatch, width):
         out = capsys.readouterr().out
         is_table = "───" in out
         left_out = (
-            " ".join(out.split())
-            .partition("Left out for want of width: ")[2]
-            .rstrip(".")
-            .split(", ")
+            " ".join(out.split()).partition("Columns that do not fit: ")[2].rstrip(".").split(", ")
         )
         for column in columns_of:
             for cell in filter(None, column.cells):

@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.path import Path as Outline
 from matplotlib.text import Text
 
-from moe_lab.reports.figures.style import DPI, Drawing, fit, styled
+from moe_lab.reports.figures.drawing import DPI, Drawing
+from moe_lab.reports.figures.fit import fit
+from moe_lab.reports.figures.style import styled
 
 TOUCH = 1.5
 """Pixels by which two texts may touch: a text's box is a little larger than its letters."""

@@ -15,16 +15,20 @@ from moe_lab.reports.figures.comparisons import (
     draw_forest,
 )
 from moe_lab.reports.figures.cost import draw_equivalent, draw_overhead, draw_quality_cost
-from moe_lab.reports.figures.curves import draw_epochs, draw_flops, draw_lines, draw_schedules
+from moe_lab.reports.figures.curves import draw_epochs, draw_flops, draw_lines
+from moe_lab.reports.figures.differences import draw_differences
+from moe_lab.reports.figures.drawing import Drawing
 from moe_lab.reports.figures.pathways import draw_activation, draw_sample
-from moe_lab.reports.figures.primitives import draw_differences
-from moe_lab.reports.figures.studies import draw_heatmap, draw_history, draw_sweep, read_study
-from moe_lab.reports.figures.style import Drawing
+from moe_lab.reports.figures.schedules import draw_schedules
+from moe_lab.reports.figures.stored_studies import read_study
+from moe_lab.reports.figures.studies import draw_heatmap, draw_history, draw_sweep
 from moe_lab.reports.figures.traces import draw_retained, draw_steps
 from moe_lab.reports.figures.training import draw_designs, draw_training_curves
-from moe_lab.reports.papers.cells import CellTable, TableCell
-from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published, Scale
-from moe_lab.reports.scores import ScoreLine
+from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import MEASURE, Experiment, Scale
+from moe_lab.reports.papers.published import Published
+from moe_lab.reports.score_line import ScoreLine
 from moe_lab.results.model import RunResult
 from moe_lab.results.score import NO_SCORE
 from tests.support.runs import write_jsonl
@@ -398,7 +402,7 @@ DRAWINGS: dict[str, Callable[[Path], Drawing]] = {
     "designs": designs,
     "training_curves": training_curves,
 }
-"""By kind: those of `papers/experiment.py: FIGURES`, and `differences`, the figure of pages and of `Results.plot`."""
+"""By kind: those of `papers/figure_kinds.py: FIGURES`, and `differences`, the figure of pages and of `Results.plot`."""
 
 
 # As many tasks, methods and layers as the papers have

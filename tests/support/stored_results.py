@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.papers.cells import CellTable, TableCell
+from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, Scale
 from moe_lab.results import statistics
 from moe_lab.results.model import RunResult

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moe_lab.reports.figures.traces import StoredTraces, read_traces
+from moe_lab.reports.figures.stored_traces import StoredTraces, read_traces
 from moe_lab.results.model import RunResult
 from tests.support.stored_results import changed, results_of
 

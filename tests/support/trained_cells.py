@@ -6,8 +6,9 @@ from typing import Any
 
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import MEASURE, Experiment, Published, Scale
-from moe_lab.reports.papers.metrics import LOSS
+from moe_lab.reports.papers.experiment import MEASURE, Experiment, Scale
+from moe_lab.reports.papers.published import Published
+from moe_lab.reports.papers.training_scores import LOSS
 from moe_lab.results.model import RunResult
 from moe_lab.results.statistics import bootstrap_interval
 from tests.support.stored_results import EXPERT_METRICS, expert_results, results_of

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from moe_lab.reports.pages import runs_page
 from moe_lab.reports.papers import markdown as papers
-from moe_lab.reports.papers.cells import TableCell, p_values
+from moe_lab.reports.papers.cell_table import p_values
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from moe_lab.reports.papers.table import Table, table_of
 from moe_lab.reports.scores import CommandTable

@@ -1,127 +1,26 @@
-"""Figures of tuning: the history, the sweep of one temperature, and temperatures per layer (RoE, Figures 6 to 10)."""
+"""Figures of tuning: the history, the sweep of one temperature, and temperatures per layer.
+
+They are Figures 6 to 10 of RoE.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy import isfinite
-from pandas import DataFrame, Series, read_csv
+from pandas import DataFrame
 
-from moe_lab.reports.figures.primitives import curve, heatmap, panels_of, stacked_panels
-from moe_lab.reports.figures.style import GREEN, GREY, ORANGE, RED, Drawing
-from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.figures.drawing import Drawing
+from moe_lab.reports.figures.panels import panels_of, stacked_panels
+from moe_lab.reports.figures.primitives import curve, heatmap
+from moe_lab.reports.figures.stored_studies import StoredStudy
+from moe_lab.reports.figures.style import GREEN, GREY, ORANGE, RED
 from moe_lab.results.statistics import wilson
-from moe_lab.results.stored_files import damaged, read_mapping, typed
 
-# A study as stored in its folder: study.json, trials.csv, best.yaml
-
-COMPLETE, PRUNED = "COMPLETE", "PRUNED"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyInfo:
-    """The fields of study.json that figures need."""
-
-    model: str
-    task: str
-    tuning: str
-    metric: str
-    n: int
-    cache: str
-    direction: str
-    num_samples: int
-    """Tuning documents."""
-    skip_layers: int
-    max_temperature: float
-    logit_scale: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredStudy:
-    """A stored study, for its figures."""
-
-    info: StudyInfo
-    trials: DataFrame
-    """A row per complete or pruned trial: its number `trial`, `state`, `value`, `estimate` and `temperature`.
-
-    A pruned trial has an estimate instead of a value: the metric over the documents that it scored. `temperature` is
-    the one of all layers with tuning=uniform. Missing numbers are NaN.
-    """
-    temperatures: list[float]
-    """Temperatures of the best trial, one per MoE layer; empty without a profile."""
-    calibrated: float | None
-    """The metric of temperature 0 at its best logit scale: the control for a gain in perplexity."""
-    at_bound: list[str]
-    """The parameters at the bound of their search according to the profile, such as "layer_3"."""
-
-    @property
-    def complete(self) -> DataFrame:
-        return self.trials[self.trials["state"] == COMPLETE]
-
-    @property
-    def untuned(self) -> float | None:
-        """The metric of the untuned model, which is trial 0."""
-        return next(iter(self.complete["value"][self.complete["trial"] == 0]), None)
-
-    @property
-    def best(self) -> Series:
-        """The first complete trial with the best value."""
-        values = self.complete["value"]
-        return self.complete.loc[
-            values.idxmin() if self.info.direction == "minimize" else values.idxmax()
-        ]
-
-    @property
-    def label(self) -> str:
-        """Model, task and tuning documents, for a panel's title."""
-        info = self.info
-        cache = "" if info.cache == "clean" else f",\n{info.cache} cache"
-        return f"{info.model}, {info.task}\n(n={info.n}, {info.num_samples} documents{cache})"
-
-    @property
-    def key(self) -> dict[str, object]:
-        """The columns that name the study in a CSV."""
-        names = ("model", "task", "tuning", "metric", "n", "cache")
-        return {name: getattr(self.info, name) for name in names}
-
-
-def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
-    """The studies of the cells that have a complete trial, each once."""
-    folders = dict.fromkeys(folder for cell in cells for folder in cell.studies)
-    return [study for study in map(read_study, folders) if len(study.complete)]
-
-
-def read_study(folder: Path) -> StoredStudy:
-    """Read a study's folder; best.yaml is missing until trial 0 ends."""
-    file = folder / "study.json"
-    try:
-        info: StudyInfo = typed(StudyInfo, read_mapping(file) or {})
-        file = folder / "trials.csv"
-        trials = read_csv(file)
-        trials = trials.rename(columns={"number": "trial", "params_temperature": "temperature"})
-        trials = trials[trials["state"].isin((COMPLETE, PRUNED))].sort_values(
-            "trial", ignore_index=True
-        )
-        trials = trials.reindex(columns=["trial", "state", "value", "estimate", "temperature"])
-        trials = trials.astype({"trial": int, "value": float, "temperature": float})
-    except (OSError, ValueError, KeyError) as error:
-        raise damaged(file, error) from error
-    complete = (trials["state"] == COMPLETE) & isfinite(trials["value"])
-    trials["state"] = trials["state"].where(complete, PRUNED)
-    trials["estimate"] = trials["value"].mask(complete)
-    trials["value"] = trials["value"].where(complete)
-    best = read_mapping(folder / "best.yaml") or {}
-    return StoredStudy(
-        info=info,
-        trials=trials,
-        temperatures=best.get("temperature", []),
-        calibrated=best.get("calibrated_score"),
-        at_bound=best.get("at_bound", []),
-    )
+WRITTEN_LAYERS = 16
+"""Most layers for which each cell of a heatmap shows its number."""
 
 
 def draw_controls(axis: Axes, study: StoredStudy, untuned: str) -> None:
@@ -133,46 +32,30 @@ def draw_controls(axis: Axes, study: StoredStudy, untuned: str) -> None:
 
 
 def draw_history(studies: Sequence[StoredStudy]) -> Drawing:
-    """Optimization history: each trial's value, the best so far, the untuned model (RoE, Figures 7 to 9).
+    """Each trial's value, the best so far, and the untuned model (RoE, Figures 7 to 9).
 
-    One panel per study, one row per finished trial: its value or estimate, and the best value so far.
+    One panel per study, one row per finished trial: its value or estimate, and the best value so
+    far.
     """
     panels = []
     for study in studies:
         values = study.trials["value"]
-        best = (values.cummin() if study.info.direction == "minimize" else values.cummax()).ffill()
-        controls = {"untuned": study.untuned, "calibrated": study.calibrated}
-        rows = study.trials.drop(columns="temperature").assign(best=best, **controls)
+        best = values.cummin() if study.info.minimizes else values.cummax()
+        rows = study.trials.drop(columns="temperature").assign(
+            best=best.ffill(), untuned=study.untuned, calibrated=study.calibrated
+        )
         panels.append((study, [study.key | row for row in rows.to_dict("records")]))
     return panels_of(panels, _draw_history, "Optimization history")
 
 
 def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
     curve(axis, rows, "trial", style="o", ms=3.2, alpha=0.75, label="trial")
-    curve(
-        axis,
-        rows,
-        "trial",
-        "best",
-        style="-",
-        colour=RED,
-        drawstyle="steps-post",
-        label="best so far",
-    )
+    best_look: dict[str, Any] = {"style": "-", "colour": RED, "drawstyle": "steps-post"}
+    curve(axis, rows, "trial", "best", label="best so far", **best_look)
     draw_controls(axis, study, "untuned (trial 0)")
     if rows["estimate"].notna().any():
-        label = "pruned (of what was scored)"
-        curve(
-            axis,
-            rows,
-            "trial",
-            "estimate",
-            style="o",
-            colour=ORANGE,
-            ms=3.2,
-            mfc="none",
-            label=label,
-        )
+        pruned_look: dict[str, Any] = {"style": "o", "colour": ORANGE, "ms": 3.2, "mfc": "none"}
+        curve(axis, rows, "trial", "estimate", label="pruned (of what was scored)", **pruned_look)
     axis.set(title=study.label, xlabel="trial", ylabel=f"validation {study.info.metric}")
     axis.locator_params(axis="x", integer=True)
 
@@ -180,22 +63,31 @@ def _draw_history(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
 def draw_sweep(studies: Sequence[StoredStudy]) -> Drawing:
     """One temperature for all layers, swept: the metric against it (RoE, Figure 6).
 
-    One panel per study, one row per complete trial, with Wilson's interval of an accuracy over tuning documents.
+    One panel per study, one row per complete trial, with Wilson's interval of an accuracy over
+    tuning documents.
     """
     panels = []
     for study in studies:
         trials = study.complete[["temperature", "value"]].sort_values("temperature", kind="stable")
-        count = study.info.num_samples
-        share = (
-            study.info.metric == "accuracy" and count > 1 and trials["value"].between(0, 1).all()
+        limits = _limits(study, trials)
+        rows = trials.assign(
+            low=[low for low, _ in limits],
+            high=[high for _, high in limits],
+            calibrated=study.calibrated,
+            documents=study.info.num_samples,
         )
-        limits = [
-            wilson(round(v * count), count) if share else (None, None) for v in trials["value"]
-        ]
-        low, high = zip(*limits, strict=True)
-        rows = trials.assign(low=low, high=high, calibrated=study.calibrated, documents=count)
         panels.append((study, [study.key | row for row in rows.to_dict("records")]))
     return panels_of(panels, _draw_sweep, "One temperature for all MoE layers")
+
+
+def _limits(study: StoredStudy, trials: DataFrame) -> list[tuple[float, float] | tuple[None, None]]:
+    """Wilson's interval of each trial's accuracy; (None, None) for another metric."""
+    documents = study.info.num_samples
+    values = trials["value"]
+    is_share = study.info.metric == "accuracy" and values.between(0, 1).all()
+    if not is_share or documents <= 1:
+        return [(None, None)] * len(values)
+    return [wilson(round(value * documents), documents) for value in values]
 
 
 def _draw_sweep(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
@@ -208,55 +100,63 @@ def _draw_sweep(axis: Axes, study: StoredStudy, rows: DataFrame) -> None:
     axis.set(title=study.label, xlabel="temperature", ylabel=f"validation {study.info.metric}")
 
 
-WRITTEN_LAYERS = 16
-"""Most layers for which each cell shows its number."""
-
-
 def draw_heatmap(studies: Sequence[StoredStudy]) -> Drawing:
-    """Tuned temperature per MoE layer and task: one line per study, one panel per model (RoE, Figure 10)."""
+    """Tuned temperature per MoE layer and task (RoE, Figure 10).
+
+    One line per study, one panel per model.
+    """
     with_profile = [study for study in studies if study.temperatures]
-    rows = [
-        {**study.key, "layer": layer, "temperature": temperature, "skipped": _skipped(study, layer)}
-        for study in with_profile
-        for layer, temperature in enumerate(study.temperatures)
-    ]
-    return Drawing(rows, partial(_draw, with_profile), "Tuned temperature per MoE layer")
+    rows = []
+    for study in with_profile:
+        for layer, temperature in enumerate(study.temperatures):
+            place = {"layer": layer, "temperature": temperature, "skipped": study.is_skipped(layer)}
+            rows.append(study.key | place)
+    return Drawing(rows, partial(_draw_heatmaps, with_profile), "Tuned temperature per MoE layer")
 
 
-def _skipped(study: StoredStudy, layer: int) -> bool:
-    skip = study.info.skip_layers
-    return not skip <= layer < len(study.temperatures) - skip
-
-
-def _draw(studies: Sequence[StoredStudy], title: str) -> Figure:
-    models = list(dict.fromkeys(study.info.model for study in studies))
-    grouped = [[study for study in studies if study.info.model == model] for model in models]
-    heights = [0.28 * len(group) + 0.55 for group in grouped]
+def _draw_heatmaps(studies: Sequence[StoredStudy], title: str) -> Figure:
+    by_model: dict[str, list[StoredStudy]] = {}
+    for study in studies:
+        by_model.setdefault(study.info.model, []).append(study)
+    heights = [0.28 * len(of_model) + 0.55 for of_model in by_model.values()]
     figure, axes = stacked_panels(sum(heights) + 0.75, heights, title)
-    for axis, model, group in zip(axes, models, grouped, strict=True):
-        # a colour scale for each model: their searches differ in range (RoE: up to 0.5 and 0.2)
-        top = max(study.info.max_temperature for study in group)
-        values = DataFrame(
-            [
-                np.nan if _skipped(study, layer) else one
-                for layer, one in enumerate(study.temperatures)
-            ]
-            for study in group
-        ).to_numpy()
-        axis.set_facecolor("#DDDDDD")
-        image = heatmap(
-            axis,
-            values,
-            top,
-            title=f"{model} (grey: layer without noise; ≥: at the bound of the search)",
-            xlabel="MoE layer",
-            yticks=range(len(group)),
-            yticklabels=[study.info.task for study in group],
-        )
-        figure.colorbar(image, ax=axis, label="temperature", fraction=0.03, pad=0.01)
-        for (row, layer), value in np.ndenumerate(values):
-            if values.shape[1] <= WRITTEN_LAYERS and not np.isnan(value):
-                colour = "white" if value < 0.48 * top else "black"
-                text = f"{'≥' * (f'layer_{layer}' in group[row].at_bound)}{value:.2f}"
-                axis.text(layer, row, text, ha="center", va="center", color=colour, fontsize=6.5)
+    for axis, (model, of_model) in zip(axes, by_model.items(), strict=True):
+        _draw_model(figure, axis, model, of_model)
     return figure
+
+
+def _draw_model(figure: Figure, axis: Axes, model: str, studies: Sequence[StoredStudy]) -> None:
+    """The temperatures of one model, with a colour bar of its own."""
+    # a colour scale for each model: their searches differ in range (RoE: up to 0.5 and 0.2)
+    top = max(study.info.max_temperature for study in studies)
+    # studies with fewer layers have NaN in place of the others
+    values = DataFrame([_noisy_temperatures(study) for study in studies]).to_numpy()
+    axis.set_facecolor("#DDDDDD")
+    image = heatmap(
+        axis,
+        values,
+        top,
+        title=f"{model} (grey: layer without noise; ≥: at the bound of the search)",
+        xlabel="MoE layer",
+        yticks=range(len(studies)),
+        yticklabels=[study.info.task for study in studies],
+    )
+    figure.colorbar(image, ax=axis, label="temperature", fraction=0.03, pad=0.01)
+    if values.shape[1] > WRITTEN_LAYERS:
+        return
+    for (row, layer), value in np.ndenumerate(values):
+        if np.isnan(value):
+            continue
+        colour = "white" if value < 0.48 * top else "black"
+        text = f"{value:.2f}"
+        if f"layer_{layer}" in studies[row].at_bound:
+            text = f"≥{text}"
+        axis.text(layer, row, text, ha="center", va="center", color=colour, fontsize=6.5)
+
+
+def _noisy_temperatures(study: StoredStudy) -> list[float]:
+    """The temperature of each layer; NaN for a layer without noise."""
+    temperatures = []
+    for layer, temperature in enumerate(study.temperatures):
+        temperatures.append(np.nan if study.is_skipped(layer) else temperature)
+    return temperatures

@@ -1,5 +1,10 @@
-"""Figures of training: designs and curves."""
+"""Figures of training: designs and curves.
 
+Accuracies of pre-trained designs are bars, other measures points; a dashed line is the dense model
+of equal active parameters.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -10,55 +15,71 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from moe_lab.reports.figures.primitives import bars, curves, panels, panels_by
-from moe_lab.reports.figures.style import GREY, LEAST_SPAN, Drawing
-from moe_lab.reports.papers.cells import CellTable, averages
+from moe_lab.reports.figures.drawing import Drawing
+from moe_lab.reports.figures.fit import LEAST_SPAN
+from moe_lab.reports.figures.panels import panels, panels_by
+from moe_lab.reports.figures.primitives import bars, curves
+from moe_lab.reports.figures.style import GREY
+from moe_lab.reports.papers.averages import averages
+from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE
-from moe_lab.reports.papers.metrics import NO_TASK, model_folder, quantity
+from moe_lab.reports.papers.training_scores import NO_TASK, model_folder
+from moe_lab.reports.papers.units import quantity
+from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import read_lines
-
-# Accuracies of pre-trained designs are bars, other measures points; a dashed line is the dense model of equal active
-# parameters.
 
 DESIGN = "method.label"
 DENSE = "dense"
-COLUMNS = ["panel", "design", "series", "metric", "value", "low", "high", "std", "examples", "seeds", "published",
-           "notes"]  # fmt: skip
+COLUMNS = [
+    "panel",
+    "design",
+    "series",
+    "metric",
+    "value",
+    "low",
+    "high",
+    "std",
+    "examples",
+    "seeds",
+    "published",
+    "notes",
+]
+SHOWN = {"loss": "training loss", "difference": "difference to the first line"}
+FIRST_STEPS = 0.2
+"""The first share of a training, where the loss falls fast. The vertical axis does not cover it."""
 
 
 def draw_designs(table: CellTable) -> Drawing:
-    """Pre-trained designs, one panel per measure (MoE-Bench, Figure 2). With several tasks only their averages.
+    """Pre-trained designs, one panel per measure (MoE-Bench, Figure 2).
 
-    Bars and points with their 95% intervals, by granularity and by the other settings in which designs differ.
+    With several tasks only their averages.
+
+    Bars and points with their 95% intervals, by granularity and by the other settings in which
+    designs differ.
     """
-    experiment, cells = table.experiment, table.cells
-    of_training = [cell for cell in cells if cell.of_training]
-    others = averages(experiment, cells) or [cell for cell in cells if not cell.of_training]
-    # the axes other than granularity in which the designs differ
-    moe = replace(table, cells=[cell for cell in cells if cell.coordinates[DESIGN] != DENSE])
-    keys = moe.varied(
-        [key for key in experiment.keys if key not in (DESIGN, MEASURE, experiment.average)]
+    experiment = table.experiment
+    panel_axes = [MEASURE] if MEASURE in experiment.keys else []
+    frame = table.frame(
+        _design_cells(table), panel=panel_axes, design=[DESIGN], series=_series_axes(table)
     )
-    panel = [MEASURE] if MEASURE in experiment.keys else []
-    frame = table.frame([*of_training, *others], panel=panel, design=[DESIGN], series=keys)
     for side in ("low", "high"):  # of a training with several seeds, over these
         frame[side] = frame[side].where(frame[side].notna(), frame[f"seed_{side}"])
-    own = frame[frame["design"] != DENSE]
-    designs, series = list(own["design"].unique()), list(own["series"].unique())
-    tasks = {cell.coordinates.get("task", NO_TASK) for cell in cells if cell.metric == "headline"}
-    known = [experiment.chance[task] for task in tasks if task in experiment.chance]
-    chance = fmean(known) if known and len(known) == len(tasks) else None
+    mixtures = frame[frame["design"] != DENSE]
+    designs = list(mixtures["design"].unique())
+    series = list(mixtures["series"].unique())
+    chance = _chance(table)
 
     def draw(axis: Axes, name: str, rows: DataFrame) -> None:
         metric = rows.iloc[0]["metric"]
-        rate = metric.startswith("acc")
-        own = rows[rows["design"] != DENSE]
-        bars(axis, own, "design", "series", order=designs, series=series, filled=rate)
+        is_rate = metric.startswith("acc")
+        mixture_rows = rows[rows["design"] != DENSE]
+        bars(axis, mixture_rows, "design", "series", order=designs, series=series, filled=is_rate)
         for dense in rows[rows["design"] == DENSE].itertuples():
             axis.axhline(dense.value, color="black", ls="--", lw=1, label="dense")
             if dense.low is not None:
                 axis.axhspan(dense.low, dense.high, color="black", alpha=0.08, lw=0)
-        if rate and chance is not None:
+        if is_rate and chance is not None:
             axis.axhline(chance, color=GREY, ls=":", lw=1.2, label="chance")
         axis.set(title=name, ylabel=quantity(metric))
 
@@ -66,46 +87,92 @@ def draw_designs(table: CellTable) -> Drawing:
     return panels_by(frame[COLUMNS], "panel", draw, columns=columns, height=2.6)
 
 
-SHOWN = {"loss": "training loss", "difference": "difference to the first line"}
-FIRST_STEPS = 0.2
-"""The first share of a training, where the loss falls fast. The vertical axis does not cover it."""
+def _design_cells(table: CellTable) -> list[TableCell]:
+    """The numbers of trainings, then the averages over tasks; without averages the scores."""
+    of_training = [cell for cell in table.cells if cell.of_training]
+    average_cells = averages(table.experiment, table.cells)
+    if average_cells:
+        return [*of_training, *average_cells]
+    return [*of_training, *(cell for cell in table.cells if not cell.of_training)]
+
+
+def _series_axes(table: CellTable) -> list[str]:
+    """The axes other than granularity in which the designs differ."""
+    experiment = table.experiment
+    axes = []
+    for key in experiment.keys:
+        if key not in (DESIGN, MEASURE, experiment.average):
+            axes.append(key)
+    mixtures = [cell for cell in table.cells if cell.coordinates[DESIGN] != DENSE]
+    return replace(table, cells=mixtures).varied(axes)
+
+
+def _chance(table: CellTable) -> float | None:
+    """The mean accuracy of random answers over the tasks; None if that of one is not known."""
+    tasks = set()
+    for cell in table.cells:
+        if cell.metric == "headline":
+            tasks.add(cell.coordinates.get("task", NO_TASK))
+    known = table.experiment.chance
+    if not tasks or not tasks <= known.keys():
+        return None
+    return fmean(known[task] for task in tasks)
 
 
 def draw_training_curves(table: CellTable) -> Drawing:
-    """The training loss of several designs, one column per setting, one line per granularity (MoE-Bench, Figure 3).
+    """The training loss of several designs (MoE-Bench, Figure 3).
 
-    The mean over seeds, and the least and the largest where there are several. A row is a line of the log with a
-    training loss. `difference` is to the panel's first line at the same seed and step, missing where that has none:
-    trainings of one seed read the same rows, so that it shows which loss falls faster.
+    One column per setting, one line per granularity. The mean over seeds, and the least and the
+    largest where there are several. A row is a line of the log with a training loss. `difference`
+    is to the panel's first line at the same seed and step, missing where that has none: trainings
+    of one seed read the same rows, so that it shows which loss falls faster.
     """
     experiment = table.experiment
-    across = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]
-    rows: list[tuple[Any, ...]] = []
-    # one for all measures
-    for cell in {cell.run_id: cell for cell in table.cells if cell.results}.values():
-        # the coordinates across, numbers with the name of their key
-        values = {key.rpartition(".")[2].replace("_", " "): cell.coordinates[key] for key in across}
-        panel = ", ".join(
-            f"{key}: {value}" if value.isdigit() else value for key, value in values.items()
-        )
+    panel_axes = [key for key in experiment.columns if key not in (MEASURE, experiment.average)]
+    # the measures of a training are cells with the same run
+    by_run = {cell.run_id: cell for cell in table.cells if cell.results}
+    rows = []
+    for cell in by_run.values():
+        panel = _panel_name(cell, panel_axes)
         line = ", ".join(cell.coordinates[key] for key in experiment.rows)
         for result in cell.results:
-            folder = model_folder(result)
-            run = (panel, line, result.seed, result.run_id)
-            logged = (folder and read_lines(folder / "log.jsonl")) or []
-            rows += [(*run, one["step"], one["loss"]) for one in logged if "loss" in one]
+            place = {"panel": panel, "line": line, "seed": result.seed, "run_id": result.run_id}
+            rows += [place | losses for losses in _logged_losses(result)]
     frame = DataFrame(rows, columns=["panel", "line", "seed", "run_id", "step", "loss"])
-    place = ["panel", "seed", "step"]
-    first = frame[frame["line"] == frame.groupby("panel")["line"].transform("first")]
-    reference = first.drop_duplicates(place).set_index(place)["loss"].rename("difference")
-    frame = frame.join(reference, on=place)
+
+    place_columns = ["panel", "seed", "step"]
+    is_first_line = frame["line"] == frame.groupby("panel")["line"].transform("first")
+    first_lines = frame[is_first_line].drop_duplicates(place_columns).set_index(place_columns)
+    frame = frame.join(first_lines["loss"].rename("difference"), on=place_columns)
     frame["difference"] = frame["loss"] - frame["difference"]
-    return Drawing(frame.to_dict("records"), partial(_curves, frame))
+    return Drawing(frame.to_dict("records"), partial(_draw_curves, frame))
 
 
-def _curves(frame: DataFrame, title: str) -> Figure:
+def _panel_name(cell: TableCell, axes: Sequence[str]) -> str:
+    """The coordinates of a cell on some axes, numbers with the name of their key."""
+    coordinates = {
+        axis.rpartition(".")[2].replace("_", " "): cell.coordinates[axis] for axis in axes
+    }
+    parts = []
+    for name, value in coordinates.items():
+        parts.append(f"{name}: {value}" if value.isdigit() else value)
+    return ", ".join(parts)
+
+
+def _logged_losses(result: RunResult) -> list[dict[str, Any]]:
+    """Step and loss of the lines of a training's log that have a training loss."""
+    folder = model_folder(result)
+    if folder is None:
+        return []
+    losses = []
+    for line in read_lines(folder / "log.jsonl") or []:
+        if "loss" in line:
+            losses.append({"step": line["step"], "loss": line["loss"]})
+    return losses
+
+
+def _draw_curves(frame: DataFrame, title: str) -> Figure:
     late = frame[frame["step"] >= FIRST_STEPS * frame["step"].max()]
-    # the band is from the least to the largest value over seeds
     steps = frame.groupby(["panel", "line", "step"], sort=False)
     settings = list(frame["panel"].unique())
 
@@ -114,14 +181,15 @@ def _curves(frame: DataFrame, title: str) -> Figure:
     )
     figure.suptitle(title)
     for axis, (column, setting) in zip(axes, product(SHOWN, settings), strict=True):
+        # the band is from the least to the largest value over seeds
         means = steps[column].agg(value="mean", low="min", high="max").reset_index()
         curves(axis, means[means["panel"] == setting], "step", band="", ms=2)
-        values = late[column].astype(float)
-        span = values.max() - values.min()
-        margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
         axis.set(
             title=f"{setting}\n{SHOWN[column]}", xlabel="optimizer step", ylabel="nats per token"
         )
+        values = late[column].astype(float)
+        span = values.max() - values.min()
+        margin = max(0.06 * span, (LEAST_SPAN - span) / 2)
         axis.set_ylim(values.min() - margin, values.max() + margin)
         axis.label_outer()
     for axis in axes[: len(settings)]:

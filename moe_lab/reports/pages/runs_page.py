@@ -1,23 +1,30 @@
-"""The page of a grid, in `outputs/pages/`: verdict, scores, the answers that changed, routing, cost, provenance."""
+"""The page of a grid, in `outputs/pages/`.
+
+It has the verdict, scores, the answers that changed, routing, cost and provenance.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moe_lab.reports.columns import Column, count, numbers, texts
-from moe_lab.reports.pages.answers import ALONE, CHANGES, MOST, answer_data, shown_answers
-from moe_lab.reports.pages.page import (
-    differences_picture,
-    latex_of,
-    pictures_in,
-    text_uri,
-    write_page,
-)
-from moe_lab.reports.scores import CommandTable, by_outcome, conclusion, has_verdict, plotted
+from moe_lab.reports.pages.answer_kinds import ALONE, CHANGED, CHANGES
+from moe_lab.reports.pages.latex import latex_of
+from moe_lab.reports.pages.page import differences_picture, text_uri, write_page
+from moe_lab.reports.pages.run_answers import shown_answers
+from moe_lab.reports.pages.run_routing import facts_columns, profiles_of, routing_of
+from moe_lab.reports.pages.shown_answers import answer_data
+from moe_lab.reports.plotted import plotted
+from moe_lab.reports.scores import CommandTable
+from moe_lab.reports.verdicts import by_outcome, conclusion, has_verdict
 from moe_lab.results.atomic import csv_text
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import explained_marks
+
+MOST = 20_000
+"""Answers on one page."""
+LISTED_TASKS = 4
+"""Most tasks that a title names."""
 
 
 def write_runs_page(table: CommandTable, path: Path) -> Path:
@@ -25,18 +32,12 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
 
     The page shows a run's answers next to those of its baseline, if both sample logs are stored.
     """
-    runs, title = table.runs, _title(table.runs)
-    names = [
-        f"{run.method.name} on {', '.join(run.task.names)}" + (f" ({label})" if label else "")
-        for run, label in zip(runs, table.labels, strict=True)
-    ]
-    columns = table.columns(table.lines)
+    runs = table.runs
+    title = _title(runs)
+    names = [_name(run, label) for run, label in zip(runs, table.labels, strict=True)]
+    scores = table.columns(table.lines)
     compared = [line for line in table.lines if has_verdict(line.score)]
     answers, problems = shown_answers(runs, names)
-    routing = [
-        each for run, name in zip(runs, names, strict=True) if (each := routing_of(run, name))
-    ]
-    rows = [line.score.columns() | {"settings": line.label} for line in table.lines]
     return write_page(
         path,
         "runs.html.j2",
@@ -46,32 +47,73 @@ def write_runs_page(table: CommandTable, path: Path) -> Path:
         verdicts=by_outcome(compared) if len(compared) > 1 else {},
         count=len(compared),
         differences=differences_picture(plotted(table.lines)),
-        scores=columns,
+        scores=scores,
         ids=[{"data-run": line.score.run_id} for line in table.lines],
-        csv=text_uri(csv_text(rows), "csv"),
-        latex=text_uri(latex_of(columns, title), "x-tex"),
-        answers=answers[:MOST],
-        documents=sum(one["kind"] not in ALONE for one in answers),
-        changed=sum(one["changed"] for one in answers),
-        left_out=max(0, len(answers) - MOST),
+        csv=text_uri(_csv(table), "csv"),
+        latex=text_uri(latex_of(scores, title), "x-tex"),
         problems=problems,
-        answer_data=answer_data(answers[:MOST]),
-        kinds=[kind for kind in CHANGES[:-1] if any(one["kind"] == kind for one in answers)],
-        routing=routing,
-        facts=facts_columns(routing),
-        profiles=profiles_of(routing),
+        **_answers_content(answers),
+        **_routing_content(runs, names),
         costs=cost_columns(runs, names),
         runs=runs,
-        notes=explained_marks(mark for line in table.lines for mark in line.score.marks),
+        notes=explained_marks(table.marks),
     )
 
 
 def _title(runs: Sequence[RunResult]) -> str:
     """The methods and tasks of the runs. The base model is named only if nothing else ran."""
     methods = list(dict.fromkeys(run.method.name for run in runs))
-    tasks = list(dict.fromkeys(task for run in runs for task in run.task.tasks))
-    shown = ", ".join(tasks) if len(tasks) <= 4 else f"{len(tasks)} tasks"
-    return f"{', '.join([name for name in methods if name != 'base'] or methods)} on {shown}"
+    without_base = [name for name in methods if name != "base"]
+    tasks: dict[str, None] = {}
+    for run in runs:
+        tasks |= dict.fromkeys(run.task.tasks)
+    task_text = f"{len(tasks)} tasks"
+    if len(tasks) <= LISTED_TASKS:
+        task_text = ", ".join(tasks)
+    return f"{', '.join(without_base or methods)} on {task_text}"
+
+
+def _name(run: RunResult, label: str) -> str:
+    """`<method> on <tasks> (<settings>)`."""
+    name = f"{run.method.name} on {', '.join(run.task.names)}"
+    if not label:
+        return name
+    return f"{name} ({label})"
+
+
+def _csv(table: CommandTable) -> str:
+    rows = []
+    for line in table.lines:
+        rows.append(line.score.columns() | {"settings": line.label})
+    return csv_text(rows)
+
+
+def _answers_content(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the template needs of the answers; the page has the first MOST of them."""
+    kinds = {answer["kind"] for answer in answers}
+    named_kinds = [kind for kind in CHANGES if kind != CHANGED]
+    return {
+        "answers": answers[:MOST],
+        "documents": sum(answer["kind"] not in ALONE for answer in answers),
+        "changed": sum(answer["changed"] for answer in answers),
+        "left_out": max(0, len(answers) - MOST),
+        "answer_data": answer_data(answers[:MOST]),
+        "kinds": [kind for kind in named_kinds if kind in kinds],
+    }
+
+
+def _routing_content(runs: Sequence[RunResult], names: Sequence[str]) -> dict[str, Any]:
+    """What the template needs of the runs' routing."""
+    routings = []
+    for run, name in zip(runs, names, strict=True):
+        routing = routing_of(run, name)
+        if routing is not None:
+            routings.append(routing)
+    return {
+        "routing": routings,
+        "facts": facts_columns(routings),
+        "profiles": profiles_of(routings),
+    }
 
 
 def cost_columns(runs: Sequence[RunResult], names: Sequence[str]) -> list[Column]:
@@ -88,57 +130,11 @@ def cost_columns(runs: Sequence[RunResult], names: Sequence[str]) -> list[Column
         column("tokens in", "tokens_in", count),
         column("tokens out", "tokens_out", count),
         column("tokens/s", "tokens_per_second", count),
-        column("peak memory, GiB", "peak_memory_bytes", lambda value: f"{value / 2**30:.2f}"),
+        column("peak memory, GiB", "peak_memory_bytes", _gibibytes),
         column("near ties", "near_ties", count),
         texts("device", [run.cost.device or "" for run in runs]),
     ]
 
 
-# The routing of runs: temperatures, changed decisions, the load of experts
-
-
-@dataclass(frozen=True)
-class RunRouting:
-    """The routing of one run."""
-
-    label: str
-    facts: dict[str, str | int | float]
-    """Its study, and the single numbers and words of the method's report in results.json."""
-    temperatures: tuple[float, ...]
-    """One per MoE layer; empty for a method without."""
-    pictures: list[tuple[str, str]]
-    """Name and data URI of the figures in the run's folder."""
-
-
-def routing_of(run: RunResult, label: str) -> RunRouting | None:
-    """The routing of a run; None if nothing about it is stored."""
-    stored = {"study": run.tuning.get("study"), **run.report}
-    facts = {key: value for key, value in stored.items() if isinstance(value, str | int | float)}
-    pictures = pictures_in(run.stored_in)
-    temperatures = tuple(run.report.get("temperatures") or ())
-    return RunRouting(label, facts, temperatures, pictures) if facts or pictures else None
-
-
-def profiles_of(routing: Sequence[RunRouting]) -> dict[tuple[float, ...], list[str]]:
-    """The different temperatures of all runs, each with the labels of its runs, in the order of the runs."""
-    labels: dict[tuple[float, ...], list[str]] = {}
-    for one in routing:
-        if one.temperatures:
-            labels.setdefault(one.temperatures, []).append(one.label)
-    return labels
-
-
-def facts_columns(routing: Sequence[RunRouting]) -> list[Column]:
-    """What the methods report, a row per run."""
-
-    def text(value: str | int | float) -> str:
-        return str(value) if isinstance(value, str | bool) else f"{value:.6g}"
-
-    shown = [one for one in routing if one.facts]
-    return [
-        texts("run", [one.label for one in shown]),
-        *(
-            numbers(name.replace("_", " "), [one.facts.get(name) for one in shown], text)
-            for name in dict.fromkeys(name for one in shown for name in one.facts)
-        ),
-    ]
+def _gibibytes(count_of_bytes: float) -> str:
+    return f"{count_of_bytes / 2**30:.2f}"

@@ -16,8 +16,9 @@ from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods import TEXT_KEYS, config_class, methods_with
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment, find_experiments
+from moe_lab.reports.papers.expert_scores import EXPERT
 from moe_lab.reports.papers.files import typed_settings
-from moe_lab.reports.papers.metrics import EXPERT, NO_TASK, TRAINING
+from moe_lab.reports.papers.training_scores import NO_TASK, TRAINING
 from moe_lab.runs.attempts import Failure
 from moe_lab.runs.config import to_config
 from moe_lab.runs.jobs import PROFILE, Job, by_model, job_after, job_of

@@ -15,10 +15,13 @@ from moe_lab.models.memory import ModelPool
 from moe_lab.reports.frames import typed_frame
 from moe_lab.reports.loggers import open_logger
 from moe_lab.reports.pages.tables_page import write_tables_page
-from moe_lab.reports.papers.cells import CellTable, TableCell, p_values
-from moe_lab.reports.papers.experiment import FIGURES, TABLES, Experiment
-from moe_lab.reports.papers.files import file_stem, reference_rows, title, write_settings
+from moe_lab.reports.papers.cell_table import CellTable, p_values
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import Experiment
+from moe_lab.reports.papers.figure_kinds import FIGURES, TABLES
+from moe_lab.reports.papers.files import file_stem, title
 from moe_lab.reports.papers.markdown import markdown
+from moe_lab.reports.papers.settings_tables import reference_rows, write_settings
 from moe_lab.reports.papers.table import table_of
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import json_text, write_file, write_rows
@@ -188,11 +191,11 @@ def make_figure(
     name, module = FIGURES[kind]
     data: Any = CellTable(experiment, cells, family)
     if name == "studies":
-        from moe_lab.reports.figures.studies import studies_of
+        from moe_lab.reports.figures.stored_studies import studies_of
 
         data = studies_of(data.cells)
     elif name == "traces":
-        from moe_lab.reports.figures.traces import traces_of
+        from moe_lab.reports.figures.stored_traces import traces_of
 
         data = traces_of(data.cells)
     elif name != "cells":

@@ -12,13 +12,17 @@ from moe_lab.reports.figures import write_study_figures
 from moe_lab.reports.figures.comparisons import draw_control, draw_effects
 from moe_lab.reports.figures.cost import draw_overhead, draw_quality_cost
 from moe_lab.reports.figures.curves import draw_epochs
-from moe_lab.reports.figures.primitives import differences_figure
-from moe_lab.reports.figures.studies import draw_sweep, read_study
+from moe_lab.reports.figures.differences import differences_figure
+from moe_lab.reports.figures.stored_studies import read_study
+from moe_lab.reports.figures.studies import draw_sweep
 from moe_lab.reports.figures.training import draw_designs
-from moe_lab.reports.papers.cells import CellTable, TableCell
-from moe_lab.reports.papers.experiment import Experiment, Published
-from moe_lab.reports.papers.metrics import quantity
-from moe_lab.reports.scores import ScoreLine, plotted
+from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import Experiment
+from moe_lab.reports.papers.published import Published
+from moe_lab.reports.papers.units import quantity
+from moe_lab.reports.plotted import plotted
+from moe_lab.reports.score_line import ScoreLine
 from moe_lab.results.score import NO_SCORE
 from moe_lab.results.statistics import over_seeds
 from tests.support.stored_results import (

@@ -19,26 +19,15 @@ from moe_lab.methods import get_method, method_names
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.figures.comparisons import draw_accuracy, draw_control
 from moe_lab.reports.figures.cost import draw_equivalent, draw_overhead
-from moe_lab.reports.figures.primitives import (
-    bars,
-    curve,
-    curves,
-    legend_below,
-    panels,
-    points,
-    stacked_panels,
-)
-from moe_lab.reports.figures.style import (
-    LEAST_SPAN,
-    SVG_METADATA,
-    Drawing,
-    fit,
-    picture,
-    styled,
-    widen_x,
-)
-from moe_lab.reports.papers.cells import CellTable, TableCell
-from moe_lab.reports.papers.experiment import FIGURES, Experiment, load_experiment
+from moe_lab.reports.figures.drawing import SVG_METADATA, Drawing, picture
+from moe_lab.reports.figures.fit import LEAST_SPAN, fit, widen_x
+from moe_lab.reports.figures.panels import legend_below, panels, stacked_panels
+from moe_lab.reports.figures.primitives import bars, curve, curves, points
+from moe_lab.reports.figures.style import styled
+from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import Experiment, load_experiment
+from moe_lab.reports.papers.figure_kinds import FIGURES
 from moe_lab.results.atomic import write_file
 from moe_lab.results.family import NO_COMPARISONS
 from moe_lab.runs.experiments.runner import make_figure

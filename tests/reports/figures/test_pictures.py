@@ -5,7 +5,7 @@ the edge of the picture, a label on top of another one, and a kind of figure tha
 import pytest
 from matplotlib.figure import Figure
 
-from moe_lab.reports.papers.experiment import FIGURES
+from moe_lab.reports.papers.figure_kinds import FIGURES
 from tests.support.drawn import artists, as_saved, covered_texts, cut_texts, placed
 from tests.support.every_drawing import CROWDED, DRAWINGS, TITLE
 

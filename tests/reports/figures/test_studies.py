@@ -10,13 +10,15 @@ from itertools import product
 
 import pytest
 
-from moe_lab.reports.figures import style, write_study_figures
+from moe_lab.reports.figures import drawing, write_study_figures
 from moe_lab.reports.figures.comparisons import draw_accuracy, draw_control, draw_forest
 from moe_lab.reports.figures.cost import draw_overhead
-from moe_lab.reports.figures.curves import draw_flops, draw_lines, draw_schedules, schedule_label
-from moe_lab.reports.figures.studies import read_study, studies_of
+from moe_lab.reports.figures.curves import draw_flops, draw_lines
+from moe_lab.reports.figures.schedules import draw_schedules, schedule_label
+from moe_lab.reports.figures.stored_studies import read_study, studies_of
 from moe_lab.reports.figures.training import draw_designs, draw_training_curves
-from moe_lab.reports.papers.cells import CellTable, TableCell
+from moe_lab.reports.papers.cell_table import CellTable
+from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment
 from tests.support.runs import write_jsonl
 from tests.support.stored_results import cell_table
@@ -152,8 +154,8 @@ def test_tpe_leaves_history_and_heatmap(tmp_path):
     paths = write_study_figures(study)
     names = ["history.png", "history.csv", "heatmap.png", "heatmap.csv"]
     assert paths == [study / "figures" / name for name in names]
-    assert pixels(paths[0])[0] >= style.DPI * 4
-    assert pixels(paths[2])[0] >= style.DPI * 5.5
+    assert pixels(paths[0])[0] >= drawing.DPI * 4
+    assert pixels(paths[2])[0] >= drawing.DPI * 5.5
     found = {path.name for path in (study / "figures").iterdir()}
     assert found == {*names}, "nothing temporary stays"
 

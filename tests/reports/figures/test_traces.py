@@ -11,13 +11,8 @@ from moe_lab.methods import get_method
 from moe_lab.reports.figures import write_run_figures
 from moe_lab.reports.figures.curves import draw_flops
 from moe_lab.reports.figures.pathways import draw_activation, draw_sample, frequency_LE
-from moe_lab.reports.figures.traces import (
-    draw_retained,
-    draw_steps,
-    read_traces,
-    retained_rows,
-    step_rows,
-)
+from moe_lab.reports.figures.stored_traces import read_traces
+from moe_lab.reports.figures.traces import draw_retained, draw_steps, retained_rows, step_rows
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.results.model import RunResult
 from tests.support.stored_results import cell_table, results_of
@@ -105,6 +100,13 @@ def test_cost_is_by_core_experts(tmp_path):
     assert found[1:] == [[2, 2e9, 1e9, value - 0.25], [4, 3e9, 1e9, 0]]
     png, _ = drawing.save(tmp_path, "f", "T")
     assert png.exists()
+
+
+def test_a_base_model_without_experts_has_no_core_experts():
+    """Such as a dense model, which takes part in a table with `method=base`. It was a TypeError."""
+    dense = results_of(method="base", value=0.25, model={"name": "tiny", "top_k": None})
+    (row,) = draw_flops(cell_table(TableCell(coordinates={}, run_id="b", results=[dense]))).rows
+    assert (row["core_experts"], row["experts"], row["flat"]) == (0, None, False)
 
 
 def test_accuracy_is_flat_where_its_interval_has_that_of_every_larger_number():

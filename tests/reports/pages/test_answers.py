@@ -7,18 +7,12 @@ from collections import Counter
 
 import pytest
 
-from moe_lab.reports.pages import answers as module
 from moe_lab.reports.pages import runs_page
-from moe_lab.reports.pages.answers import (
-    CHANGED,
-    KINDS,
-    Answer,
-    answer_data,
-    answer_of,
-    first_difference,
-    shown_answer,
-    shown_answers,
-)
+from moe_lab.reports.pages import shown_answers as module
+from moe_lab.reports.pages.answer_kinds import CHANGED, KINDS
+from moe_lab.reports.pages.answers import Answer, answer_of
+from moe_lab.reports.pages.run_answers import shown_answers
+from moe_lab.reports.pages.shown_answers import answer_data, first_difference, shown_answer
 from moe_lab.results.model import RunResult
 from moe_lab.results.reading import find_run
 from moe_lab.results.samples import Sample, read_samples

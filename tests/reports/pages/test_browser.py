@@ -12,7 +12,7 @@ import pytest
 from moe_lab.reports.figures import write_study_figures
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import Published
+from moe_lab.reports.papers.published import Published
 from tests.support.pages import HOSTILE
 from tests.support.stored_results import cell_table, results_of
 from tests.support.stored_runs import choice_line, generated_line, pair_of_runs, stored_run

@@ -15,9 +15,10 @@ from jinja2 import UndefinedError
 from moe_lab.reports.columns import Column
 from moe_lab.reports.columns import texts as text_column
 from moe_lab.reports.figures.comparisons import draw_control
-from moe_lab.reports.pages.answers import answer_data
-from moe_lab.reports.pages.page import TEMPLATES, environment, latex_of, write_page
-from moe_lab.reports.pages.runs_page import RunRouting, profiles_of, routing_of
+from moe_lab.reports.pages.latex import latex_of
+from moe_lab.reports.pages.page import TEMPLATES, environment, write_page
+from moe_lab.reports.pages.run_routing import RunRouting, profiles_of, routing_of
+from moe_lab.reports.pages.shown_answers import answer_data
 from tests.support.pages import HOSTILE, contrast, foreign_urls, texts, tree
 from tests.support.stored_results import cell_of, cell_table
 from tests.support.stored_runs import pair_of_runs

@@ -9,7 +9,8 @@ import pytest
 
 from moe_lab.reports.pages.tables_page import write_tables_page
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import Published, Scale
+from moe_lab.reports.papers.experiment import Scale
+from moe_lab.reports.papers.published import Published
 from tests.support.pages import HOSTILE, foreign_urls, rows_of, texts, tree
 from tests.support.stored_results import cell_table, results_of
 from tests.support.views import write_record

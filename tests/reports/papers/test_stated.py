@@ -13,8 +13,8 @@ from moe_lab.reports.figures.cost import draw_overhead
 from moe_lab.reports.figures.traces import retained_rows, step_rows
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, find_experiments
-from moe_lab.reports.papers.files import reference_rows
-from moe_lab.reports.papers.table import stated_numbers
+from moe_lab.reports.papers.settings_tables import reference_rows
+from moe_lab.reports.papers.stated import stated_numbers
 from moe_lab.results.atomic import write_rows
 from moe_lab.results.family import NO_COMPARISONS
 from moe_lab.runs.experiments.runner import make_figure

@@ -24,15 +24,11 @@ import pytest
 from moe_lab.errors import ConfigError
 from moe_lab.reports.pages.tables_page import shown_table
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import (
-    Experiment,
-    Published,
-    Scale,
-    find_experiments,
-    load_experiment,
-)
+from moe_lab.reports.papers.experiment import Experiment, Scale, find_experiments, load_experiment
 from moe_lab.reports.papers.markdown import correction_note
-from moe_lab.reports.papers.table import Row, State, Table, with_state
+from moe_lab.reports.papers.published import Published
+from moe_lab.reports.papers.rows import Row, State, with_state
+from moe_lab.reports.papers.table import Table
 from moe_lab.results.model import RunResult, command_line
 from moe_lab.results.score import Score
 from moe_lab.results.scores import scores_of

@@ -19,7 +19,8 @@ from moe_lab.errors import ConfigError
 from moe_lab.metrics.stored import StoredMetrics
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import Experiment, Scale
-from moe_lab.reports.papers.metrics import LOSS, expert_score, training_score
+from moe_lab.reports.papers.expert_scores import expert_score
+from moe_lab.reports.papers.training_scores import LOSS, training_score
 from moe_lab.results.model import RunResult
 from tests.support.stored_results import EXPERT_METRICS, expert_results, results_of
 from tests.support.trained_cells import design_cells, experiment, trained_results

@@ -21,7 +21,8 @@ from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import FIGURES, find_experiments
+from moe_lab.reports.papers.experiment import find_experiments
+from moe_lab.reports.papers.figure_kinds import FIGURES
 from moe_lab.results.family import NO_COMPARISONS
 from moe_lab.results.locks import acquire
 from moe_lab.runs.experiments import equivalent, runner

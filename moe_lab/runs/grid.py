@@ -29,7 +29,7 @@ from moe_lab.runs.attempts import is_worker, run_all
 from moe_lab.runs.distributed import end_processes, follow
 from moe_lab.runs.experiments.cells import (
     NOTHING_STORED,
-    Experiments,
+    PreparedExperiment,
     jobs_of_cells,
     prepare_experiments,
     refused_of,
@@ -184,14 +184,14 @@ def _report(configs: Sequence[Config], cells: Sequence[Cell]) -> Results:
     return _with_page(Results(jobs=jobs, outcomes=outcomes))
 
 
-def stored_tables(experiments: Experiments, config: Config) -> Results:
+def stored_tables(experiments: list[PreparedExperiment], config: Config) -> Results:
     """Write the tables of stored results. Raises ConfigError if there are none."""
     jobs = jobs_of_cells(experiments)
     finished = Results(jobs=jobs, outcomes=stored_outcomes(jobs), alone=not jobs)
     return with_tables(finished, experiments, config, ModelPool(), compute=False)
 
 
-def _experiments(config: Config, cell: Cell, *, compute: bool = True) -> Experiments:
+def _experiments(config: Config, cell: Cell, *, compute: bool = True) -> list[PreparedExperiment]:
     """The experiments with their checked cells. Those that cannot run are printed."""
     experiments = prepare_experiments(config, cell, compute=compute)
     for reason, configs in refused_of(experiments).items():

@@ -22,7 +22,7 @@ DATA = {
     "table": "cells",  # the experiment with its cells (`papers/cells.py: CellTable`)
     "studies": "studies",  # the studies that tuned the cells (`figures/studies.py: StoredStudy`)
     "runs": "traces",  # the traces of the cells' runs (`figures/traces.py: StoredTraces`)
-    "measurements": "measurements",  # time and memory of a larger model (`runs/experiments/runner.py`)
+    "measurements": "measurements",  # time and memory of a larger model (`runs/experiments/figure.py`)
 }
 KIND = re.compile(r"^def draw_(\w+)\(\s*(\w+):", re.MULTILINE)
 FIGURES = {
@@ -35,7 +35,7 @@ FIGURES = {
 TRACES = "traces.jsonl"
 """In the folder of a run with `method.trace=true`."""
 TABLES = ("recipe", "references", "setup")
-"""Kinds that replace the table of cells by a table of their own (`runs/experiments/runner.py`)."""
+"""Kinds that replace the table of cells by a table of their own (`runs/experiments/figure.py`)."""
 
 
 # The numbers that a paper published, read from the `paper` entries of an experiment's YAML

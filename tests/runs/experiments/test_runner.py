@@ -27,7 +27,7 @@ from moe_lab.reports.papers.experiment import Scale, find_experiments, load_expe
 from moe_lab.reports.papers.files import file_stem, typed_settings
 from moe_lab.runs import attempts
 from moe_lab.runs.config import to_config
-from moe_lab.runs.experiments import cells, runner
+from moe_lab.runs.experiments import cells, runner, table_cells
 from moe_lab.runs.jobs import Job
 from tests.support.command import FakeRuns, install, run_command
 from tests.support.pages import tree
@@ -454,7 +454,7 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     difference = seed_difference(interval=(-0.25, 0.75))
     scores = {"acc,none": seed_score(interval=(0.2, 0.8), with_base=difference)}
     told = SimpleNamespace(scores=dict.fromkeys(("toy_math", "toy_choice"), scores))
-    monkeypatch.setattr(cells, "summary", lambda outcomes: told)
+    monkeypatch.setattr(table_cells, "summary", lambda outcomes: told)
     values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
 
     def execute(run, models, **options):

@@ -280,7 +280,7 @@ def _run(
 def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
     """(planned tokens at the measured number of new tokens, and of the neighbours that were found; measured tokens)."""
     from moe_lab.engine.planned import Prompt
-    from moe_lab.runs.budget import workload_of
+    from moe_lab.runs.planning.workload import workload_of
 
     run, cost = outcome.run, outcome.results.cost
     workload, parts, left = workload_of(run), [], cost.tokens_out

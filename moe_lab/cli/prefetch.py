@@ -10,7 +10,7 @@ from moe_lab.config.terminal import print_error, print_line
 from moe_lab.errors import ConfigError, MoeLabError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.runs.experiments.composing import experiment_configs
-from moe_lab.runs.plan import task_name
+from moe_lab.runs.planning.rows import task_name
 
 
 def prefetch(configs: Sequence[Config], cells: Sequence[Cell] = ()) -> int:

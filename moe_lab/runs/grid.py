@@ -37,7 +37,9 @@ from moe_lab.runs.experiments.cells import (
 from moe_lab.runs.experiments.runner import with_tables
 from moe_lab.runs.jobs import Job, by_model, distinct_runs, jobs_of, seeds_of
 from moe_lab.runs.launchers import after_workers, check_launcher, end_with_command
-from moe_lab.runs.plan import Plan, lacks_of, task_name
+from moe_lab.runs.plan import Plan
+from moe_lab.runs.planning.lacks import lacks_of
+from moe_lab.runs.planning.rows import task_name
 from moe_lab.runs.results import Results, command_table, stored_outcomes
 from moe_lab.runs.run import Outcome
 from moe_lab.runs.summaries import write_summaries

@@ -217,7 +217,7 @@ ASKED = generating(10, prompt=101, new=0)
 
 
 def fake_state(run: FakeRun) -> tuple[str, float]:
-    """`moe_lab.runs.plan.run_state` of a run without a folder."""
+    """`moe_lab.runs.planning.state.run_state` of a run without a folder."""
     return ("done", 0.0) if run.done and not run.config.rerun else ("missing", 1.0)
 
 

@@ -30,8 +30,11 @@ from moe_lab.models.memory import weight_bytes
 from moe_lab.results.atomic import write_json
 from moe_lab.results.folder import Artifact
 from moe_lab.results.logs import ResponseLog
-from moe_lab.runs.budget import Budget, workload_of
-from moe_lab.runs.plan import Plan, Row, run_state
+from moe_lab.runs.plan import Plan
+from moe_lab.runs.planning.disk import Budget
+from moe_lab.runs.planning.rows import Row
+from moe_lab.runs.planning.state import run_state
+from moe_lab.runs.planning.workload import workload_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Run
 from moe_lab.tasks import requests
@@ -40,7 +43,7 @@ from tests.support.models import make_model
 from tests.support.requests import generating
 from tests.support.runs import config, small_data
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONFIG = Config(
     model=ModelConfig(name="olmoe", path="allenai/OLMoE-1B-7B-0924-Instruct"),
     method=get_method("finetune-freeze").Config(name="finetune-freeze"),
@@ -79,7 +82,7 @@ def test_the_memory_of_the_largest_run_is_said(monkeypatch):
     )
     memory = plan([small, large]).notes[-1]
     assert "at most 95 GB (model=mixtral" in memory and "takes 2 of 80 GB" in memory
-    monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", lambda: [141 * 10**9])
+    monkeypatch.setattr("moe_lab.runs.planning.memory_notes.gpu_memory", lambda: [141 * 10**9])
     assert "takes 1 of 141 GB" in plan([small, large]).notes[-1]
 
 

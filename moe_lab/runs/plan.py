@@ -16,7 +16,7 @@ from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, with_baselines
 from moe_lab.runs.planning.disk import Budget
 from moe_lab.runs.planning.memory import planned_memory
 from moe_lab.runs.planning.memory_notes import memory_notes
-from moe_lab.runs.planning.rows import Row, columns_of
+from moe_lab.runs.planning.rows import NAMES, Row, columns_of
 from moe_lab.runs.planning.state import evaluations_left, run_state
 from moe_lab.runs.planning.workload import workload_of
 from moe_lab.runs.run import Run
@@ -95,8 +95,11 @@ class Plan(Shown):
                     "state": row.state,
                 }
             )
-        frame = with_counts(pd.DataFrame(lines), settings)
-        return frame.astype({"examples": "Int64", "tokens": "Int64", "gpu_memory": "Int64"})
+        counts = ["examples", "tokens", "gpu_memory"]
+        frame = pd.DataFrame(lines)
+        if not lines:  # an experiment without runs
+            frame = pd.DataFrame(columns=["run", *NAMES, *counts, "state"])
+        return with_counts(frame, settings).astype(dict.fromkeys(counts, "Int64"))
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -96,6 +96,14 @@ def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(tmp_path, c
     assert refused.code == 2 and "tuning.num_samples=7" in refused.err
 
 
+def test_a_plan_without_runs_is_an_empty_frame(tmp_path):
+    """Broken by types of columns that an empty frame does not have."""
+    frame = moe_lab.plan(["experiment=roe/table1", f"output_dir={tmp_path}"]).frame()
+    assert len(frame) == 0
+    assert [*frame.columns[:2], *frame.columns[-2:]] == ["run", "model", "gpu_memory", "state"]
+    assert frame["tokens"].sum() == 0
+
+
 # States
 
 

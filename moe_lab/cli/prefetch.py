@@ -79,7 +79,7 @@ def _task(config: Config) -> Iterator[str]:
 def _method(config: Config) -> Iterator[str]:
     """Data of a method other than the task's examples, such as C3PO's references."""
     from moe_lab.methods.references.embeddings import encoder_folder
-    from moe_lab.runs.prepare import facts_of
+    from moe_lab.runs.model_files import facts_of
 
     embeddings = getattr(config.method, "embeddings", None)
     if embeddings is not None and not embeddings.endswith(".safetensors"):

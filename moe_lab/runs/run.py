@@ -27,7 +27,7 @@ class Run:
 
     config: Config
     run_id: str
-    """SHA-256 of everything that determines the numbers (`moe_lab.runs.prepare.identity`)."""
+    """SHA-256 of everything that determines the numbers (`moe_lab.runs.identity.identity`)."""
     folder: Path
     facts: ModelFacts
     method: Method

@@ -29,7 +29,7 @@ from moe_lab.results.statistics import (
     over_seeds,
 )
 from moe_lab.results.task_scores import aggregation
-from moe_lab.runs.prepare import run_name
+from moe_lab.runs.identity import run_name
 from moe_lab.runs.run import Outcome
 
 

@@ -12,7 +12,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.models.facts import ModelFacts
-from moe_lab.runs.prepare import facts_of
+from moe_lab.runs.model_files import facts_of
 
 
 class Training:

@@ -24,7 +24,7 @@ from moe_lab.results.stored_files import whole_mapping
 from moe_lab.results.versions import versions
 from moe_lab.runs.experiments.larger_model import non_embedding_parameters, of_depth
 from moe_lab.runs.experiments.timing import NEW_TOKENS, PROMPT, REPETITIONS, measure_in_turns
-from moe_lab.runs.prepare import facts_of
+from moe_lab.runs.model_files import facts_of
 
 
 def cost_measurement(

@@ -5,7 +5,8 @@ from moe_lab.errors import MoeLabError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import Method
 from moe_lab.models.tokenizer import load_tokenizer
-from moe_lab.runs.prepare import check_code_execution, check_router, facts_of
+from moe_lab.runs.checks import check_code_execution, check_router
+from moe_lab.runs.model_files import facts_of
 from moe_lab.tasks.judges import judges_of
 from moe_lab.tasks.loading import load_tasks
 

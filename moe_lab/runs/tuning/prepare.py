@@ -12,7 +12,10 @@ from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results.identity import run_id
 from moe_lab.results.names import folder_name, task_label
-from moe_lab.runs.prepare import check_router, facts_of, identity, prepare
+from moe_lab.runs.checks import check_router
+from moe_lab.runs.identity import identity
+from moe_lab.runs.model_files import facts_of
+from moe_lab.runs.prepare import prepare
 from moe_lab.runs.tuning.logit_scale import logit_scale_search
 from moe_lab.runs.tuning.method_settings import settings_search
 from moe_lab.runs.tuning.search import Search

@@ -19,7 +19,7 @@ from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup
-from moe_lab.runs import plan, results
+from moe_lab.runs import outcomes, plan
 from moe_lab.runs.run import Run
 from tests.support.requests import generating
 from tests.support.runs import facts
@@ -225,7 +225,7 @@ def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     """Put the stand-ins in the place of `moe_lab.runs.run`'s functions."""
     monkeypatch.setattr(moe_lab.runs.jobs, "prepare", runs.prepare)
     monkeypatch.setattr(moe_lab.runs.execute, "execute", runs.execute)
-    monkeypatch.setattr(results, "summarize", runs.summarize)
+    monkeypatch.setattr(outcomes, "summarize", runs.summarize)
     monkeypatch.setattr(plan, "workload_of", lambda run: ASKED)
     monkeypatch.setattr(plan, "run_state", lambda run, asked: fake_state(run))
     return runs

@@ -30,13 +30,13 @@ from moe_lab.runs.experiments.cells import NOTHING_STORED, PreparedExperiment
 from moe_lab.runs.experiments.figure import make_figure
 from moe_lab.runs.experiments.table_cells import FilledExperiment, filled
 from moe_lab.runs.jobs import digest_of
-from moe_lab.runs.results import (
-    Results,
+from moe_lab.runs.outcomes import (
     command_table,
     controls_of,
     measured_p_values,
     stored_outcomes,
 )
+from moe_lab.runs.results import Results
 
 if TYPE_CHECKING:
     from pandas import DataFrame

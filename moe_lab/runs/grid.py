@@ -30,13 +30,14 @@ from moe_lab.runs.experiments.cells import (
 )
 from moe_lab.runs.experiments.runner import with_tables
 from moe_lab.runs.jobs import Job, by_model, distinct_runs, jobs_of, seeds_of
-from moe_lab.runs.launchers import after_workers, check_launcher, end_with_command
+from moe_lab.runs.launchers import after_workers, check_launcher
 from moe_lab.runs.outcomes import stored_outcomes
 from moe_lab.runs.page import with_page
 from moe_lab.runs.plan import Plan
 from moe_lab.runs.planning.lacks import lacks_of
 from moe_lab.runs.planning.rows import task_name
 from moe_lab.runs.results import Results
+from moe_lab.runs.worker import end_with_command
 
 
 def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Any:

@@ -80,9 +80,9 @@ class Accuracy:
         """The metric under an LM. It never prunes."""
         [name] = self.study.tasks["tasks"]
         evaluated = evaluate_tasks(self.study.config, self.study.tasks, lm, None)
-        scores = evaluated["results"][name]
+        scores = evaluated.results[name]
         metric = self.metric or next(iter(reported(scores)))
-        check_scores([failure for failure in evaluated["failures"] if failure.metric == metric])
+        check_scores([failure for failure in evaluated.failures if failure.metric == metric])
         return float(scores[metric])
 
 

@@ -25,7 +25,8 @@ from moe_lab.models.tokenizer import prompt_tokenizer
 from moe_lab.results.logs import ResponseLog
 from moe_lab.results.samples import Log
 from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
-from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM
+from moe_lab.runs.evaluation.lms import RecordedLM
+from moe_lab.runs.evaluation.shared_lm import SharedLM
 from moe_lab.runs.run import Run
 from moe_lab.tasks.judges.judging import judging
 from moe_lab.tasks.lm_eval_tasks import evaluated_documents, logged_samples

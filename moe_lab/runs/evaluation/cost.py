@@ -40,7 +40,9 @@ class CostMeter:
         energy = energy_joules(self._model.device)
         if energy is not None and self._energy is not None:
             spent["energy_joules"] = spent.get("energy_joules", 0) + energy - self._energy
-        self._counts, self._since, self._energy = counts, now, energy
+        self._counts = counts
+        self._since = now
+        self._energy = energy
         return {name: amount for name, amount in spent.items() if amount}
 
 

@@ -26,7 +26,10 @@ from moe_lab.tasks.sandbox.programs import Limits, check_sandbox, check_user_lim
 
 
 def check_router(method: Method, facts: ModelFacts) -> None:
-    """Raise ModelError if the method needs a router and the model has none, or none for single tokens."""
+    """Raise ModelError if the model lacks the router that the method needs.
+
+    Some methods need one that routes single tokens.
+    """
     name = facts.path or facts.name
     if method.per_token and facts.fixed_routing:
         raise ModelError(fixed_message(name, facts.fixed_routing))

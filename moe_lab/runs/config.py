@@ -37,7 +37,8 @@ def to_configs(cells: list[Cell]) -> list[Config]:
             config = to_config(cell)
             if config.mode not in STORED_ONLY and not Path(config.data_dir or ".").is_dir():
                 raise TaskError(
-                    f"data_dir={config.data_dir}: there is no such folder. It has one for each task (docs/tasks.md)."
+                    f"data_dir={config.data_dir}: there is no such folder. "
+                    "It has one for each task (docs/tasks.md)."
                 )
             configs.append(config)
     return configs

@@ -1,7 +1,10 @@
-"""Several processes of torchrun or `accelerate launch`: process 0 runs the command, the others follow it.
+"""Several processes of torchrun or `accelerate launch`: process 0 runs the command.
+
+The others follow it.
 
     torchrun --nproc-per-node 2 -m moe_lab method=roe model=olmoe task=gsm8k
-    torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base method.dataset=lima task=arc_easy
+    torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base \\
+        method.dataset=lima task=arc_easy
 
 Process 0 alone computes scores and writes results. It broadcasts the calls that all processes make:
 loading a model, training it (method=finetune-freeze), and answering requests
@@ -44,10 +47,10 @@ ANNOUNCED_AFTER = 5.0
 
 
 def follow(configs: Sequence[Config]) -> int | None:
-    """In other processes than process 0: make the calls that it broadcasts, and return the exit code.
+    """Follow process 0: make the calls that it broadcasts, and return the exit code.
 
-    None in process 0, and without other processes. Raises ConfigError for what several processes
-    cannot share.
+    In process 0, and without other processes, return None at once. Raises ConfigError for what
+    several processes cannot share.
     """
     check_variables()
     _check(configs)

@@ -1,4 +1,4 @@
-"""Execution of a run: returns the stored result, or computes the missing parts and writes the run's files."""
+"""Execution of a run: returns the stored result, or computes what is missing."""
 
 import logging
 import os
@@ -42,20 +42,26 @@ class MetricError(ResultsError):
 
 @contextmanager
 def memory_errors(name: str) -> Iterator[None]:
-    """Turn "out of memory", of the device or the machine, into a MoeLabError that names the run or study."""
+    """Turn "out of memory" into a MoeLabError that names the run or study.
+
+    It may be the memory of the device or of the machine.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
         raise MoeLabError(
-            f"{name}: out of memory: {first_line(error)}.\nStored answers are kept: the same command with a lower "
-            "batch_size= continues. A lower max_length=, dtype= or method.n= makes another run."
+            f"{name}: out of memory: {first_line(error)}.\n"
+            "Stored answers are kept: the same command with a lower batch_size= continues. "
+            "A lower max_length=, dtype= or method.n= makes another run."
         ) from error
 
 
 def execute(run: Run, models: ModelPool, *, begin: Callable[[], None] = lambda: None) -> Outcome:
-    """Return the stored result, or compute what is missing of a run and of those it is compared with.
+    """Return the stored result, or compute what is missing.
+
+    Runs that it is compared with are computed first.
 
     The same call after an interruption continues. Raises RunHeldError if another process works on
     this run, and MoeLabError if memory does not suffice.
@@ -144,7 +150,7 @@ def _compared_scores(run: Run, models: ModelPool) -> ComparedScores:
 
 
 def evaluate_run(run: Run, models: ModelPool, others: Mapping[str, StoredScores]) -> RunResult:
-    """Answer the requests without a stored answer, let lm-eval evaluate all answers, write the files.
+    """Answer the requests that have no stored answer, and let lm-eval evaluate all answers.
 
     results.json is written before the metrics. Raises MetricError, after it is written, if a score
     is missing.

@@ -68,7 +68,7 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
 
 
 def _check_one_logged_run(configs: Sequence[Config], with_experiment: bool) -> None:
-    """Raise ConfigError if a command with several runs would log them as the one of WANDB_RUN_ID."""
+    """Raise ConfigError if WANDB_RUN_ID names one run and the command has several."""
     config = configs[0]
     several = len(configs) > 1 or config.num_seeds > 1 or config.num_studies
     if not several and not with_experiment:

@@ -35,7 +35,7 @@ def with_page(finished: Results) -> Results:
 
 
 def write_report(outcomes: Sequence[Outcome], table: CommandTable) -> Path:
-    """Write the page of a grid, and `report.html`, a copy of the newest page, whose path is returned.
+    """Write the page of a grid, and `report.html`, a copy of it. Returns the path of the copy.
 
     The page is `<models>-<methods>-<tasks>-<id8>.html`, where the id is the SHA-256 of the run ids:
     the same runs have the same page, whatever their order.

@@ -225,7 +225,7 @@ class Plan(Shown):
         )
 
     def print(self) -> None:
-        """Print a row per study and run, baselines included, and the remaining work and disk space."""
+        """Print a row per study and run, and the remaining work and disk space."""
         columns, lines = self._columns()
         print_table("Plan", columns)
         for line in lines:

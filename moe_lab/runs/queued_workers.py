@@ -1,4 +1,7 @@
-"""`launcher=submitit`: workers are the jobs of a SLURM array. `launcher=ray`: tasks of a Ray cluster."""
+"""`launcher=submitit`: workers are the jobs of a SLURM array.
+
+`launcher=ray`: tasks of a Ray cluster.
+"""
 
 import os
 from collections.abc import Callable, Sequence

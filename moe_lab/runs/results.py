@@ -32,7 +32,9 @@ FOOTNOTES = 8
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Results(Shown, Sequence[dict[str, Any]]):
-    """The results of a command's runs, in the order of its grid. Each one is the content of a results.json.
+    """The results of a command's runs, in the order of its grid.
+
+    Each one is the content of a results.json.
 
         results = moe_lab.run(["-m", "method=base,roe", "task=toy_choice", "limit=50"])
         results                      # the scores, as a table in a notebook
@@ -41,9 +43,10 @@ class Results(Shown, Sequence[dict[str, Any]]):
         results.plot()               # differences to the base model with 95% intervals
         results[0]["results"]        # lm-eval's own dictionary
 
-    `runs` has the run of each, with its `config`, `run_id` and `folder`, where its files are; `missing` the folders of
-    runs without a result (of `report`); `tables` with `experiment=` a data frame for each table, by name: the
-    coordinates of its cells, columns as those of `frame`, and `published`, the paper's number.
+    `runs` has the run of each, with its `config`, `run_id` and `folder`, where its files are;
+    `missing` the folders of runs without a result (of `report`); `tables` with `experiment=` a data
+    frame for each table, by name: the coordinates of its cells, columns as those of `frame`, and
+    `published`, the paper's number.
     """
 
     jobs: Sequence[Job] = ()
@@ -113,38 +116,45 @@ class Results(Shown, Sequence[dict[str, Any]]):
     def frame(self, *, all_settings: bool = False) -> DataFrame:
         """The score table: one row per run, task and run that it is compared with.
 
-        The runs that others are compared with (the base model, calibration) have rows of their own, before these.
-        Means over seeds follow; their `seed` is missing, and `seeds` is the number of seeds.
+        The runs that others are compared with (the base model, calibration) have rows of their own,
+        before these. Means over seeds follow; their `seed` is missing, and `seeds` is the number of
+        seeds.
 
         Args:
-            all_settings: a column for every setting of the command, not only for those that differ between its runs.
+            all_settings: a column for every setting of the command, not only for those that differ
+                between its runs.
 
         Columns, missing where they do not apply:
 
-        - `model`, `method`, the settings by their keys (`method.n`, `limit`), `task`, `metric` (lm-eval's
-          `metric,filter`), `seed`, `seeds`, `examples` (the number of examples), `run` (the folder in `outputs/runs`,
-          of a mean the file in `outputs/summaries`), `notes` (`PARTIAL`, `untuned`, ...).
-        - `value` with its 95% interval over examples `low`, `high`, lm-eval's standard error `stderr`; of a mean over
-          seeds `std` and the interval over seeds `seed_low`, `seed_high`. Rates are fractions.
-        - `difference` to the run `compared_with` on the same examples, with its 95% interval `difference_low`,
-          `difference_high` over `difference_over` ("documents", or "seeds and documents"); `to_right`, `to_wrong`:
-          examples that only this run, or only the other one, has right.
-        - `p` of `test` ("McNemar", "permutation", "seeds" of a mean, or "average" of tasks), and `p_holm`, corrected
-          for the `family` comparisons of the same `question`, as the terminal prints it. A run of one of several
-          seeds has no `p_holm`: the test is that of the mean.
-        - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and others: what
-          `metrics=` measured, as loggers name it. Both are of single runs.
+        - `model`, `method`, the settings by their keys (`method.n`, `limit`), `task`, `metric`
+          (lm-eval's `metric,filter`), `seed`, `seeds`, `examples` (the number of examples), `run`
+          (the folder in `outputs/runs`, of a mean the file in `outputs/summaries`), `notes`
+          (`PARTIAL`, `untuned`, ...).
+        - `value` with its 95% interval over examples `low`, `high`, lm-eval's standard error
+          `stderr`; of a mean over seeds `std` and the interval over seeds `seed_low`, `seed_high`.
+          Rates are fractions.
+        - `difference` to the run `compared_with` on the same examples, with its 95% interval
+          `difference_low`, `difference_high` over `difference_over` ("documents", or "seeds and
+          documents"); `to_right`, `to_wrong`: examples that only this run, or only the other one,
+          has right.
+        - `p` of `test` ("McNemar", "permutation", "seeds" of a mean, or "average" of tasks), and
+          `p_holm`, corrected for the `family` comparisons of the same `question`, as the terminal
+          prints it. A run of one of several seeds has no `p_holm`: the test is that of the mean.
+        - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and
+          others: what `metrics=` measured, as loggers name it. Both are of single runs.
         """
         asked = [run.config for run in self.runs]
         return score_frame(self.table, self.configs, asked, all_settings)
 
     def examples(self) -> DataFrame:
-        """One row per example of every run, base runs included, by the filter of the task's headline metric.
+        """One row per example of every run, base runs included.
 
-        Columns: `model`, `method`, the settings that differ, `seed`, `task`, `document` (the number of the example in
-        the task), `prompt` (as lm-eval asks it, with few-shot examples and chat template), `answer` (the generated
-        text; of choices the chosen one, missing where the metric's choice is not known), `target`, `score` (the value
-        of `metric`) and `run`.
+        It is of the filter of the task's headline metric.
+
+        Columns: `model`, `method`, the settings that differ, `seed`, `task`, `document` (the number
+        of the example in the task), `prompt` (as lm-eval asks it, with few-shot examples and chat
+        template), `answer` (the generated text; of choices the chosen one, missing where the
+        metric's choice is not known), `target`, `score` (the value of `metric`) and `run`.
 
         Raises DamagedError for a sample log that cannot be read.
         """
@@ -153,10 +163,13 @@ class Results(Shown, Sequence[dict[str, Any]]):
         return example_frame(runs, settings_by_run(runs, self.configs, asked))
 
     def plot(self) -> Figure:
-        """A forest plot: each run's difference with its 95% interval, the largest first, one panel per task.
+        """A forest plot: each run's difference with its 95% interval, one panel per task.
 
-        Points are filled where the difference is significant: its p, corrected by Holm and written next to it, is
-        below 0.05. Of several seeds the mean is shown. The figure is one of matplotlib; a notebook shows it.
+        The largest difference is first.
+
+        Points are filled where the difference is significant: its p, corrected by Holm and written
+        next to it, is below 0.05. Of several seeds the mean is shown. The figure is one of
+        matplotlib; a notebook shows it.
 
         Raises ConfigError where no run is compared with another one.
         """
@@ -165,8 +178,8 @@ class Results(Shown, Sequence[dict[str, Any]]):
         lines = plotted(self.table.shown)
         if not lines:
             raise ConfigError(
-                "There is no difference to plot: no run is compared with another. Run a method other than base, "
-                "without baseline=false."
+                "There is no difference to plot: no run is compared with another. "
+                "Run a method other than base, without baseline=false."
             )
         return _shown_by_notebooks(differences_figure(lines))
 

@@ -1,4 +1,4 @@
-"""Summaries over seeds: mean scores of runs that differ in the seed alone, in `outputs/summaries/`."""
+"""Summaries over seeds: mean scores of runs that differ in the seed alone."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,7 +17,9 @@ from moe_lab.runs.seed_scores import seed_scores
 def summarize(
     outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = ()
 ) -> list[SeedGroup]:
-    """The outcomes by configuration, with one result per seed. `write_summaries` writes the summaries.
+    """The outcomes by configuration, with one result per seed.
+
+    `write_summaries` writes the summaries.
 
     Args:
         repeated: the run ids of each configuration that has a study or a model per seed.
@@ -34,7 +36,7 @@ def summarize(
     for outcome in outcomes:
         if outcome.run.run_id in in_repeated:
             continue
-        # the seeds of a configuration may differ only in their overrides and in the place where they ran
+        # seeds of one configuration also differ in their overrides
         config = replace(outcome.run.config, seed=0, overrides=[])
         groups.setdefault(repr(config), []).append(outcome)
     return [_group(group) for group in (*groups.values(), *repeated_groups)]
@@ -64,7 +66,7 @@ def write_summaries(groups: Sequence[SeedGroup]) -> None:
 
 
 def summary(outcomes: Sequence[Outcome]) -> SeedSummary:
-    """The summary of one configuration: the mean of each score over seeds, and its differences to other runs."""
+    """The mean of each score of a configuration over seeds, and its differences to other runs."""
     results = [outcome.results for outcome in outcomes]
     first = results[0]
     older = next((result for result in results if result.version_notes), first)

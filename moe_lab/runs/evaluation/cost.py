@@ -26,8 +26,8 @@ class CostMeter:
     def spent(self) -> dict[str, float]:
         """The cost since the last call, and the peaks so far in bytes. Zeros are left out.
 
-        `peak_working_bytes` is the peak minus the memory before the first answer: that of the model, and outside of
-        CUDA devices also that of Python and its libraries.
+        `peak_working_bytes` is the peak minus the memory before the first answer: that of the
+        model, and outside of CUDA devices also that of Python and its libraries.
         """
         now = time.perf_counter()
         counts = dict(self._model.cost)

@@ -208,7 +208,10 @@ def _entropies_in(counts: Counts, phases: list[int]) -> dict[str, Any]:
 
 
 def write_counts(path: Path, counts: Counts) -> None:
-    """`selections.<phase>` int64 [L, E] and `pairs.<phase>` int64 [L, E, E] (no diagonal), over all documents."""
+    """Write the counts over all documents.
+
+    `selections.<phase>` is int64 [L, E], and `pairs.<phase>` int64 [L, E, E] without its diagonal.
+    """
     from safetensors.numpy import save
 
     tensors = {}

@@ -17,7 +17,10 @@ from moe_lab.runs.evaluation.cost import CostMeter
 
 
 class AnsweringLM(Framing, LM):
-    """An LM of lm-eval that answers requests of each kind by `_answer`. Arguments as of `Framing`."""
+    """An LM of lm-eval that answers requests of each kind by `_answer`.
+
+    Arguments as of `Framing`.
+    """
 
     def __init__(self, load_tokenizer: Callable[[], Any], chat_template: bool | str | None = False):
         LM.__init__(self)
@@ -25,7 +28,7 @@ class AnsweringLM(Framing, LM):
 
     @abstractmethod
     def _answer(self, kind: str, requests: list[Instance]) -> list[Any]:
-        """The answers to requests of a kind, named as lm-eval names it, in the form that lm-eval expects."""
+        """The answers to requests of a kind (lm-eval's name of it), in lm-eval's form."""
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         return self._answer("loglikelihood", requests)
@@ -67,7 +70,8 @@ class RecordedLM(AnsweringLM):
         missing: dict[str, Request] = {}
         repeats: Counter[int] = Counter()
         for instance in requests:
-            # lm-eval lists one Instance `repeats` times; equal prompts of two documents are one request
+            # lm-eval lists one Instance `repeats` times
+            # equal prompts of two documents are one request
             repeat = repeats[id(instance)]
             repeats[id(instance)] += 1
             arguments = request_arguments(instance)

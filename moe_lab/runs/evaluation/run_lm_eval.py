@@ -1,4 +1,7 @@
-"""lm-eval over a run's answers. The model is loaded for the first answer that is missing in the log."""
+"""lm-eval over a run's answers.
+
+The model is loaded for the first answer that is missing in the log.
+"""
 
 import logging
 from collections.abc import Sequence

@@ -33,7 +33,8 @@ class StoredScores:
 class Scored:
     """The values of all documents by task and metric, without metrics that could not be computed.
 
-    A metric whose own aggregation fails on resampled documents has no interval, and joins the failures.
+    A metric whose own aggregation fails on resampled documents has no interval, and joins the
+    failures.
     """
 
     def __init__(self, tasks: Mapping[str, Any], samples: Log, failures: list[MetricFailure]):

@@ -26,9 +26,9 @@ def make_figure(
 ) -> list[Path]:
     """Draw the experiment's figure from the cells that have results; returns its files.
 
-    These are a PNG and a CSV; for a kind of TABLES a Markdown and a CSV. Nothing is written where no
-    cell has what the figure shows. With `compute=False` nothing is measured: RoE's Figure 5 shows
-    what is stored.
+    These are a PNG and a CSV; for a kind of TABLES a Markdown and a CSV. Nothing is written where
+    no cell has what the figure shows. With `compute=False` nothing is measured: RoE's Figure 5
+    shows what is stored.
     """
     kind = experiment.figure
     if kind is None:

@@ -1,4 +1,4 @@
-"""A plain model of another depth with random weights, to measure the time and memory of its size."""
+"""A plain model of another depth with random weights, whose time and memory are measured."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -31,7 +31,7 @@ def of_depth(loaded: LoadedModel, layers: int) -> LoadedModel:
 
 
 def non_embedding_parameters(model: Any) -> int:
-    """The model size of Kaplan et al. (2020): parameters without the embedding and the output head."""
+    """The model size of Kaplan et al. (2020): parameters without embedding and output head."""
     excluded: set[int] = set()
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
         if module is not None:

@@ -30,12 +30,12 @@ from moe_lab.runs.model_files import facts_of
 def cost_measurement(
     config: Config, models: ModelPool, ratio: float, *, compute: bool = True
 ) -> Mapping[str, Any] | None:
-    """The stored or new measurement of a RoE configuration and a plain model `ratio` times as large.
+    """The measurement of a RoE configuration and a plain model `ratio` times as large.
 
-    None with `compute=False` if it is not stored. It has the content of `_key`,
-    `non_embedding_parameters` of both models, and what `measure_in_turns` gives of the base model
-    (`base`), of the method (by its name), and of a model with `equivalent_layers` layers and random
-    weights (`equivalent`).
+    It is computed unless it is stored; None with `compute=False` if it is not. It has the content
+    of `_key`, `non_embedding_parameters` of both models, and what `measure_in_turns` gives of the
+    base model (`base`), of the method (by its name), and of a model with `equivalent_layers` layers
+    and random weights (`equivalent`).
     """
     method = get_method(config.method.name)(config.method)
     key = _key(config, method, ratio)

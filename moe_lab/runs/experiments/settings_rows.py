@@ -1,4 +1,4 @@
-"""The rows of tables that show our defaults next to the paper's (Table 1 of RoE and of MoE-Bench)."""
+"""Tables that show our defaults next to the paper's (Table 1 of RoE and of MoE-Bench)."""
 
 from typing import Any
 

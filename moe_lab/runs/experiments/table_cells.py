@@ -35,7 +35,9 @@ def filled(
     outcomes: Mapping[str, Outcome],
     failures: Sequence[Failure],
 ) -> FilledExperiment:
-    """An experiment with one table cell for each cell and metric. Expert metrics need metrics=expert.
+    """An experiment with one table cell for each cell and metric.
+
+    Expert metrics need metrics=expert.
 
     Typed overrides may give several cells the same coordinates. Then one more axis, SETTINGS, has
     their own overrides. A number of a training is one cell: runs on several tasks evaluate the same

@@ -1,4 +1,4 @@
-"""Latency and memory of generating a fixed number of tokens, measured for several settings in turns."""
+"""Latency and memory of generating a fixed number of tokens, for several settings in turns."""
 
 import statistics
 import time

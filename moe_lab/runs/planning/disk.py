@@ -14,7 +14,7 @@ from moe_lab.runs.tuning.study import Study
 from moe_lab.tasks.loading import once
 
 CHECKPOINT_BYTES = 12
-"""Bytes per parameter in a checkpoint at most: its weight and AdamW's two moments, each in float32."""
+"""Bytes per parameter in a checkpoint at most: its weight and AdamW's two moments in float32."""
 CHECKPOINTS = 2
 """Number of checkpoints that a training keeps until it is finished."""
 

@@ -29,7 +29,7 @@ def run_state(run: Run, workload: Workload) -> tuple[str, float]:
 
 
 def evaluations_left(run: Run) -> float:
-    """How many times `metrics=expert` evaluates a run again, with masked and with random experts."""
+    """How many times `metrics=expert` evaluates a run again, with other routings."""
     measures = run.config.metrics == "expert" and run.method.expert_metrics == "all"
     if measures and (run.config.rerun or not run.measured):
         return evaluations()

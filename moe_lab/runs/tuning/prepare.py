@@ -28,9 +28,13 @@ from moe_lab.tasks.loading import load_tasks
 
 
 def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
-    """The study of a configuration. Checks it and the following evaluation without weights. Creates no folder.
+    """The study of a configuration.
 
-    `trained`: the facts of a model that is yet to be trained, as in `moe_lab.runs.prepare.prepare`.
+    Checks it and the following evaluation without weights. Creates no folder.
+
+    Args:
+        trained: the facts of a model that is yet to be trained, as in
+            `moe_lab.runs.prepare.prepare`.
 
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
@@ -84,10 +88,14 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
 
 
 def _tuned_task(tasks: TaskDict, search: Search) -> tuple[str, Any]:
-    """The tuned task and its name. Raises ConfigError for several tasks, or one without the search's metric."""
+    """The tuned task and its name.
+
+    Raises ConfigError for several tasks, or one without the search's metric.
+    """
     if len(tasks["tasks"]) > 1:
         raise ConfigError(
-            f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. Tune each: -m task=<one>,<other>."
+            f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. "
+            "Tune each: -m task=<one>,<other>."
         )
     [(name, task)] = tasks["tasks"].items()
     if search.metric == "accuracy" and task.get_config("output_type") == "loglikelihood_rolling":

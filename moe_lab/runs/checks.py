@@ -47,12 +47,12 @@ def check_chat_template(config: Config) -> None:
     is_unknown = isinstance(template, str) and template not in names
     if templates and not is_unknown:
         return
-    known = "no chat template"
+    expected = "no chat template"
     if names:
-        known = ", ".join(names)
+        expected = ", ".join(names)
     elif templates:
-        known = "one without a name (use true)"
-    raise ConfigError(f"apply_chat_template={template}: the tokenizer has {known}.")
+        expected = "one without a name (use true)"
+    raise ConfigError(f"apply_chat_template={template}: the tokenizer has {expected}.")
 
 
 @dataclass(kw_only=True)
@@ -154,12 +154,12 @@ def check_metric(config: Config, tasks: TaskDict) -> None:
     metric = config.task.metric
     if metric is None or config.predict_only:
         return
-    known = sorted(_metrics_of(tasks))
-    if metric not in known:
+    metrics = sorted(_metrics_of(tasks))
+    if metric not in metrics:
         raise TaskError(
             f"task.metric={metric} is not reported by {config.task.name}."
-            f"{did_you_mean(metric, known)}\n"
-            f"Metrics: {', '.join(known)}."
+            f"{did_you_mean(metric, metrics)}\n"
+            f"Metrics: {', '.join(metrics)}."
         )
 
 

@@ -67,25 +67,25 @@ def to_config(cell: Cell) -> Config:
     values = cell.values
     _check_keys(values)
     _check_texts(values)
-    typed: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
     for group, schema in GROUP_CONFIGS.items():
         section = values[group] | {"name": _name_of(group, cell)}
-        typed[group] = build(schema, section, prefix=f"{group}.")
-    _check_has_path(typed["model"])
+        sections[group] = build(schema, section, prefix=f"{group}.")
+    _check_has_path(sections["model"])
     method = values["method"]
     method_name = str(method.get("name"))
     method_class = get_method(method_name)
     schema = config_class(method_name, method)
-    typed["method"] = build(schema, method, prefix="method.", owners=methods_with)
-    if typed["task"].answer is None and method_class.answer:
-        typed["task"] = replace(typed["task"], answer=method_class.answer)
-    others = {key: value for key, value in values.items() if key not in typed}
-    if isinstance(others["gen_kwargs"], str):
-        others["gen_kwargs"] = generation_settings(others["gen_kwargs"])
+    sections["method"] = build(schema, method, prefix="method.", owners=methods_with)
+    if sections["task"].answer is None and method_class.answer:
+        sections["task"] = replace(sections["task"], answer=method_class.answer)
+    settings = {key: value for key, value in values.items() if key not in sections}
+    if isinstance(settings["gen_kwargs"], str):
+        settings["gen_kwargs"] = generation_settings(settings["gen_kwargs"])
     # the launcher changes no number, and nothing that is stored
     overrides = [override for override in cell.overrides if not override.startswith(LAUNCHER)]
     record = {"overrides": overrides, "config_dirs": cell.config_dirs}
-    return build(Config, {**others, **typed, **record}, prefix="")
+    return build(Config, {**settings, **sections, **record}, prefix="")
 
 
 def _check_keys(values: Mapping[str, Any]) -> None:
@@ -93,10 +93,10 @@ def _check_keys(values: Mapping[str, Any]) -> None:
     unknown = next((key for key in values if key not in KEYS), None)
     if unknown is None:
         return
-    known = list(KEYS)
+    known_keys = list(KEYS)
     for group in (*GROUP_CONFIGS, "method"):
-        known += [f"{group}.{key}" for key in values[group]]
-    raise unknown_key(unknown, known)
+        known_keys += [f"{group}.{key}" for key in values[group]]
+    raise unknown_key(unknown, known_keys)
 
 
 def _name_of(group: str, cell: Cell) -> str:

@@ -94,7 +94,7 @@ def joined_store(rank: int, size: int, timeout: float) -> dist.Store:
         if store is None:
             store = _store_of(rank, size)
         if store is not None:
-            joined = sum(store.check([f"rank {other}"]) for other in range(size))
+            joined = sum(store.check([f"rank {other_rank}"]) for other_rank in range(size))
             if joined == size:
                 return store
         waited = time.monotonic() - start

@@ -125,10 +125,10 @@ class ComparedScores:
 def _compared_scores(run: Run, models: ModelPool) -> ComparedScores:
     """The scores and samples of the runs to compare with, read or computed."""
     compared = ComparedScores()
-    for name, other in run.compared_runs.items():
+    for name, compared_run in run.compared_runs.items():
         try:
             try:
-                results = execute(other, models).results
+                results = execute(compared_run, models).results
             except MetricError as error:
                 results = error.results
                 compared.failed = error
@@ -136,12 +136,11 @@ def _compared_scores(run: Run, models: ModelPool) -> ComparedScores:
         except RunHeldError:
             raise
         except MoeLabError as error:
-            message = (
-                f"{other.folder.name}, which {run.folder.name} is compared with, failed: {error}"
-            )
+            names = f"{compared_run.folder.name}, which {run.folder.name} is compared with"
+            message = f"{names}, failed: {error}"
             raise type(error)(message) from error
         compared.scores[name] = StoredScores(
-            run_id=other.run_id,
+            run_id=compared_run.run_id,
             results=results.lm_eval.results,
             samples=samples,
             rounding=results.rounding,

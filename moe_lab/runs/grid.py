@@ -70,8 +70,8 @@ def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequen
 def _check_one_logged_run(configs: Sequence[Config], with_experiment: bool) -> None:
     """Raise ConfigError if WANDB_RUN_ID names one run and the command has several."""
     config = configs[0]
-    several = len(configs) > 1 or config.num_seeds > 1 or config.num_studies
-    if not several and not with_experiment:
+    has_several_runs = len(configs) > 1 or config.num_seeds > 1 or config.num_studies
+    if not has_several_runs and not with_experiment:
         return
     if config.logger.name == "wandb" and "WANDB_RUN_ID" in os.environ:
         raise ConfigError(
@@ -148,10 +148,10 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
     experiments = _experiments(config, cells[0]) if config.experiment else []
     if experiments:
         jobs = jobs_of_cells(experiments)
-        alone = not jobs
+        is_alone = not jobs
     else:
         jobs = jobs_of([replace(each, launcher=LauncherConfig()) for each in configs])
-        alone = len(jobs) == 1 and len(jobs[0].runs) < 2
+        is_alone = len(jobs) == 1 and len(jobs[0].runs) < 2
     is_writable = why_not_writable(config.output_dir) is None
     if not is_writable and not all(job.is_stored() for job in jobs):
         check_writable(config.output_dir)
@@ -160,9 +160,9 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
     with after_workers(config, argv):
         outcomes, failures = run_all(jobs, models, wait=config.wait)
     if is_worker():
-        return Results(failures=failures, alone=alone)
+        return Results(failures=failures, alone=is_alone)
 
-    finished = Results(jobs=jobs, outcomes=outcomes, failures=failures, alone=alone)
+    finished = Results(jobs=jobs, outcomes=outcomes, failures=failures, alone=is_alone)
     if experiments:
         finished = with_tables(finished, experiments, config, models)
     else:

@@ -206,11 +206,11 @@ def _group(configs: Sequence[Config]) -> str:
 
 def digest_of(configs: Sequence[Config]) -> str:
     """SHA-256 of the configurations of a command, whoever runs and logs it."""
-    same = [
+    configurations = [
         replace(config, overrides=[], launcher=LauncherConfig(), logger=LoggerConfig(), rerun=False)
         for config in configs
     ]
-    return hashlib.sha256(repr(same).encode()).hexdigest()
+    return hashlib.sha256(repr(configurations).encode()).hexdigest()
 
 
 def job_after(study: Study, config: Config) -> Job:

@@ -55,13 +55,13 @@ def controls_of(outcomes: Sequence[Outcome], groups: Sequence[SeedGroup]) -> lis
     left out, because a single seed has no test.
     """
     single = {group.results[0].run_id for group in groups if group.summary is None}
-    asked = {outcome.run.run_id for outcome in outcomes}
+    asked_ids = {outcome.run.run_id for outcome in outcomes}
     controls: dict[str, SeedGroup] = {}
     for outcome in outcomes:
         if outcome.run.run_id not in single:
             continue
         for run in outcome.run.compared_runs.values():
-            if run.run_id in asked:
+            if run.run_id in asked_ids:
                 continue
             stored = run.stored()
             if stored is not None:

@@ -205,9 +205,9 @@ class Plan(Shown):
             self.references |= method.references_left(config, run.facts)
             trains = isinstance(method, TrainingMethod)
             if isinstance(method, TrainingMethod):
-                left = method.training_left(config, run.facts)
-                self.trainings |= left
-                if left:
+                training_left = method.training_left(config, run.facts)
+                self.trainings |= training_left
+                if training_left:
                     one_device = method.one_device
                     self.training_notes += method.training_notes(config, run.facts)
         self.budget.add(run, trains=trains)

@@ -85,8 +85,8 @@ def _with_comparisons(run: Run) -> Run:
     """The run with those that it is compared with, on the same documents."""
     baseline = _run_of(_base_config(run.config), run)
     comparisons = {}
-    for name, (method, typed) in run.method.comparisons(_is_greedy(run.tasks)).items():
-        compared = _run_of(_with_method(run.config, method, typed), run)
+    for name, (method, typed_overrides) in run.method.comparisons(_is_greedy(run.tasks)).items():
+        compared = _run_of(_with_method(run.config, method, typed_overrides), run)
         comparisons[name] = replace(compared, baseline=baseline)
     return replace(run, baseline=baseline, comparisons=comparisons)
 

@@ -143,8 +143,8 @@ class Results(Shown, Sequence[dict[str, Any]]):
         - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and
           others: what `metrics=` measured, as loggers name it. Both are of single runs.
         """
-        asked = [run.config for run in self.runs]
-        return score_frame(self.table, self.configs, asked, all_settings)
+        configs = [run.config for run in self.runs]
+        return score_frame(self.table, self.configs, configs, all_settings)
 
     def examples(self) -> DataFrame:
         """One row per example of every run, base runs included.
@@ -158,9 +158,9 @@ class Results(Shown, Sequence[dict[str, Any]]):
 
         Raises DamagedError for a sample log that cannot be read.
         """
-        asked = [run.config for run in self.runs]
+        configs = [run.config for run in self.runs]
         runs = self.table.runs
-        return example_frame(runs, settings_by_run(runs, self.configs, asked))
+        return example_frame(runs, settings_by_run(runs, self.configs, configs))
 
     def plot(self) -> Figure:
         """A forest plot: each run's difference with its 95% interval, one panel per task.

@@ -95,8 +95,8 @@ class Run:
         stored = self.store.stored(self.facts.commit)
         if stored is None:
             return None
-        asked = headline_of(self.config.task.metric, stored.lm_eval.scores(stored.task.tasks[0]))
-        return stored.model_copy(update={"asked": asked})
+        headline = headline_of(self.config.task.metric, stored.lm_eval.scores(stored.task.tasks[0]))
+        return stored.model_copy(update={"asked": headline})
 
     def stored_metrics(self) -> StoredMetrics | None:
         """The stored metrics of `metrics=`.

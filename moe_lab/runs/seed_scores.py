@@ -54,7 +54,7 @@ def seed_scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, SeedScore]:
     words = {sample.document: sample.scored_words for sample in samples}
     rounding = outcomes[0].results.equality
     by_seed = [TaskScores.of(outcome.results, name) for outcome in outcomes]
-    others = _other_scores(name, outcomes)
+    other_runs = _other_scores(name, outcomes)
     summaries: dict[str, SeedScore] = {}
     for metric in by_seed[0].values:
         if not all(metric in seed.values for seed in by_seed):
@@ -67,7 +67,7 @@ def seed_scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, SeedScore]:
             values.append([seed.values[metric][document] for document in shared])
         near = partial(rounding.equals, words=[words[document] for document in shared])
         compared: dict[str, SeedDifference] = {}
-        for other_name, runs in others.items():
+        for other_name, runs in other_runs.items():
             if all(list(run.values.get(metric, {})) == shared for run in runs):
                 compared[other_name] = difference_of(scores, values, runs, metric, aggregate, near)
         spread = over_seeds(scores)
@@ -109,8 +109,8 @@ def difference_of(
         aggregate: lm-eval's aggregation of the metric; None for a mean.
         near: which values of two runs are equal within rounding.
     """
-    other_scores = [other.scores[metric] for other in others]
-    other_values = [list(other.values[metric].values()) for other in others]
+    other_scores = [other_run.scores[metric] for other_run in others]
+    other_values = [list(other_run.values[metric].values()) for other_run in others]
     mean = float(np.mean(other_scores))
     if len(others) == len(scores):
         by_seed = (np.asarray(scores) - other_scores).tolist()
@@ -138,23 +138,23 @@ def difference_of(
     means_N = moved.values_SN.mean(axis=0)
     p_documents = randomization_test(means_N.tolist(), [0.0] * len(means_N))
     difference = replace(difference, p_documents=p_documents)
-    both = crossed_mean(moved.values_SN)
-    if both is None:
+    crossed = crossed_mean(moved.values_SN)
+    if crossed is None:
         return difference
     if moved.factor is None:
-        return replace(difference, p_both=both.p)
-    low, high = sorted(moved.factor * limit for limit in both.interval)
-    return replace(difference, p_both=both.p, both_interval=(low, high))
+        return replace(difference, p_both=crossed.p)
+    low, high = sorted(moved.factor * limit for limit in crossed.interval)
+    return replace(difference, p_both=crossed.p, both_interval=(low, high))
 
 
 def _ties(
     values: Sequence[Sequence[Any]],
-    others: Sequence[Sequence[Any]],
+    counterparts: Sequence[Sequence[Any]],
     near: Callable[[Sequence[Any], Sequence[Any]], list[bool]],
 ) -> np.ndarray:
     """Which values are equal within rounding: bool [seeds, documents]."""
     ties = []
-    for seed_values, other_values in zip(values, others, strict=True):
+    for seed_values, other_values in zip(values, counterparts, strict=True):
         ties.append(near(seed_values, other_values))
     return np.array(ties)
 
@@ -174,7 +174,7 @@ class Moved:
 
 def _moved(
     values: Sequence[Sequence[Any]],
-    others: Sequence[Sequence[Any]],
+    counterparts: Sequence[Sequence[Any]],
     ties_SN: np.ndarray,
     aggregate: Aggregate | None,
 ) -> Moved | None:
@@ -183,11 +183,11 @@ def _moved(
     None for any other score that is not a mean.
     """
     if aggregate is None:
-        differences_SN = np.asarray(values, dtype=float) - np.asarray(others, dtype=float)
+        differences_SN = np.asarray(values, dtype=float) - np.asarray(counterparts, dtype=float)
         return Moved(np.where(ties_SN, 0.0, differences_SN), factor=1.0)
     likelihoods = []
     lengths_N = None
-    for run in (*values, *others):
+    for run in (*values, *counterparts):
         terms = likelihood_terms(run, aggregate)
         if terms is None:
             return None
@@ -211,8 +211,8 @@ def _other_scores(task: str, outcomes: Sequence[Outcome]) -> dict[str, list[Task
     runs = [outcome.run for outcome in outcomes]
     scores: dict[str, list[TaskScores]] = {}
     for name in runs[0].compared_runs:
-        others = {run.compared_runs[name].run_id: run.compared_runs[name] for run in runs}
-        stored = [other.stored() for other in others.values()]
+        by_id = {run.compared_runs[name].run_id: run.compared_runs[name] for run in runs}
+        stored = [other_run.stored() for other_run in by_id.values()]
         whole = [result for result in stored if result is not None]
         if len(whole) == len(stored):
             scores[name] = [TaskScores.of(result, task) for result in whole]

@@ -84,9 +84,9 @@ def _evaluate_policy(
     continues.
     """
     path = run.folder / FOLDER / f"{name}.jsonl"
-    again = run.config.rerun
+    is_rerun = run.config.rerun
     log = ResponseLog(
-        path.with_suffix(".rerun.jsonl") if again else path,
+        path.with_suffix(".rerun.jsonl") if is_rerun else path,
         run.answers_header | {"policy": policy.identity},
     )
     logger.info("%s under %s, %d answers stored", run.run_id, name, len(log))
@@ -95,7 +95,7 @@ def _evaluate_policy(
         evaluated = evaluate_answers(run, models, log, policy)
     finally:
         log.close()
-    if again:
+    if is_rerun:
         os.replace(log.path, path)
     check_scores(evaluated.failures)
     return evaluated.samples, _cost_with_rounding(log)
@@ -178,9 +178,9 @@ def _compared(run: Run, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         if baseline is not None:
             compared["baseline"] = {key: baseline.content[key] for key in ("run_id", *METRICS)}
     compared["differences"] = {}
-    for name, other in run.compared_runs.items():
-        if other.stored_metrics() is not None:
-            other_arrays = read_arrays(other.folder / FOLDER)
+    for name, compared_run in run.compared_runs.items():
+        if compared_run.stored_metrics() is not None:
+            other_arrays = read_arrays(compared_run.folder / FOLDER)
             compared["differences"][name] = differences(arrays, other_arrays)
     return compared
 

@@ -111,12 +111,12 @@ def _model_part(run: Run, log: ResponseLog) -> ModelPart:
 def _task_part(run: Run, results: Mapping[str, Any]) -> TaskPart:
     tasks = run.tasks["tasks"]
     first = next(iter(tasks))
-    asked = run.config.task
+    settings = run.config.task
     return TaskPart(
-        name=asked.name,
+        name=settings.name,
         tasks=list(tasks),
         data={name: task.data_source for name, task in tasks.items()},
-        metric=headline_of(asked.metric, results.get(first, {})),
+        metric=headline_of(settings.metric, results.get(first, {})),
     )
 
 

@@ -41,14 +41,16 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
     scales = [experiment.scale(config.scale) for experiment in experiments]
     if base.method_keys:
         _check_method_keys(config.experiment, experiments, scales, base)
-    typed = typed_settings([*_typed_overrides(base), *base.method_keys])
+    typed_texts = typed_settings([*_typed_overrides(base), *base.method_keys])
     composed = []
     for experiment, scale in zip(experiments, scales, strict=True):
         cells = [_compose(experiment, overrides, base) for overrides in scale.overrides()]
         study = None
         if scale.profile:
             _, study = _compose(experiment, scale.profile, base)
-        with_typed = replace(experiment, typed=typed if cells else [], config_dirs=base.config_dirs)
+        with_typed = replace(
+            experiment, typed=typed_texts if cells else [], config_dirs=base.config_dirs
+        )
         composed.append(Composed(with_typed, cells, study))
     return composed
 
@@ -68,16 +70,16 @@ def _check_method_keys(
     names: str, experiments: Sequence[Experiment], scales: Sequence[Scale], base: Cell
 ) -> None:
     """Raise ConfigError for a typed `method.<key>=` that no cell of the experiments has."""
-    known: list[str] = []
+    known_keys: list[str] = []
     for experiment, scale in zip(experiments, scales, strict=True):
         for overrides in scale.overrides():
-            known += _keys_of_method(experiment, overrides, base)
+            known_keys += _keys_of_method(experiment, overrides, base)
     for override in base.method_keys:
         key = _method_key(override)
-        if key not in known:
+        if key not in known_keys:
             raise ConfigError(
                 f"Unknown key 'method.{key}': no cell of experiment={names} has it."
-                f"{did_you_mean(key, dict.fromkeys(known))}"
+                f"{did_you_mean(key, dict.fromkeys(known_keys))}"
             )
 
 
@@ -85,8 +87,10 @@ def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[
     """A cell of the experiment, with the typed keys that its method has."""
     method_keys: list[str] = []
     if base.method_keys:
-        known = _keys_of_method(experiment, overrides, base)
-        method_keys = [override for override in base.method_keys if _method_key(override) in known]
+        known_keys = _keys_of_method(experiment, overrides, base)
+        method_keys = [
+            override for override in base.method_keys if _method_key(override) in known_keys
+        ]
     with _naming(experiment, overrides):
         cell = compose_cell(
             [*overrides, *_typed_overrides(base), *method_keys], base.config_dirs, TEXT_KEYS
@@ -96,11 +100,11 @@ def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[
 
 def _keys_of_method(experiment: Experiment, overrides: list[str], base: Cell) -> list[str]:
     """The keys that a cell's method has."""
-    given = [*overrides, *_typed_overrides(base), *base.method_keys]
+    all_overrides = [*overrides, *_typed_overrides(base), *base.method_keys]
     chosen = ["method"]
-    if "method=policy" in given:  # its other keys depend on the policy
+    if "method=policy" in all_overrides:  # its other keys depend on the policy
         chosen.append("method.policy")
-    choices = [override for override in given if _key(override) in chosen]
+    choices = [override for override in all_overrides if _key(override) in chosen]
     with _naming(experiment, overrides):
         method = compose_cell(choices, base.config_dirs, TEXT_KEYS).values["method"]
     keys = [field.name for field in fields(config_class(method["name"], method))]
@@ -123,11 +127,11 @@ def _naming(experiment: Experiment, overrides: list[str]) -> Iterator[None]:
 
 def _typed_overrides(base: Cell) -> list[str]:
     """The overrides of the command line that go to every cell."""
-    typed = []
+    overrides = []
     for override in base.overrides:
         if _key(override) not in COMMAND_KEYS and not override.startswith(LAUNCHER):
-            typed.append(override)
-    return typed
+            overrides.append(override)
+    return overrides
 
 
 def _key(override: str) -> str:

@@ -80,13 +80,13 @@ def _own_overrides(cells: Sequence[PreparedCell], places: Sequence[Mapping[str, 
     settings = []
     for cell, place in zip(cells, places, strict=True):
         common = set(cell.cell.overrides)
-        for other, other_place in zip(cells, places, strict=True):
+        for other_cell, other_place in zip(cells, places, strict=True):
             if other_place == place:
-                common &= set(other.cell.overrides)
+                common &= set(other_cell.cell.overrides)
         # the last override of a key applies
         last = {override.partition("=")[0]: override for override in cell.cell.overrides}
-        own = [override for override in last.values() if override not in common]
-        settings.append(" ".join(own) or "-")
+        own_overrides = [override for override in last.values() if override not in common]
+        settings.append(" ".join(own_overrides) or "-")
     return settings
 
 

@@ -36,15 +36,15 @@ class Budget:
         method: Any = work.method
         path = work.facts.path
         downloads = path is not None and method.reads_weights
-        left: dict[str, tuple[int, int]] = {}
+        training_left: dict[str, tuple[int, int]] = {}
         if trains:
-            left = method.training_left(work.config, work.facts)
-        if not downloads and not left:
+            training_left = method.training_left(work.config, work.facts)
+        if not downloads and not training_left:
             return
         parameters = _parameters(design)
         if path is not None and downloads:
             self.weights[path] = parameters * _bytes_of(str(design.dtype or "float32"))
-        for name in left:
+        for name in training_left:
             self.trained[name] = parameters * _bytes_of(work.facts.dtype)
             checkpoints = CHECKPOINTS * CHECKPOINT_BYTES * parameters
             self.checkpoint = max(self.checkpoint, checkpoints)

@@ -14,19 +14,19 @@ def memory_notes(rows: Sequence[Row]) -> list[str]:
 
     Another note is about the largest training that has to fit on one GPU and does not.
     """
-    known = [row for row in rows if row.gpu_memory is not None]
-    if not known:
+    planned = [row for row in rows if row.gpu_memory is not None]
+    if not planned:
         return []
     gpu = min(gpu_memory(), default=GPU)
-    largest = max(known, key=_bytes_of)
+    largest = max(planned, key=_bytes_of)
     device = resolve_device(largest.config.device)
     free = free_memory(device) / GIGABYTE
     notes = [
         f"GPU memory: at most {_size_and_names(largest)}, {_gpus_of(largest, gpu)}. "
         f"Free here, on {device}: {free:,.3g} GB."
     ]
-    alone = [row for row in known if row.one_device and _bytes_of(row) > USABLE * gpu]
-    too_large = max(alone, key=_bytes_of, default=largest)
+    too_large_rows = [row for row in planned if row.one_device and _bytes_of(row) > USABLE * gpu]
+    too_large = max(too_large_rows, key=_bytes_of, default=largest)
     if too_large is not largest:
         notes.append(
             f"GPU memory of a training: {_size_and_names(too_large)}, {_gpus_of(too_large, gpu)}."

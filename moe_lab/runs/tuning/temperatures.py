@@ -185,21 +185,23 @@ def temperature_search(config: Config, facts: ModelFacts) -> TemperatureSearch:
 
 def _tuned_method(config: Config, usual: Preset, skip_layers: int) -> Any:
     """The method at temperature 0, with n and cache of the preset where they are not given."""
-    given = config.method
-    n = given.n if _is_given(config, "n") else usual.n
-    cache = given.cache if _is_given(config, "cache") else usual.cache
+    method_config = config.method
+    n = method_config.n if _is_given(config, "n") else usual.n
+    cache = method_config.cache if _is_given(config, "cache") else usual.cache
     if n == 1:
         raise ConfigError(
             "method.n=1 has no noisy routing sample, so there is nothing to tune. Raise it."
         )
-    settings: Any = replace(given, n=n, cache=cache, temperature=0.0, skip_layers=skip_layers)
+    settings: Any = replace(
+        method_config, n=n, cache=cache, temperature=0.0, skip_layers=skip_layers
+    )
     return get_method(settings.name)(settings)
 
 
 def _is_given(config: Config, key: str) -> bool:
     """Whether a key of the method was typed, or has another value than its default."""
-    typed = [override.partition("=")[0].lstrip("+") for override in config.overrides]
-    if f"method.{key}" in typed:
+    typed_keys = [override.partition("=")[0].lstrip("+") for override in config.overrides]
+    if f"method.{key}" in typed_keys:
         return True
     default = type(config.method)()
     return bool(getattr(config.method, key) != getattr(default, key))

@@ -76,9 +76,9 @@ def prepare_cells(
                 job = job_after(study(), config) if with_profile else job_of(config)
                 if compute:
                     job.check_judges()
-                if composed.experiment.figure == "overhead":  # it shows time and power
-                    job.timed = True
                 known[name] = job
+            if composed.experiment.figure == "overhead":  # it shows time and power
+                known[name].timed = True
             cells.append(PreparedCell(cell, config, known[name]))
         except MoeLabError as error:
             cells.append(PreparedCell(cell, config, None, error))

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 import moe_lab
 from benchmarks.roe_gpu import OLMOE_1B_7B, random_model
-from moe_lab.runs.budget import USABLE
+from moe_lab.runs.planning.memory import USABLE
 
 GB = 10**9
 GENERATE = "task=toy_math num_fewshot=8 limit=64 gen_kwargs=max_gen_toks=64"

@@ -35,7 +35,8 @@ from benchmarks.rehearsal.neighbours import demonstrated_tokens, pathway_tokens,
 
 if TYPE_CHECKING:
     from moe_lab.config.compose import Cell
-    from moe_lab.runs.experiments.cells import Composed, PreparedCell
+    from moe_lab.runs.experiments.cells import PreparedCell
+    from moe_lab.runs.experiments.composing import Composed
 
 ENCODERS = ("sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2")
 PUBLISHED = (*CONFIGS, REWARD, *ENCODERS)
@@ -178,7 +179,7 @@ def _rehearse(options: argparse.Namespace, output: Path) -> int:
     from moe_lab.config.compose import compose_cell
     from moe_lab.models.memory import ModelPool
     from moe_lab.runs.config import to_config
-    from moe_lab.runs.experiments.cells import compose_experiments
+    from moe_lab.runs.experiments.composing import compose_experiments
     from moe_lab.tasks.loading import task_cache
 
     base = compose_cell(
@@ -233,9 +234,10 @@ def _row(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _draw(composed: Composed, cells: list[PreparedCell]) -> dict[str, Any]:
     """The table, the figure and the page of an experiment, of the cells that this process ran."""
+    from moe_lab.runs.experiments.cells import PreparedExperiment
     from moe_lab.runs.grid import stored_tables
 
-    stored_tables([(composed.experiment, cells)], cells[0].config)
+    stored_tables([PreparedExperiment(composed.experiment, cells)], cells[0].config)
     return {"state": "done"}
 
 
@@ -278,7 +280,7 @@ def _run(
 def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
     """(planned tokens at the measured number of new tokens, and of the neighbours that were found; measured tokens)."""
     from moe_lab.engine.planned import Prompt
-    from moe_lab.runs.budget import workload_of
+    from moe_lab.runs.planning.workload import workload_of
 
     run, cost = outcome.run, outcome.results.cost
     workload, parts, left = workload_of(run), [], cost.tokens_out

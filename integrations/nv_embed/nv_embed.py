@@ -48,7 +48,7 @@ def texts(overrides: list[str]) -> list[dict[str, Any]]:
     from moe_lab.errors import ConfigError
     from moe_lab.models.hub import go_offline
     from moe_lab.runs.config import compose_or_explain, to_configs
-    from moe_lab.runs.experiments.cells import experiment_configs
+    from moe_lab.runs.experiments.composing import experiment_configs
     from moe_lab.tasks.loading import task_cache
 
     cells = compose_or_explain(overrides)

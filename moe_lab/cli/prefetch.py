@@ -10,8 +10,8 @@ from moe_lab.config.terminal import print_error, print_line
 from moe_lab.errors import ConfigError, MoeLabError, exit_code
 from moe_lab.methods import get_method
 from moe_lab.methods.method import DesignMethod
-from moe_lab.runs.experiments.cells import experiment_configs
-from moe_lab.runs.plan import task_name
+from moe_lab.runs.experiments.composing import experiment_configs
+from moe_lab.runs.planning.rows import task_name
 
 
 def prefetch(configs: Sequence[Config], cells: Sequence[Cell] = ()) -> int:
@@ -83,7 +83,7 @@ def _task(config: Config) -> Iterator[str]:
 def _method(config: Config) -> Iterator[str]:
     """Data of a method other than the task's examples, such as C3PO's references."""
     from moe_lab.methods.references.embeddings import encoder_folder
-    from moe_lab.runs.prepare import facts_of
+    from moe_lab.runs.model_files import facts_of
 
     embeddings = getattr(config.method, "embeddings", None)
     if embeddings is not None and not embeddings.endswith(".safetensors"):

@@ -1,8 +1,8 @@
 """Executes the runs and studies of a command one after the other, shared with other processes.
 
-Several identical commands may run at once. Each skips runs that another one holds a lock on, and comes back to them
-when nothing else is left. It takes over the runs of a command that has died. The workers of `launcher=` are such
-commands; they only write no tables.
+Several identical commands may run at once. Each skips runs that another one holds a lock on, and
+comes back to them when nothing else is left. It takes over the runs of a command that has died. The
+workers of `launcher=` are such commands; they only write no tables.
 """
 
 import os
@@ -67,7 +67,7 @@ class Step(ABC):
         return False
 
     def check_free(self) -> None:
-        """Raise RunHeldError if another process holds what it needs, as far as is known before it begins."""
+        """Raise RunHeldError if another process is known to hold what it needs."""
 
     @abstractmethod
     def make(self, models: ModelPool) -> Outcome | None:
@@ -180,7 +180,10 @@ class Queue:
         self._total = len({step.name for step in self.steps}) + runs_to_come
 
     def attempt_next(self) -> None:
-        """Attempt the first step. It is removed, unless another process holds it: then it is put last."""
+        """Attempt the first step.
+
+        It is removed, unless another process holds it: then it is put last.
+        """
         step = self.steps.popleft()
         failure = step.failure()
         if self._is_settled(step, failure):
@@ -208,7 +211,10 @@ class Queue:
         return is_worker() and (failure is not None or step.is_stored())
 
     def _check_free(self, step: Step) -> None:
-        """Raise RunHeldError if another process holds what the step needs, or what it needed in its last attempt."""
+        """Raise RunHeldError if another process holds what the step needs.
+
+        That may also be what it needed in its last attempt.
+        """
         held = self._held.get(step.name)
         if held is not None and held.folder is not None and RunFolder(held.folder, "").is_held():
             raise held
@@ -240,7 +246,10 @@ class Queue:
             self.steps.clear()
 
     def _finish(self, step: Step, outcome: Outcome | None) -> None:
-        """Keep the result of a run. The runs of a job whose trainings and studies are finished come next."""
+        """Keep the result of a run.
+
+        The runs of a job whose trainings and studies are finished come next.
+        """
         self._postponed = 0
         if outcome is not None:
             self.outcomes[outcome.run.run_id] = outcome
@@ -251,11 +260,14 @@ class Queue:
 def run_all(
     jobs: Sequence[Job], models: ModelPool, *, wait: bool = True
 ) -> tuple[list[Outcome], list[Failure]]:
-    """Execute the jobs one after the other. A failure does not stop the others, an interruption does.
+    """Execute the jobs one after the other.
 
-    A worker skips jobs whose time is measured. The command that started it runs them after the workers have ended.
+    A failure does not stop the others, an interruption does. A worker skips jobs whose time is
+    measured. The command that started it runs them after the workers have ended.
 
-    `wait`: whether to wait for runs that another process holds. If not, they fail with a RunHeldError.
+    Args:
+        wait: whether to wait for runs that another process holds. If not, they fail with a
+            RunHeldError.
     """
     queue = Queue(jobs, models, wait=wait)
     while queue.steps:

@@ -1,7 +1,7 @@
 """From a command line to the typed `Config` of each cell."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -37,7 +37,8 @@ def to_configs(cells: list[Cell]) -> list[Config]:
             config = to_config(cell)
             if config.mode not in STORED_ONLY and not Path(config.data_dir or ".").is_dir():
                 raise TaskError(
-                    f"data_dir={config.data_dir}: there is no such folder. It has one for each task (docs/tasks.md)."
+                    f"data_dir={config.data_dir}: there is no such folder. "
+                    "It has one for each task (docs/tasks.md)."
                 )
             configs.append(config)
     return configs
@@ -45,7 +46,11 @@ def to_configs(cells: list[Cell]) -> list[Config]:
 
 @contextmanager
 def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
-    """Name the cell of a grid in errors that are raised inside. `alone`: the grid has one cell, which is not named."""
+    """Name the cell of a grid in errors that are raised inside.
+
+    Args:
+        alone: the grid has one cell, which is not named.
+    """
     try:
         yield
     except MoeLabError as error:
@@ -55,48 +60,62 @@ def in_cell(overrides: Sequence[str], alone: bool) -> Iterator[None]:
 
 
 def to_config(cell: Cell) -> Config:
-    """The typed configuration of a cell. Raises ConfigError with the key, and the expected values or closest key."""
+    """The typed configuration of a cell.
+
+    Raises ConfigError with the key, and the expected values or closest key.
+    """
     values = cell.values
-    if unknown := next((key for key in values if key not in KEYS), None):
-        groups = {group: values[group] for group in (*GROUP_CONFIGS, "method")}
-        raise unknown_key(
-            unknown, KEYS + [f"{group}.{key}" for group, keys in groups.items() for key in keys]
-        )
+    _check_keys(values)
     _check_texts(values)
-    keys = {override.partition("=")[0].lstrip("+") for override in cell.overrides}
-    typed: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
     for group, schema in GROUP_CONFIGS.items():
-        section = values[group]
-        name = cell.choices[group] if section.get("name") is None else section["name"]
-        if (
-            group == "model"
-            and section.get("path")
-            and "model.path" in keys
-            and "model.name" not in keys
-        ):
-            name = PurePath(str(section["path"])).name
-        typed[group] = build(schema, {**section, "name": name}, prefix=f"{group}.")
-    _check_has_path(typed["model"])
+        section = values[group] | {"name": _name_of(group, cell)}
+        sections[group] = build(schema, section, prefix=f"{group}.")
+    _check_has_path(sections["model"])
     method = values["method"]
-    method_class = get_method(str(method.get("name")))
-    config = config_class(str(method.get("name")), method)
-    typed["method"] = build(config, method, prefix="method.", owners=methods_with)
-    if typed["task"].answer is None and method_class.answer:
-        typed["task"] = replace(typed["task"], answer=method_class.answer)
-    rest = {key: value for key, value in values.items() if key not in typed}
-    if isinstance(rest["gen_kwargs"], str):
-        rest["gen_kwargs"] = generation_settings(rest["gen_kwargs"])
+    method_name = str(method.get("name"))
+    method_class = get_method(method_name)
+    schema = config_class(method_name, method)
+    sections["method"] = build(schema, method, prefix="method.", owners=methods_with)
+    if sections["task"].answer is None and method_class.answer:
+        sections["task"] = replace(sections["task"], answer=method_class.answer)
+    settings = {key: value for key, value in values.items() if key not in sections}
+    if isinstance(settings["gen_kwargs"], str):
+        settings["gen_kwargs"] = generation_settings(settings["gen_kwargs"])
     # the launcher changes no number, and nothing that is stored
-    overrides = [one for one in cell.overrides if not one.startswith(LAUNCHER)]
+    overrides = [override for override in cell.overrides if not override.startswith(LAUNCHER)]
     record = {"overrides": overrides, "config_dirs": cell.config_dirs}
-    return build(Config, {**rest, **typed, **record}, prefix="")
+    return build(Config, {**settings, **sections, **record}, prefix="")
+
+
+def _check_keys(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a key that a configuration does not have."""
+    unknown = next((key for key in values if key not in KEYS), None)
+    if unknown is None:
+        return
+    known_keys = list(KEYS)
+    for group in (*GROUP_CONFIGS, "method"):
+        known_keys += [f"{group}.{key}" for key in values[group]]
+    raise unknown_key(unknown, known_keys)
+
+
+def _name_of(group: str, cell: Cell) -> str:
+    """The name of a group's option. That of a typed model.path is the path's last part."""
+    section = cell.values[group]
+    keys = {override.partition("=")[0].lstrip("+") for override in cell.overrides}
+    has_typed_path = "model.path" in keys and "model.name" not in keys
+    if group == "model" and section.get("path") and has_typed_path:
+        return PurePath(str(section["path"])).name
+    if section.get("name") is None:
+        return cell.choices[group]
+    return section["name"]
 
 
 def generation_settings(text: str) -> dict[str, Any]:
     """The settings of `temperature=0.7,do_sample=true`, with the values that lm-eval gives them.
 
-    A stop text that looks like a number stays a text, which lm-eval asks for. Raises ConfigError for a key without a
-    value.
+    A stop text that looks like a number stays a text, as lm-eval needs it. Raises ConfigError for a
+    key without a value.
     """
     from lm_eval.utils import simple_parse_args_string
 
@@ -107,12 +126,14 @@ def generation_settings(text: str) -> dict[str, Any]:
             raise ConfigError(f"gen_kwargs={text}: write gen_kwargs=key=value,key=value.")
         parsed = simple_parse_args_string(f"value={value}")["value"]
         is_stop = key.strip() == "until" and parsed is not None
-        settings[key.strip()] = value.strip() if is_stop and not isinstance(parsed, str) else parsed
+        if is_stop and not isinstance(parsed, str):
+            parsed = value.strip()
+        settings[key.strip()] = parsed
     return settings
 
 
 def _check_has_path(model: ModelConfig) -> None:
-    """Raise ConfigError for a model that is nowhere. Without a path it is an embedded model, by its name."""
+    """Raise ConfigError for a model without a path that is no embedded model and has no recipe."""
     if model.path is None and model.recipe is None and model.name not in EMBEDDED_MODELS:
         raise ConfigError(
             f"model.path must be given: model.name={model.name} is none of the embedded models "

@@ -1,11 +1,15 @@
-"""Several processes of torchrun or `accelerate launch`: process 0 runs the command, the others follow it.
+"""Several processes of torchrun or `accelerate launch`: process 0 runs the command.
+
+The others follow it.
 
     torchrun --nproc-per-node 2 -m moe_lab method=roe model=olmoe task=gsm8k
-    torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base method.dataset=lima task=arc_easy
+    torchrun --nproc-per-node 2 -m moe_lab method=finetune-freeze model=olmoe-base \\
+        method.dataset=lima task=arc_easy
 
-Process 0 alone computes scores and writes results. It broadcasts the calls that all processes make: loading a model,
-training it (method=finetune-freeze), and answering requests (`evaluation/lms.py`). If a process fails, torchrun ends
-the others; if torchrun is killed, they end by themselves. The same command continues.
+Process 0 alone computes scores and writes results. It broadcasts the calls that all processes make:
+loading a model, training it (method=finetune-freeze), and answering requests
+(`evaluation/shared_lm.py`). If a process fails, torchrun ends the others; if torchrun is killed,
+they end by themselves. The same command continues.
 """
 
 import os
@@ -27,7 +31,7 @@ from moe_lab.config.terminal import print_error, print_message
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError, TrainingError, exit_code
 from moe_lab.methods import get_method
-from moe_lab.methods.method import Context, TrainingMethod, refuse
+from moe_lab.methods.method import Context, TrainingMethod
 from moe_lab.models.distributed import broadcast, check_variables, num_processes, sharded
 from moe_lab.models.facts import LoadedModel
 from moe_lab.models.memory import ModelPool
@@ -43,9 +47,10 @@ ANNOUNCED_AFTER = 5.0
 
 
 def follow(configs: Sequence[Config]) -> int | None:
-    """In other processes than process 0: make the calls that it broadcasts, and return the exit code. In it: None.
+    """Follow process 0: make the calls that it broadcasts, and return the exit code.
 
-    Raises ConfigError for what several processes cannot share.
+    In process 0, and without other processes, return None at once. Raises ConfigError for what
+    several processes cannot share.
     """
     check_variables()
     _check(configs)
@@ -68,7 +73,8 @@ def follow(configs: Sequence[Config]) -> int | None:
     # it waits in C++, where no handler of Python runs
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    if (code := _follow(rank)) == 0:
+    code = _follow(rank)
+    if code == 0:
         dist.destroy_process_group()
     return code
 
@@ -76,39 +82,51 @@ def follow(configs: Sequence[Config]) -> int | None:
 def joined_store(rank: int, size: int, timeout: float) -> dist.Store:
     """The store of torchrun's environment, once all processes have joined it.
 
-    It is asked again and again, so that a signal ends the waiting. Raises ConfigError after `timeout` seconds.
+    It is asked again and again, so that a signal ends the waiting. Raises ConfigError after
+    `timeout` seconds.
     """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    is_master = rank == 0 and not agent
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    start, announced, joined = time.monotonic(), ANNOUNCED_AFTER, 0
+    address = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT'])}"
+    start = time.monotonic()
+    announced = ANNOUNCED_AFTER
+    joined = 0
     store: dist.Store | None = None
     while True:
         if store is None:
-            with suppress(dist.DistError):  # nobody listens there yet
-                store = dist.TCPStore(
-                    address, port, size, is_master, timeout=ASKING, wait_for_workers=False
-                )
-                store = dist.PrefixStore(f"moe_lab/{attempt}", store)
-                store.set(f"rank {rank}", "joined")
+            store = _store_of(rank, size)
         if store is not None:
-            joined = sum(store.check([f"rank {other}"]) for other in range(size))
+            joined = sum(store.check([f"rank {other_rank}"]) for other_rank in range(size))
             if joined == size:
                 return store
         waited = time.monotonic() - start
-        message = (
-            f"{joined} of {size} processes have joined at {address}:{port} after {waited:.0f} s"
-        )
+        message = f"{joined} of {size} processes have joined at {address} after {waited:.0f} s"
         if waited > timeout:
             raise ConfigError(
                 f"Only {message} (distributed.timeout={timeout:g}).\n"
-                "Start the others, or unset WORLD_SIZE and RANK if a cluster has left them in the environment."
+                "Start the others, or unset WORLD_SIZE and RANK if a cluster has left them in the "
+                "environment."
             )
         if waited > announced:
             print_message(f"Process {rank} waits: {message}; it gives up after {timeout:g} s.")
             announced *= 2
         time.sleep(0.1)
+
+
+def _store_of(rank: int, size: int) -> dist.Store | None:
+    """The store, which this process joins; None if no process listens there yet."""
+    address = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
+    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_master = rank == 0 and not has_agent
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store: dist.Store
+    with suppress(dist.DistError):
+        store = dist.TCPStore(
+            address, port, size, is_master, timeout=ASKING, wait_for_workers=False
+        )
+        store = dist.PrefixStore(f"moe_lab/{attempt}", store)
+        store.set(f"rank {rank}", "joined")
+        return store
+    return None
 
 
 def end_processes(code: int) -> None:
@@ -120,27 +138,27 @@ def end_processes(code: int) -> None:
 
 
 def _check(configs: Sequence[Config]) -> None:
-    one, several = configs[0], num_processes() > 1
-    shared = several and not one.experiment
+    """Raise ConfigError for what several processes of torchrun cannot share."""
+    if num_processes() < 2:
+        return
     for config in configs:
-        model, tuned, method = (
-            config.model,
-            config.tuning.name != "none",
-            get_method(config.method.name),
-        )
-        measures = config.metrics != "none" and not issubclass(method, TrainingMethod)
-        refuse(
-            {
-                "Each process of torchrun has one GPU: leave device=cuda:<index> and model.device_map out.": (
-                    several and (model.device_map or config.device.startswith("cuda:"))
-                ),
-                "Processes of torchrun divide one evaluation, and no study. launcher= shares its trials.": (
-                    shared and tuned
-                ),
-                f"metrics={config.metrics} takes one process: start it without torchrun.": shared
-                and measures,
-            }
-        )
+        if config.model.device_map or config.device.startswith("cuda:"):
+            raise ConfigError(
+                "Each process of torchrun has one GPU: leave device=cuda:<index> and "
+                "model.device_map out."
+            )
+        if configs[0].experiment:
+            continue
+        if config.tuning.name != "none":
+            raise ConfigError(
+                "Processes of torchrun divide one evaluation, and no study. "
+                "launcher= shares its trials."
+            )
+        trains = issubclass(get_method(config.method.name), TrainingMethod)
+        if config.metrics != "none" and not trains:
+            raise ConfigError(
+                f"metrics={config.metrics} takes one process: start it without torchrun."
+            )
 
 
 def load_on_all_ranks(config: Config, models: ModelPool) -> LoadedModel:

@@ -1,10 +1,10 @@
-"""Execution of a run: returns the stored result, or computes the missing parts and writes the run's files."""
+"""Execution of a run: returns the stored result, or computes what is missing."""
 
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 
 import yaml
 
@@ -17,7 +17,6 @@ from moe_lab.models.tokenizer import template_block
 from moe_lab.results.atomic import plain, write_atomically, write_json
 from moe_lab.results.model import RunResult
 from moe_lab.results.response_log import ResponseLog
-from moe_lab.results.run_log import RunLog, WarningsOnce
 from moe_lab.results.samples import check_samples, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError, warn_once
 from moe_lab.runs.evaluation.expert import measure
@@ -25,10 +24,14 @@ from moe_lab.runs.evaluation.result_block import run_block
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_answers
 from moe_lab.runs.evaluation.scored import StoredScores
 from moe_lab.runs.run import Outcome, Run
+from moe_lab.runs.run_log import run_log
 from moe_lab.tasks.judges.judging import JUDGEMENTS, judgements_file
 from moe_lab.tasks.metric_errors import failure_message
 
 logger = logging.getLogger("moe_lab")
+
+ANSWERS = "responses.jsonl"
+"""The log of answers in a run's folder."""
 
 
 class MetricError(ResultsError):
@@ -39,50 +42,64 @@ class MetricError(ResultsError):
 
 @contextmanager
 def memory_errors(name: str) -> Iterator[None]:
-    """Turn "out of memory", of the device or the machine, into a MoeLabError that names the run or study."""
+    """Turn "out of memory" into a MoeLabError that names the run or study.
+
+    It may be the memory of the device or of the machine.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not is_out_of_memory(error):
             raise
         raise MoeLabError(
-            f"{name}: out of memory: {first_line(error)}.\nStored answers are kept: the same command with a lower "
-            "batch_size= continues. A lower max_length=, dtype= or method.n= makes another run."
+            f"{name}: out of memory: {first_line(error)}.\n"
+            "Stored answers are kept: the same command with a lower batch_size= continues. "
+            "A lower max_length=, dtype= or method.n= makes another run."
         ) from error
 
 
 def execute(run: Run, models: ModelPool, *, begin: Callable[[], None] = lambda: None) -> Outcome:
-    """Return the stored result, or compute the missing parts of a run and of the runs that it is compared with.
+    """Return the stored result, or compute what is missing.
 
-    The same call after an interruption continues. Raises RunHeldError if another process works on this run, and
-    MoeLabError if memory does not suffice.
+    Runs that it is compared with are computed first.
 
-    `begin`: called when the run is to be computed and no other process works on it.
+    The same call after an interruption continues. Raises RunHeldError if another process works on
+    this run, and MoeLabError if memory does not suffice.
+
+    Args:
+        begin: called when the run is to be computed and no other process works on it.
     """
-    if (stored := whole_result(run)) is not None:
+    stored = whole_result(run)
+    if stored is not None:
         return Outcome(run, stored, stored=True)
     with run.store.held():
-        if (stored := whole_result(run)) is not None:  # by the process that held it
+        stored = whole_result(run)
+        if stored is not None:  # by the process that held it
             return Outcome(run, stored, stored=True)
         with run.store.status(), memory_errors(run.folder.name):
             begin()
-            others, failed = _compared_results(run, models)
-            with _run_log(run), naming(run.folder.name):
-                results = evaluate_run(run, models, others)
-            if failed is not None:
-                raise failed
+            compared = _compared_scores(run, models)
+            with run_log(run.folder), naming(run.folder.name):
+                results = evaluate_run(run, models, compared.scores)
+            if compared.failed is not None:
+                raise compared.failed
             return Outcome(run, results, stored=False)
 
 
 def whole_result(run: Run) -> RunResult | None:
-    """The stored result if it has its comparisons, metrics and samples, and is not to be computed again."""
-    stored = None if run.config.rerun else run.stored()
-    if (
-        stored is None
-        or (run.baseline is not None and stored.base_id is None)
-        or not stored.compared.keys() >= run.comparisons.keys()
-        or not all(other.measured for other in (run, *run.compared_runs.values()))
-    ):
+    """The stored result if it has its comparisons, metrics and samples.
+
+    None if it is to be computed again.
+    """
+    if run.config.rerun:
+        return None
+    stored = run.stored()
+    if stored is None:
+        return None
+    lacks_base = run.baseline is not None and stored.base_id is None
+    if lacks_base or not stored.compared.keys() >= run.comparisons.keys():
+        return None
+    if not all(measured.measured for measured in (run, *run.compared_runs.values())):
         return None
     try:
         check_samples(stored)
@@ -92,64 +109,56 @@ def whole_result(run: Run) -> RunResult | None:
     return stored
 
 
-def _compared_results(
-    run: Run, models: ModelPool
-) -> tuple[dict[str, StoredScores], MetricError | None]:
-    """The scores and samples of the runs to compare with, read or computed.
+@dataclass
+class ComparedScores:
+    """The runs that a run is compared with."""
 
-    The error is of the last one with a metric that could not be computed. Its other scores are compared.
+    scores: dict[str, StoredScores] = field(default_factory=dict)
+    """By name, as in `Run.compared_runs`."""
+    failed: MetricError | None = None
+    """The error of the last one with a metric that could not be computed.
+
+    Its other scores are compared.
     """
-    stored: dict[str, StoredScores] = {}
-    failed = None
-    for name, other in run.compared_runs.items():
+
+
+def _compared_scores(run: Run, models: ModelPool) -> ComparedScores:
+    """The scores and samples of the runs to compare with, read or computed."""
+    compared = ComparedScores()
+    for name, compared_run in run.compared_runs.items():
         try:
             try:
-                results = execute(other, models).results
+                results = execute(compared_run, models).results
             except MetricError as error:
-                results, failed = error.results, error
+                results = error.results
+                compared.failed = error
             samples = read_samples(results)
         except RunHeldError:
             raise
         except MoeLabError as error:
-            message = (
-                f"{other.folder.name}, which {run.folder.name} is compared with, failed: {error}"
-            )
+            names = f"{compared_run.folder.name}, which {run.folder.name} is compared with"
+            message = f"{names}, failed: {error}"
             raise type(error)(message) from error
-        stored[name] = StoredScores(
-            run_id=other.run_id,
+        compared.scores[name] = StoredScores(
+            run_id=compared_run.run_id,
             results=results.lm_eval.results,
             samples=samples,
             rounding=results.rounding,
         )
-    return stored, failed
-
-
-# The evaluation of one run inside its folder: answers, lm-eval's metrics, files
+    return compared
 
 
 def evaluate_run(run: Run, models: ModelPool, others: Mapping[str, StoredScores]) -> RunResult:
-    """Answer the requests without a stored answer, let lm-eval evaluate all answers, and write the run's files.
+    """Answer the requests that have no stored answer, and let lm-eval evaluate all answers.
 
-    `others` as in `run_block`. results.json is written before the metrics. Raises MetricError, after it is written, if
-    a score is missing.
+    results.json is written before the metrics. Raises MetricError, after it is written, if a score
+    is missing.
+
+    Args:
+        others: as in `run_block`.
     """
-    config = asdict(run.config)
-    overrides = config.pop("overrides")
-    write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
-    write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))
-    path = run.folder / "responses.jsonl"
-    again = run.config.rerun  # an interrupted rerun continues its own log
-    log = ResponseLog(
-        path.with_name("responses.rerun.jsonl") if again else path, run.answers_header
-    )
-    if log.set_aside is not None:
-        reason = "they are of another model commit, made with other versions, or damaged"
-        print_message(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}")
-    logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
-    if len(log):
-        print_message(
-            f"{run.folder.name}: continuing with {len(log):,} stored answer{'s' * (len(log) > 1)}"
-        )
+    _write_config(run)
+    log = _opened_log(run)
     template = template_block(run.config)
     if template and template["chat_template"]["plain"]:
         print_message("The tokenizer has no chat template; a plain one is used.")
@@ -158,54 +167,51 @@ def evaluate_run(run: Run, models: ModelPool, others: Mapping[str, StoredScores]
         evaluated = evaluate_answers(run, models, log, routes)
     finally:
         log.close()
-    failures = evaluated.pop("failures")
-    block = run_block(run, evaluated, log, others, failures, template)
-    samples = evaluated.pop("samples")
-    write_samples(run.folder, samples)
-    if again:
-        os.replace(log.path, path)
-        if run.judges:
-            os.replace(judgements_file(run.folder, again), run.folder / JUDGEMENTS)
-    content = plain(evaluated | {"moe_lab": block})
+    block = run_block(run, evaluated, log, others, template)
+    write_samples(run.folder, evaluated.samples)
+    if run.config.rerun:
+        _replace_answers(run, log)
+    content = plain(evaluated.content | {"moe_lab": block})
     results = RunResult(content, run.folder)
     write_json(run.folder / "results.json", content)
-    if failures:
+    if evaluated.failures:
         error = MetricError(
-            f"{failure_message(failures)}\nThe other scores are in {run.folder / 'results.json'}, and all answers are "
-            "stored."
+            f"{failure_message(evaluated.failures)}\n"
+            f"The other scores are in {run.folder / 'results.json'}, and all answers are stored."
         )
         error.results = results
         raise error
     if routes is not None:
-        measure(run, models, samples, routes)
+        measure(run, models, evaluated.samples, routes)
     return results
 
 
-@contextmanager
-def _run_log(run: Run) -> Iterator[None]:
-    """Write run.log: this package's log, lm-eval's warnings, and the traceback of an error that stops the run."""
-    handler = RunLog(run.folder / "run.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
-    logger.setLevel(logging.INFO)
-    warnings = WarningsOnce()
-    harness = logging.getLogger("lm_eval")
-    quiet = harness.level
-    harness.setLevel(logging.WARNING)
-    for source in (logger, harness):
-        source.addHandler(handler)
-        source.addHandler(warnings)
-    try:
-        yield
-        logger.info("finished")
-    except RunHeldError as error:
-        logger.info("left for later: %s", error)
-        raise
-    except BaseException:
-        logger.exception("stopped")
-        raise
-    finally:
-        for source in (logger, harness):
-            source.removeHandler(warnings)
-            source.removeHandler(handler)
-        harness.setLevel(quiet)
-        handler.close()
+def _write_config(run: Run) -> None:
+    """Write config.yaml and overrides.yaml."""
+    config = asdict(run.config)
+    overrides = config.pop("overrides")
+    write_atomically(run.folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False))
+    write_atomically(run.folder / "overrides.yaml", yaml.safe_dump(overrides))
+
+
+def _opened_log(run: Run) -> ResponseLog:
+    """The log of answers. It says what is continued."""
+    name = ANSWERS
+    if run.config.rerun:  # an interrupted rerun continues its own log
+        name = "responses.rerun.jsonl"
+    log = ResponseLog(run.folder / name, run.answers_header)
+    if log.set_aside is not None:
+        reason = "they are of another model commit, made with other versions, or damaged"
+        print_message(f"{log.set_aside}: the earlier answers are kept there and not used; {reason}")
+    logger.info("%s: %d documents, %d answers stored", run.run_id, run.num_documents, len(log))
+    if len(log):
+        answers = "answer" if len(log) == 1 else "answers"
+        print_message(f"{run.folder.name}: continuing with {len(log):,} stored {answers}")
+    return log
+
+
+def _replace_answers(run: Run, log: ResponseLog) -> None:
+    """Put the answers of a rerun, and their judgements, in the place of the earlier ones."""
+    os.replace(log.path, run.folder / ANSWERS)
+    if run.judges:
+        os.replace(judgements_file(run.folder, run.config.rerun), run.folder / JUDGEMENTS)

@@ -29,13 +29,19 @@ class Job:
     studies: list[Study] = field(default_factory=list)
     """One study whose profile all runs use, or with `tuning.seeds` one per seed."""
     runs: list[Run] = field(default_factory=list)
-    """One per seed. Empty until the studies are finished, because the temperatures are part of a run's identity."""
+    """One per seed.
+
+    Empty until the studies are finished, because the temperatures are part of a run's identity.
+    """
     evaluated: Config | None = None
     """The configuration that is evaluated with the study's profile; None: the study's own."""
     trainings: list[Training] = field(default_factory=list)
     """The unfinished trainings of its models, one per seed; empty if all models are trained."""
     group: str | None = None
-    """The logger's group of its runs and studies: the command or the experiment; None for a single run."""
+    """The logger's group of its runs and studies: the command or the experiment.
+
+    None for a single run.
+    """
     timed: bool = False
     """Whether its time is measured, so that nothing else may run at the same time."""
 
@@ -50,9 +56,9 @@ class Job:
             self.runs += runs_of(self.evaluated or study.tuned_config())
 
     def expected_runs(self) -> list[Run]:
-        """A run after each study, with a placeholder for the profile of a study that is not finished.
+        """A run after each study. The profile of an unfinished study is a placeholder.
 
-        Of a command with several seeds it is the first one.
+        Of a command with several seeds it is the run of the first seed.
         """
         runs = []
         for study in self.studies:
@@ -107,7 +113,10 @@ class Job:
             self._prepare_runs()
 
     def check_judges(self) -> None:
-        """Raise the error of a judge that cannot judge a missing result, because a key or a model is missing."""
+        """Raise the error of a judge that cannot judge a missing result.
+
+        Its key or its model may be missing.
+        """
         for run in with_baselines(self.runs):
             if run.done:
                 continue
@@ -116,7 +125,10 @@ class Job:
 
 
 def job_of(config: Config) -> Job:
-    """The job of a configuration. Computes nothing. Raises the errors of `moe_lab.runs.prepare.prepare`."""
+    """The job of a configuration.
+
+    Computes nothing. Raises the errors of `moe_lab.runs.prepare.prepare`.
+    """
     if config.model.recipe is not None:
         return _job_of_recipe(config)
     if config.tuning.name == "none":
@@ -128,7 +140,10 @@ def job_of(config: Config) -> Job:
 
 
 def _job_of_recipe(config: Config) -> Job:
-    """The job of a model that is trained on first use: a training, and with tuning a study, for each seed."""
+    """The job of a model that is trained on first use.
+
+    It has a training, and with tuning a study, for each seed.
+    """
     trainings = []
     for seeded in consecutive_seeds(config):
         tuning = replace(seeded.tuning, seeds=1)
@@ -159,9 +174,12 @@ def _job_of_models(config: Config, trained: Sequence[Config]) -> Job:
 
 
 def jobs_of(configs: Sequence[Config], *, compute: bool = True) -> list[Job]:
-    """The jobs of a grid, ordered by model. Raises the errors of `job_of`, with the name of the cell.
+    """The jobs of a grid, ordered by model.
 
-    `compute`: whether missing results will be computed. If so, the judges are checked.
+    Raises the errors of `job_of`, with the name of the cell.
+
+    Args:
+        compute: whether missing results will be computed. If so, the judges are checked.
     """
     jobs = []
     for config in configs:
@@ -188,11 +206,11 @@ def _group(configs: Sequence[Config]) -> str:
 
 def digest_of(configs: Sequence[Config]) -> str:
     """SHA-256 of the configurations of a command, whoever runs and logs it."""
-    same = [
+    configurations = [
         replace(config, overrides=[], launcher=LauncherConfig(), logger=LoggerConfig(), rerun=False)
         for config in configs
     ]
-    return hashlib.sha256(repr(same).encode()).hexdigest()
+    return hashlib.sha256(repr(configurations).encode()).hexdigest()
 
 
 def job_after(study: Study, config: Config) -> Job:
@@ -220,7 +238,10 @@ def seeds_of(config: Config) -> list[Config]:
 
 
 def repeated_studies(jobs: Sequence[Job]) -> list[list[str]]:
-    """The run ids of each job with a study or a model per seed. Its runs differ in these and share one summary."""
+    """The run ids of each job with a study or a model per seed.
+
+    Its runs differ in these and share one summary.
+    """
     repeated = []
     for job in jobs:
         if len(job.studies) > 1 or job.config.model.recipe is not None:
@@ -231,7 +252,8 @@ def repeated_studies(jobs: Sequence[Job]) -> list[list[str]]:
 def by_model(jobs: Sequence[Job]) -> list[Job]:
     """The jobs grouped by model, so that each model is loaded once.
 
-    Within a model, jobs whose metrics are counted while answers are computed come first (metrics=expert).
+    Within a model, jobs whose metrics are counted while answers are computed come first
+    (metrics=expert).
     """
     first: dict[str, int] = {}
 
@@ -243,7 +265,10 @@ def by_model(jobs: Sequence[Job]) -> list[Job]:
 
 
 def distinct_runs(jobs: Sequence[Job]) -> list[Run]:
-    """All runs of the jobs, each id once. A run with metrics is preferred over one of the same id without."""
+    """All runs of the jobs, each id once.
+
+    A run with metrics is preferred over one of the same id without.
+    """
     distinct: dict[str, Run] = {}
     for job in jobs:
         for run in job.runs:

@@ -15,30 +15,29 @@ from moe_lab.methods import get_method
 from moe_lab.reports.columns import Column, Shown
 from moe_lab.reports.config_settings import settings_by_run
 from moe_lab.reports.example_frame import example_frame
-from moe_lab.reports.expert import comparisons, print_expert_metrics
+from moe_lab.reports.expert import print_expert_metrics
 from moe_lab.reports.frames import score_frame
 from moe_lab.reports.plotted import plotted
 from moe_lab.reports.scores import CommandTable
 from moe_lab.reports.terminal import notes, print_scores, print_studies
-from moe_lab.results.model import RunResult
-from moe_lab.results.score import ComparisonKey
-from moe_lab.results.score_table import SeedGroup, family_of
 from moe_lab.runs.attempts import Failure
-from moe_lab.runs.jobs import Job, distinct_runs, repeated_studies, with_baselines
+from moe_lab.runs.jobs import Job, distinct_runs, with_baselines
+from moe_lab.runs.outcomes import results_with_metrics
 from moe_lab.runs.run import Outcome, Run
-from moe_lab.runs.summaries import summarize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
 FOOTNOTES = 8
-"""Most lines of methods below the tables of a command."""
+"""The largest number of lines of methods below the tables of a command."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Results(Shown, Sequence[dict[str, Any]]):
-    """The results of a command's runs, in the order of its grid. Each one is the content of a results.json.
+    """The results of a command's runs, in the order of its grid.
+
+    Each one is the content of a results.json.
 
         results = moe_lab.run(["-m", "method=base,roe", "task=toy_choice", "limit=50"])
         results                      # the scores, as a table in a notebook
@@ -47,9 +46,10 @@ class Results(Shown, Sequence[dict[str, Any]]):
         results.plot()               # differences to the base model with 95% intervals
         results[0]["results"]        # lm-eval's own dictionary
 
-    `runs` has the run of each, with its `config`, `run_id` and `folder`, where its files are; `missing` the folders of
-    runs without a result (of `report`); `tables` with `experiment=` a data frame for each table, by name: the
-    coordinates of its cells, columns as those of `frame`, and `published`, the paper's number.
+    `runs` has the run of each, with its `config`, `run_id` and `folder`, where its files are;
+    `missing` the folders of runs without a result (of `report`); `tables` with `experiment=` a data
+    frame for each table, by name: the coordinates of its cells, columns as those of `frame`, and
+    `published`, the paper's number.
     """
 
     jobs: Sequence[Job] = ()
@@ -66,21 +66,30 @@ class Results(Shown, Sequence[dict[str, Any]]):
     files: Sequence[Path] = ()
     """What is printed last."""
     alone: bool = False
-    """Whether there is one run at most, whose failure is told without its name."""
+    """Whether there is one run at most, whose failure is printed without its name."""
     code: int | None = None
-    """Of a process of torchrun that followed process 0: its exit code."""
+    """The exit code of a process of torchrun that followed process 0; None in any other process."""
 
     @property
     def exit_code(self) -> int:
-        """130 or 143 if interrupted, else 1 if a run failed, else 3 if one was held; of a single run its own."""
+        """0 without failures; of a single run that of its error.
+
+        Of several runs it is 130 or 143 if the command was interrupted, else 1 if a run failed,
+        else 3: another process held a run.
+        """
         if self.code is not None:
             return self.code
         errors = [*self.refused, *(failure.error for failure in self.failures)]
-        stops = [error for error in errors if isinstance(error, KeyboardInterrupt)]
-        failed = [error for error in errors if not isinstance(error, RunHeldError)]
-        if first := errors if self.alone else stops:
-            return exit_code(first[0])
-        return 1 if failed else RunHeldError.exit_code if errors else 0
+        if not errors:
+            return 0
+        if self.alone:
+            return exit_code(errors[0])
+        for error in errors:
+            if isinstance(error, KeyboardInterrupt):
+                return exit_code(error)
+        if all(isinstance(error, RunHeldError) for error in errors):
+            return RunHeldError.exit_code
+        return 1
 
     @property
     def configs(self) -> dict[str, Config]:
@@ -96,8 +105,8 @@ class Results(Shown, Sequence[dict[str, Any]]):
     @overload
     def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        found = [dict(outcome.results.content) for outcome in self.outcomes]
-        return found[index]
+        contents = [dict(outcome.results.content) for outcome in self.outcomes]
+        return contents[index]
 
     @property
     def runs(self) -> list[Run]:
@@ -110,50 +119,60 @@ class Results(Shown, Sequence[dict[str, Any]]):
     def frame(self, *, all_settings: bool = False) -> DataFrame:
         """The score table: one row per run, task and run that it is compared with.
 
-        The runs that others are compared with (the base model, calibration) have rows of their own, before these.
-        Means over seeds follow; their `seed` is missing, and `seeds` is the number of seeds.
+        The runs that others are compared with (the base model, calibration) have rows of their own,
+        before these. Means over seeds follow; their `seed` is missing, and `seeds` is the number of
+        seeds.
 
         Args:
-            all_settings: a column for every setting of the command, not only for those that differ between its runs.
+            all_settings: a column for every setting of the command, not only for those that differ
+                between its runs.
 
         Columns, missing where they do not apply:
 
-        - `model`, `method`, the settings by their keys (`method.n`, `limit`), `task`, `metric` (lm-eval's
-          `metric,filter`), `seed`, `seeds`, `examples` (the number of examples), `run` (the folder in `outputs/runs`,
-          of a mean the file in `outputs/summaries`), `notes` (`PARTIAL`, `untuned`, ...).
-        - `value` with its 95% interval over examples `low`, `high`, lm-eval's standard error `stderr`; of a mean over
-          seeds `std` and the interval over seeds `seed_low`, `seed_high`. Rates are fractions.
-        - `difference` to the run `compared_with` on the same examples, with its 95% interval `difference_low`,
-          `difference_high` over `difference_over` ("documents", or "seeds and documents"); `to_right`, `to_wrong`:
-          examples that only this run, or only the other one, has right.
-        - `p` of `test` ("McNemar", "permutation", "seeds" of a mean, or "average" of tasks), and `p_holm`, corrected
-          for the `family` comparisons of the same `question`, as the terminal prints it. A run of one of several
-          seeds has no `p_holm`: the test is that of the mean.
-        - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and others: what
-          `metrics=` measured, as loggers name it. Both are of single runs.
+        - `model`, `method`, the settings by their keys (`method.n`, `limit`), `task`, `metric`
+          (lm-eval's `metric,filter`), `seed`, `seeds`, `examples` (the number of examples), `run`
+          (the folder in `outputs/runs`, of a mean the file in `outputs/summaries`), `notes`
+          (`PARTIAL`, `untuned`, ...).
+        - `value` with its 95% interval over examples `low`, `high`, lm-eval's standard error
+          `stderr`; of a mean over seeds `std` and the interval over seeds `seed_low`, `seed_high`.
+          Rates are fractions.
+        - `difference` to the run `compared_with` on the same examples, with its 95% interval
+          `difference_low`, `difference_high` over `difference_over` ("documents", or "seeds and
+          documents"); `to_right`, `to_wrong`: examples that only this run, or only the other one,
+          has right.
+        - `p` of `test` ("McNemar", "permutation", "seeds" of a mean, or "average" of tasks), and
+          `p_holm`, corrected for the `family` comparisons of the same `question`, as the terminal
+          prints it. A run of one of several seeds has no `p_holm`: the test is that of the mean.
+        - `cost/...`: seconds, tokens, bytes and joules as results.json has them; `expert/...` and
+          others: what `metrics=` measured, as loggers name it. Both are of single runs.
         """
-        asked = [run.config for run in self.runs]
-        return score_frame(self.table, self.configs, asked, all_settings)
+        configs = [run.config for run in self.runs]
+        return score_frame(self.table, self.configs, configs, all_settings)
 
     def examples(self) -> DataFrame:
-        """One row per example of every run, base runs included, by the filter of the task's headline metric.
+        """One row per example of every run, base runs included.
 
-        Columns: `model`, `method`, the settings that differ, `seed`, `task`, `document` (the number of the example in
-        the task), `prompt` (as lm-eval asks it, with few-shot examples and chat template), `answer` (the generated
-        text; of choices the chosen one, missing where the metric's choice is not known), `target`, `score` (the value
-        of `metric`) and `run`.
+        It is of the filter of the task's headline metric.
+
+        Columns: `model`, `method`, the settings that differ, `seed`, `task`, `document` (the number
+        of the example in the task), `prompt` (as lm-eval asks it, with few-shot examples and chat
+        template), `answer` (the generated text; of choices the chosen one, missing where the
+        metric's choice is not known), `target`, `score` (the value of `metric`) and `run`.
 
         Raises DamagedError for a sample log that cannot be read.
         """
-        asked = [run.config for run in self.runs]
+        configs = [run.config for run in self.runs]
         runs = self.table.runs
-        return example_frame(runs, settings_by_run(runs, self.configs, asked))
+        return example_frame(runs, settings_by_run(runs, self.configs, configs))
 
     def plot(self) -> Figure:
-        """A forest plot: each run's difference with its 95% interval, the largest first, one panel per task.
+        """A forest plot: each run's difference with its 95% interval, one panel per task.
 
-        Points are filled where the difference is significant: its p, corrected by Holm and written next to it, is
-        below 0.05. Of several seeds the mean is shown. The figure is one of matplotlib; a notebook shows it.
+        The largest difference is first.
+
+        Points are filled where the difference is significant: its p, corrected by Holm and written
+        next to it, is below 0.05. Of several seeds the mean is shown. The figure is one of
+        matplotlib; a notebook shows it.
 
         Raises ConfigError where no run is compared with another one.
         """
@@ -162,32 +181,23 @@ class Results(Shown, Sequence[dict[str, Any]]):
         lines = plotted(self.table.shown)
         if not lines:
             raise ConfigError(
-                "There is no difference to plot: no run is compared with another. Run a method other than base, "
-                "without baseline=false."
+                "There is no difference to plot: no run is compared with another. "
+                "Run a method other than base, without baseline=false."
             )
         return _shown_by_notebooks(differences_figure(lines))
 
     def _columns(self) -> tuple[list[Column], list[str]]:
+        columns = self.table.columns()
+        if not self.outcomes:
+            return columns, ["no results"]
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
-        return self.table.columns(), [runs, *notes(self.table)] if self.outcomes else ["no results"]
+        return columns, [runs, *notes(self.table)]
 
     def print(self) -> None:
         """Print tables and paths, and the failures on stderr."""
         print_studies(self.studies)
         if self.outcomes:
-            runs = self.table.runs
-            lines = sorted(
-                {
-                    line
-                    for run in runs
-                    for line in get_method(run.method.name).footnotes(run["moe_lab"])
-                }
-            )
-            if len(lines) > FOOTNOTES:
-                lines[FOOTNOTES:] = [
-                    f"{len(lines) - FOOTNOTES} more lines of other runs: see their pages."
-                ]
-            print_scores(self.table, lines)
+            print_scores(self.table, self._footnotes())
             print_expert_metrics(results_with_metrics(self.outcomes), self.table.family)
         for file in self.files:
             print_line(str(file))
@@ -198,6 +208,17 @@ class Results(Shown, Sequence[dict[str, Any]]):
                 print_message(CONTINUES)
             else:
                 print_error(failure.error)
+
+    def _footnotes(self) -> list[str]:
+        """What the runs' methods say of their results, each line once."""
+        distinct: set[str] = set()
+        for run in self.table.runs:
+            distinct.update(get_method(run.method.name).footnotes(run["moe_lab"]))
+        lines = sorted(distinct)
+        left_out = len(lines) - FOOTNOTES
+        if left_out <= 0:
+            return lines
+        return [*lines[:FOOTNOTES], f"{left_out} more lines of other runs: see their pages."]
 
 
 def _shown_by_notebooks(figure: Figure) -> Figure:
@@ -210,54 +231,3 @@ def _shown_by_notebooks(figure: Figure) -> Figure:
 
     figure._repr_png_ = png  # type: ignore[attr-defined]
     return figure
-
-
-def with_compared(outcomes: Sequence[Outcome]) -> list[RunResult]:
-    """The results in their order, each once and after the results that it is compared with."""
-    own = {outcome.run.run_id: outcome.results for outcome in outcomes}
-    runs = with_baselines([outcome.run for outcome in outcomes])
-    results = [own[run.run_id] if run.run_id in own else run.stored() for run in runs]
-    return [result for result in results if result is not None]
-
-
-def results_with_metrics(outcomes: Sequence[Outcome]) -> list[RunResult]:
-    """The results that the table of `metrics=` shows."""
-    return with_compared([one for one in outcomes if one.run.config.metrics != "none"])
-
-
-def stored_outcomes(jobs: Sequence[Job]) -> list[Outcome]:
-    """The stored results of the jobs' runs. Nothing is computed."""
-    found = [(run, run.stored()) for run in distinct_runs(jobs)]
-    return [Outcome(run, stored, stored=True) for run, stored in found if stored is not None]
-
-
-def command_table(outcomes: Sequence[Outcome], jobs: Sequence[Job]) -> CommandTable:
-    """The scores of a command, and the families of its comparisons."""
-    groups = summarize(outcomes, repeated_studies(jobs))
-    controls = controls_of(outcomes, groups)
-    not_asked = {control.results[0].run_id for control in controls}
-    family = family_of([*groups, *controls], measured_p_values(outcomes), not_asked)
-    return CommandTable(with_compared(outcomes), groups, family)
-
-
-def controls_of(outcomes: Sequence[Outcome], groups: Sequence[SeedGroup]) -> list[SeedGroup]:
-    """The stored runs that others are compared with and that were not asked for, each as a group of its own.
-
-    Calibration is one of them. Those of a run with several seeds are left out, because a single seed has no test.
-    """
-    single = {group.results[0].run_id for group in groups if group.summary is None}
-    shown = {outcome.run.run_id for outcome in outcomes}
-    controls: dict[str, SeedGroup] = {}
-    for outcome in outcomes:
-        if outcome.run.run_id not in single:
-            continue
-        for run in outcome.run.compared_runs.values():
-            stored = None if run.run_id in shown else run.stored()
-            if stored is not None:
-                controls[run.run_id] = SeedGroup([stored])
-    return list(controls.values())
-
-
-def measured_p_values(outcomes: Sequence[Outcome]) -> dict[ComparisonKey, float | None]:
-    """The uncorrected p of each comparison in the tables of `metrics=`."""
-    return comparisons(results_with_metrics(outcomes))

@@ -27,7 +27,7 @@ class Run:
 
     config: Config
     run_id: str
-    """SHA-256 of everything that determines the numbers (`moe_lab.runs.prepare.identity`)."""
+    """SHA-256 of everything that determines the numbers (`moe_lab.runs.identity.identity`)."""
     folder: Path
     facts: ModelFacts
     method: Method
@@ -49,8 +49,13 @@ class Run:
 
     @property
     def compared_runs(self) -> dict[str, Run]:
-        """All runs that this run is compared with, "baseline" first. They are executed before this run."""
-        return ({"baseline": self.baseline} if self.baseline is not None else {}) | self.comparisons
+        """All runs that this run is compared with, "baseline" first.
+
+        They are executed before this run.
+        """
+        if self.baseline is None:
+            return dict(self.comparisons)
+        return {"baseline": self.baseline, **self.comparisons}
 
     @property
     def measured(self) -> bool:
@@ -77,7 +82,7 @@ class Run:
         return RunFolder(self.folder, self.run_id)
 
     def check_free(self) -> None:
-        """Raise RunHeldError if another process works on this run or on a run that it is compared with."""
+        """Raise RunHeldError if another process works on it or on one that it is compared with."""
         for run in (*self.compared_runs.values(), self):
             if not run.done:
                 run.store.check_free()
@@ -90,11 +95,14 @@ class Run:
         stored = self.store.stored(self.facts.commit)
         if stored is None:
             return None
-        asked = headline_of(self.config.task.metric, stored.lm_eval.scores(stored.task.tasks[0]))
-        return stored.model_copy(update={"asked": asked})
+        headline = headline_of(self.config.task.metric, stored.lm_eval.scores(stored.task.tasks[0]))
+        return stored.model_copy(update={"asked": headline})
 
     def stored_metrics(self) -> StoredMetrics | None:
-        """The stored metrics of `metrics=` if they are complete and of this run and hub commit, else None."""
+        """The stored metrics of `metrics=`.
+
+        None if they are incomplete or of another run or hub commit.
+        """
         if self.config.metrics == "none":
             return None
         return stored_metrics(self.folder, self.run_id, self.facts.commit)

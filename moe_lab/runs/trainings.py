@@ -12,13 +12,16 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.models.facts import ModelFacts
-from moe_lab.runs.prepare import facts_of
+from moe_lab.runs.model_files import facts_of
 
 
 class Training:
-    """The training that makes the model of a configuration with a recipe (`model.recipe`, keys of method=pretrain).
+    """The training that makes the model of a configuration with a recipe.
 
-    Each seed of a run has a model of its own, whose training has the run's seed: a mean over seeds is over trainings.
+    The recipe, `model.recipe`, has keys of method=pretrain.
+
+    Each seed of a run has a model of its own, whose training has the run's seed: a mean over seeds
+    is over trainings.
     """
 
     def __init__(self, config: Config):
@@ -26,8 +29,8 @@ class Training:
         assert config.model.recipe is not None
         if issubclass(get_method(config.method.name), TrainingMethod):
             raise ConfigError(
-                f"method={config.method.name} trains, and model={config.model.name} is trained on first use. Use "
-                "another model, or give the recipe's keys to method=pretrain."
+                f"method={config.method.name} trains, and model={config.model.name} is trained on "
+                "first use. Use another model, or give the recipe's keys to method=pretrain."
             )
         method = get_method("pretrain")
         keys: dict[str, Any] = {"name": "pretrain", **config.model.recipe}
@@ -53,13 +56,17 @@ class Training:
         return Path(self.method.trained(self.config, self.facts).folder)
 
     def left(self) -> dict[str, tuple[int, int]]:
-        """The remaining optimizer steps and tokens by name of the model's folder; empty if the model is trained."""
+        """The remaining optimizer steps and tokens by name of the model's folder.
+
+        Empty if the model is trained.
+        """
         return self.method.training_left(self.config, self.facts)
 
     def make(self, free: Callable[[], None] = lambda: None) -> Config:
         """Finish the training. Returns the configuration with the trained model.
 
-        Raises RunHeldError if another process trains it. `free` removes other models from memory before the training.
+        Raises RunHeldError if another process trains it. `free` removes other models from memory
+        before the training.
         """
         trained = self.method.resolve_model(self.config, self.facts, free).model
         model = replace(self.evaluated.model, path=trained.path, tokenizer=None, recipe=None)

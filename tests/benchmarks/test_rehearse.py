@@ -16,7 +16,7 @@ from benchmarks.rehearse import Planned, _play, cuts, subset
 from moe_lab.config.compose import compose_cell
 from moe_lab.models.memory import ModelPool
 from moe_lab.runs.config import to_config
-from moe_lab.runs.experiments.cells import compose_experiments
+from moe_lab.runs.experiments.composing import compose_experiments
 from moe_lab.tasks.loading import task_cache
 
 ROOT = Path(__file__).parents[2]

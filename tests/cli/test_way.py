@@ -34,6 +34,12 @@ BESIDE = {
     "tasks/loading.py",
     "results/code_digest.py",
     "runs/plan.py",
+    "runs/planning/disk.py",
+    "runs/planning/memory_notes.py",
+    "runs/planning/memory.py",
+    "runs/planning/rows.py",
+    "runs/planning/state.py",
+    "runs/planning/workload.py",
     *(f"config/{name}.py" for name in CONFIG),
 }
 """The cache of tasks, edited modules of tasks, an import hook, what follows on the runs, where options of plug-ins are, how

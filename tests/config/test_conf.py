@@ -33,7 +33,7 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method_names
 from moe_lab.reports.papers.experiment import LOADER, find_experiments
 from moe_lab.runs.config import compose_or_explain, to_config
-from moe_lab.runs.experiments.cells import compose_experiments
+from moe_lab.runs.experiments.composing import compose_experiments
 from tests.support.tiers import first_fast
 
 CONF = resource_folder("conf")

@@ -23,8 +23,8 @@ from moe_lab.methods.trainer import MoeTrainer
 from moe_lab.methods.virtual_tokens import training
 from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, refusal, with_adapter
 from moe_lab.models.source import TINY
-from moe_lab.runs.budget import workload_of
 from moe_lab.runs.config import to_config
+from moe_lab.runs.planning.workload import workload_of
 from moe_lab.runs.prepare import prepare
 from tests.support import rounding
 from tests.support.command import exit_code, run_command

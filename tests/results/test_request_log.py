@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from moe_lab.results.samples import (
     write_samples,
 )
 from moe_lab.results.stored_files import DamagedError
-from moe_lab.runs.execute import _run_log
+from moe_lab.runs.run_log import run_log
 from tests.support.stored_results import result_with
 
 HEADER = {"run_id": "a", "commit": None, "versions": {"lm_eval": "1"}}
@@ -201,8 +200,7 @@ def test_a_full_disk_does_not_end_the_run(logger, capsys):
 def test_a_warning_of_lm_eval_is_in_the_runs_log_and_once_on_stderr(tmp_path, capsys):
     harness = logging.getLogger("lm_eval")
     before = harness.level, list(harness.handlers)
-    run: Any = SimpleNamespace(folder=tmp_path)
-    with _run_log(run):
+    with run_log(tmp_path):
         for document in ("{'question': 1}", "{'question': 2}"):
             logging.getLogger("lm_eval.api.task").warning(
                 f"Label index is out of range, Sample:\n{document}"

@@ -22,9 +22,9 @@ from moe_lab.errors import ResultsError, RunHeldError
 from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.folder import ATTEMPT, RunFolder
-from moe_lab.runs import attempts, launchers
+from moe_lab.runs import attempts, local_workers, queued_workers
 from moe_lab.runs.jobs import Job
-from moe_lab.runs.launchers import Worker
+from moe_lab.runs.queued_workers import Worker
 from tests.support.command import FakeRun, FakeRuns, Forked, install, run_command
 
 CONFIG = Config(launcher=LauncherConfig(name="local", workers=2))
@@ -115,32 +115,37 @@ def test_an_interruption_ends_the_workers(monkeypatch):
     workers = [FakeWorker(None), FakeWorker(0)]
     monkeypatch.setattr(FakeWorker, "wait", interrupted)
     monkeypatch.setattr(
-        launchers, "start", lambda *_: started.append(workers[len(started)]) or started[-1]
+        local_workers, "start", lambda *_: started.append(workers[len(started)]) or started[-1]
     )
     with pytest.raises(KeyboardInterrupt):
-        launchers.run_local(Path(), CONFIG, [])
+        local_workers.run_local(Path(), CONFIG, [])
     assert [worker.code for worker in workers] == [-signal.SIGTERM, 0]
     workers, started[:] = [FakeWorker(0), FakeWorker(1)], []
-    assert launchers.run_local(Path(), CONFIG, []) == [0, 1]
+    assert local_workers.run_local(Path(), CONFIG, []) == [0, 1]
 
 
 def test_each_worker_has_a_gpu_or_a_share_of_the_threads(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("torch.get_num_threads", lambda: 5)
-    assert launchers.environment(0, count=2, gpus=0)["OMP_NUM_THREADS"] == "2"
-    assert launchers.environment(7, count=8, gpus=0)["OMP_NUM_THREADS"] == "1"
+    assert local_workers.environment(0, count=2, gpus=0)["OMP_NUM_THREADS"] == "2"
+    assert local_workers.environment(7, count=8, gpus=0)["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert launchers.environment(0, count=2, gpus=0)["OMP_NUM_THREADS"] == "3", "what the user says"
+    assert local_workers.environment(0, count=2, gpus=0)["OMP_NUM_THREADS"] == "3", (
+        "what the user says"
+    )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [launchers.environment(i, 3, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(3)] == [
+    assert [local_workers.environment(i, 3, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(3)] == [
         "0",
         "1",
         "0",
     ]
-    seen = [launchers.environment(i, 3, gpus=5, each=2)["CUDA_VISIBLE_DEVICES"] for i in range(3)]
+    seen = [
+        local_workers.environment(i, 3, gpus=5, gpus_per_worker=2)["CUDA_VISIBLE_DEVICES"]
+        for i in range(3)
+    ]
     assert seen == ["0,1", "2,3", "0,1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7f")
-    assert [launchers.environment(i, 2, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == [
+    assert [local_workers.environment(i, 2, gpus=2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == [
         "5",
         "GPU-7f",
     ]
@@ -198,7 +203,7 @@ def test_a_job_starts_its_worker_again_after_sigterm_and_is_queued_again_as_it_i
 ):
     """SLURM sends SIGTERM to all processes of a job, also where the job goes on. Broken by a job that is then done."""
     workers = iter([FakeWorker(143), FakeWorker(3)])
-    monkeypatch.setattr(launchers, "start", lambda *_: next(workers))
+    monkeypatch.setattr(queued_workers, "start", lambda *_: next(workers))
     assert Worker(tmp_path, ["method=roe"])(0) == 3 and next(workers, None) is None
     worker = pickle.loads(pickle.dumps(Worker(tmp_path, ["method=roe"])))
     again = worker.checkpoint(3)

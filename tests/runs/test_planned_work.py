@@ -17,7 +17,8 @@ from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
 from moe_lab.runs.execute import execute
 from moe_lab.runs.jobs import Job
-from moe_lab.runs.plan import Plan, Row
+from moe_lab.runs.plan import Plan
+from moe_lab.runs.planning.rows import Row
 from moe_lab.runs.prepare import prepare
 from tests.support.families import VOCAB
 from tests.support.models import build, save_model, small_model
@@ -166,7 +167,7 @@ def test_a_training_that_processes_cannot_share_has_to_fit_on_one_gpu(
     command = ["method=finetune-freeze", "task=toy_choice", f"model.path={tiny_olmoe_dir}", *sizes]
 
     def said(gpu: float) -> str:
-        monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", lambda: [int(gpu)])
+        monkeypatch.setattr("moe_lab.runs.planning.memory_notes.gpu_memory", lambda: [int(gpu)])
         notes = moe_lab.plan([*command, f"output_dir={tmp_path}"]).notes
         return "\n".join(note for note in notes if "GPU memory" in note)
 
@@ -185,7 +186,7 @@ def test_a_training_that_processes_cannot_share_has_to_fit_on_one_gpu(
 
 
 def test_the_largest_training_on_one_device_is_said_next_to_the_largest_run(monkeypatch):
-    monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", list)
+    monkeypatch.setattr("moe_lab.runs.planning.memory_notes.gpu_memory", list)
     method = get_method("finetune-freeze").Config(name="finetune-freeze")
     row = Row(config=Config(method=method), state="missing", gpu_memory=120 * 10**9)
     plan = Plan([])

@@ -29,15 +29,10 @@ from moe_lab.methods.roe import RoE
 from moe_lab.models.designs.configuration import MoeDesignConfig
 from moe_lab.models.facts import model_facts
 from moe_lab.results.identity import HASHED, RESOLVED, RUNTIME
+from moe_lab.runs.checks import check_chat_template, check_generation, check_router, check_votes
 from moe_lab.runs.evaluation import expert
-from moe_lab.runs.prepare import (
-    check_chat_template,
-    check_generation,
-    check_router,
-    check_votes,
-    prepare,
-    run_name,
-)
+from moe_lab.runs.identity import run_name
+from moe_lab.runs.prepare import prepare
 from tests.support.designs import COMMON
 from tests.support.runs import config, small_data, sums, write_jsonl
 
@@ -262,7 +257,7 @@ OTHERS = ("base", "finetune-freeze", "prefix-tuning", "soft-prompt")
 
 def test_a_chat_template_that_the_tokenizer_lacks_is_refused(monkeypatch):
     tokenizer = SimpleNamespace(chat_template={"default": "", "rag": ""})
-    monkeypatch.setattr("moe_lab.runs.prepare.prompt_tokenizer", lambda config: tokenizer)
+    monkeypatch.setattr("moe_lab.runs.checks.prompt_tokenizer", lambda config: tokenizer)
     check_chat_template(Config(apply_chat_template="rag"))
     with pytest.raises(
         ConfigError, match="apply_chat_template=tools: the tokenizer has default, rag"

@@ -26,9 +26,9 @@ from moe_lab.results import versions
 from moe_lab.results.marks import marks_of
 from moe_lab.results.model import RunResult
 from moe_lab.runs.attempts import run_all
-from moe_lab.runs.budget import workload_of
 from moe_lab.runs.execute import execute
 from moe_lab.runs.jobs import jobs_of
+from moe_lab.runs.planning.workload import workload_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
 from moe_lab.tasks.answer_numbers import answer_number

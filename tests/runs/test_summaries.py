@@ -23,7 +23,8 @@ from moe_lab.results.score_table import SeedGroup, family_of
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
-from moe_lab.runs.summaries import TaskScores, _difference, summarize, summary, write_summaries
+from moe_lab.runs.seed_scores import TaskScores, difference_of
+from moe_lab.runs.summaries import summarize, summary, write_summaries
 from moe_lab.tasks.judges import toy
 from tests.support.runs import config, small_data
 
@@ -207,7 +208,7 @@ def test_a_score_that_is_no_mean_is_tested_by_its_log_likelihoods_or_not_at_all(
         seeds = [[log for log, _ in values] for values in seeds]
         other = TaskScores({"m": score}, {"m": {number: log for number, (log, _) in base.items()}})
     near = partial(Rounding("float32").equals, words=[1] * 40)
-    found = _difference(scores, seeds, [other], "m", aggregate, near)
+    found = difference_of(scores, seeds, [other], "m", aggregate, near)
     assert found.difference == pytest.approx(sum(scores) / 5 - score)
     assert (found.p_documents is not None) == tested == ("difference_p_both" in found.to_json())
     if found.p_documents is not None:
@@ -223,9 +224,9 @@ def test_documents_that_rounding_moved_are_ties():
     near = partial(Rounding("float32").equals, words=[9] * 40)
     scores = [float(np.mean(values)) for values in seeds]
     other = TaskScores({"m": float(np.mean([*base.values()]))}, {"m": base})
-    found = _difference(scores, seeds, [other], "m", None, near)
+    found = difference_of(scores, seeds, [other], "m", None, near)
     assert not found.equal and found.p_documents is not None and found.p_documents > 0.2
-    rounded = _difference(
+    rounded = difference_of(
         scores, [[log + 1e-6 for log in base.values()]] * 2, [other], "m", None, near
     )
     assert rounded.equal and rounded.p_documents is None
@@ -266,7 +267,7 @@ def test_a_difference_of_five_seeds_that_cancels_is_0_with_the_interval_of_its_t
     scores = [float(np.mean(values)) for values in seeds]
     other = TaskScores({"m": float(np.mean(base))}, {"m": dict(enumerate(base))})
     near = partial(Rounding("float32").equals, words=[9] * 5)
-    found = _difference(scores, seeds, [other], "m", None, near)
+    found = difference_of(scores, seeds, [other], "m", None, near)
     differences = [
         [value - before for value, before in zip(row, base, strict=True)] for row in seeds
     ]
@@ -283,7 +284,7 @@ def test_bits_per_byte_have_the_interval_of_their_log_likelihoods():
     scores = [bits_per_byte(values) for values in seeds]
     other = TaskScores({"m": bits_per_byte(base)}, {"m": dict(enumerate(base))})
     near = partial(Rounding("float32").equals, words=[1] * 6)
-    found = _difference(scores, seeds, [other], "m", bits_per_byte, near)
+    found = difference_of(scores, seeds, [other], "m", bits_per_byte, near)
     # bits of a document, so that their mean over documents is the difference of the scores
     scale = -len(lengths) / (sum(lengths) * math.log(2))
     moved = [

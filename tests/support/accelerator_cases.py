@@ -1,5 +1,5 @@
 """Every method on a GPU, or where there is none on a stand-in (`tests/support/accelerator.py`): with the CPU's scores, and
-on the stand-in with few reads by the host. `tests/runs/test_plan.py` runs this file in a process of its own.
+on the stand-in with few reads by the host. `tests/runs/planning/test_plan.py` runs this file in a process of its own.
 
 Broken by a tensor that is left on the CPU, by numpy on one of the device, by a value that the host asks for in each
 layer, token or question.

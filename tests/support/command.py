@@ -19,7 +19,7 @@ from moe_lab.methods import get_method
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results.model import RunResult
 from moe_lab.results.score_table import SeedGroup
-from moe_lab.runs import plan, results
+from moe_lab.runs import outcomes, plan
 from moe_lab.runs.run import Run
 from tests.support.requests import generating
 from tests.support.runs import facts
@@ -217,7 +217,7 @@ ASKED = generating(10, prompt=101, new=0)
 
 
 def fake_state(run: FakeRun) -> tuple[str, float]:
-    """`moe_lab.runs.plan.run_state` of a run without a folder."""
+    """`moe_lab.runs.planning.state.run_state` of a run without a folder."""
     return ("done", 0.0) if run.done and not run.config.rerun else ("missing", 1.0)
 
 
@@ -225,7 +225,7 @@ def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     """Put the stand-ins in the place of `moe_lab.runs.run`'s functions."""
     monkeypatch.setattr(moe_lab.runs.jobs, "prepare", runs.prepare)
     monkeypatch.setattr(moe_lab.runs.execute, "execute", runs.execute)
-    monkeypatch.setattr(results, "summarize", runs.summarize)
+    monkeypatch.setattr(outcomes, "summarize", runs.summarize)
     monkeypatch.setattr(plan, "workload_of", lambda run: ASKED)
     monkeypatch.setattr(plan, "run_state", lambda run, asked: fake_state(run))
     return runs

@@ -15,8 +15,8 @@ from moe_lab.config.compose import compose_cell
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
 from moe_lab.models.lm_eval_internals import answers_for_lm_eval
+from moe_lab.runs.checks import check_metric
 from moe_lab.runs.config import to_config
-from moe_lab.runs.prepare import check_metric
 from moe_lab.tasks.document_hashes import documents_digest
 from moe_lab.tasks.hub_data import published
 from moe_lab.tasks.lm_eval_versions.documents import evaluated_documents

@@ -150,7 +150,7 @@ def draw_equivalent(measurements: Sequence[dict[str, Any]]) -> Drawing:
     """Equivalent model size of RoE, and the cost of a plain model of that size (RoE, Figure 5).
 
     Three panels against n: equivalent size, latency, memory; one row per n, as
-    `moe_lab/runs/experiments/equivalent.py: equivalent_rows` measures them.
+    `moe_lab/runs/experiments/measurement.py` measures them.
     """
     return Drawing(measurements, partial(_draw_equivalent, measurements))
 

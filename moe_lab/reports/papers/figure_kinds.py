@@ -19,7 +19,7 @@ DATA = {
 - cells: the experiment with its cells (`papers/cell_table.py: CellTable`)
 - studies: the studies that tuned the cells (`figures/stored_studies.py: StoredStudy`)
 - traces: those of the cells' runs (`figures/stored_traces.py: StoredTraces`)
-- measurements: time and memory of a larger model (`runs/experiments/runner.py`)
+- measurements: time and memory of a larger model (`runs/experiments/figure.py`)
 """
 KIND = re.compile(r"^def draw_(\w+)\(\s*(\w+):", re.MULTILINE)
 
@@ -49,4 +49,4 @@ FIGURES = _kinds()
 TRACES = "traces.jsonl"
 """In the folder of a run with `method.trace=true`."""
 TABLES = ("recipe", "references", "setup")
-"""Kinds that replace the table of cells by a table of their own (`runs/experiments/runner.py`)."""
+"""Kinds that replace the table of cells by a table of their own (`runs/experiments/figure.py`)."""

@@ -26,8 +26,8 @@ class CostMeter:
     def spent(self) -> dict[str, float]:
         """The cost since the last call, and the peaks so far in bytes. Zeros are left out.
 
-        `peak_working_bytes` is the peak minus the memory before the first answer: that of the model, and outside of
-        CUDA devices also that of Python and its libraries.
+        `peak_working_bytes` is the peak minus the memory before the first answer: that of the
+        model, and outside of CUDA devices also that of Python and its libraries.
         """
         now = time.perf_counter()
         counts = dict(self._model.cost)
@@ -40,7 +40,9 @@ class CostMeter:
         energy = energy_joules(self._model.device)
         if energy is not None and self._energy is not None:
             spent["energy_joules"] = spent.get("energy_joules", 0) + energy - self._energy
-        self._counts, self._since, self._energy = counts, now, energy
+        self._counts = counts
+        self._since = now
+        self._energy = energy
         return {name: amount for name, amount in spent.items() if amount}
 
 

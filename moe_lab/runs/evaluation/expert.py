@@ -13,7 +13,7 @@ from lm_eval.tasks.manager import TaskDict
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError, ModelError
-from moe_lab.methods.method import Method, refuse
+from moe_lab.methods.method import Method
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count, documents_of
 from moe_lab.metrics.intervals import differences, entropies_of, losses
 from moe_lab.metrics.registry import METRICS, Selections, counted_metrics, intervention_metrics
@@ -43,40 +43,50 @@ logger = logging.getLogger("moe_lab")
 
 
 def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-    """Raise ConfigError for a method that mixes routings or without an accuracy, ModelError for a dense model."""
+    """Raise ConfigError for what has no expert metrics, ModelError for a dense model.
+
+    These are methods that mix routings, and tasks without an accuracy.
+    """
     name = facts.path or facts.name
-    refuse(
-        {
-            f"metrics=expert is about a model's own routing, and method={config.method.name} routes otherwise or "
-            "reads other texts. Use method=base, finetune-freeze or c2r.": method.expert_metrics
-            == "none",
-            f"metrics=expert reads and changes the routing of single tokens, which {name} does not allow: "
-            f"{facts.fixed_routing}.": facts.fixed_routing,
-            "metrics=expert compares scores, and predict_only=true computes none. Leave one out.": config.predict_only,
-            "metrics=expert compares accuracies, and answers of this task are judged. Leave it out.": (
-                any(map(is_judged, tasks["tasks"].values()))
-            ),
-        }
-    )
+    if method.expert_metrics == "none":
+        raise ConfigError(
+            f"metrics=expert is about a model's own routing, and method={config.method.name} "
+            "routes otherwise or reads other texts. Use method=base, finetune-freeze or c2r."
+        )
+    if facts.fixed_routing:
+        raise ConfigError(
+            f"metrics=expert reads and changes the routing of single tokens, which {name} does not "
+            f"allow: {facts.fixed_routing}."
+        )
+    if config.predict_only:
+        raise ConfigError(
+            "metrics=expert compares scores, and predict_only=true computes none. Leave one out."
+        )
+    if any(is_judged(task) for task in tasks["tasks"].values()):
+        raise ConfigError(
+            "metrics=expert compares accuracies, and answers of this task are judged. Leave it out."
+        )
     if not facts.moe_layers:
         raise ModelError(no_router_message(name, facts.family))
     if facts.top_k >= facts.experts:
         raise ConfigError(
-            f"metrics=expert masks an expert, and this model takes all of its {facts.experts} for every token."
+            "metrics=expert masks an expert, and this model takes all of its "
+            f"{facts.experts} for every token."
         )
 
 
 def _evaluate_policy(
     run: Run, models: ModelPool, name: str, policy: Any
-) -> tuple[dict[str, Any], dict]:
+) -> tuple[Log, dict[str, Any]]:
     """Evaluate the run's documents under a routing policy: lm-eval's samples, and their cost.
 
-    The log of the policy (by its `identity`) keeps the answers, so that an interrupted evaluation continues.
+    The log of the policy (by its `identity`) keeps the answers, so that an interrupted evaluation
+    continues.
     """
-    path = run.folder / "expert_metrics" / f"{name}.jsonl"
-    again = run.config.rerun
+    path = run.folder / FOLDER / f"{name}.jsonl"
+    is_rerun = run.config.rerun
     log = ResponseLog(
-        path.with_suffix(".rerun.jsonl") if again else path,
+        path.with_suffix(".rerun.jsonl") if is_rerun else path,
         run.answers_header | {"policy": policy.identity},
     )
     logger.info("%s under %s, %d answers stored", run.run_id, name, len(log))
@@ -85,10 +95,10 @@ def _evaluate_policy(
         evaluated = evaluate_answers(run, models, log, policy)
     finally:
         log.close()
-    if again:
+    if is_rerun:
         os.replace(log.path, path)
-    check_scores(evaluated["failures"])
-    return evaluated["samples"], _cost_with_rounding(log)
+    check_scores(evaluated.failures)
+    return evaluated.samples, _cost_with_rounding(log)
 
 
 def _cost_with_rounding(log: ResponseLog) -> dict[str, Any]:
@@ -106,8 +116,8 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
 
     Args:
         samples: the samples of the run.
-        routes: what the run's answers showed. Requests that it lacks are answered again, because the run was
-            interrupted, or stored without metrics.
+        routes: the routing of the run's answers. Requests that it lacks are answered again, because
+            the run was interrupted, or stored without metrics.
     """
     documents, by_key = documents_of(run.tasks)
     missing = [request for key, request in by_key.items() if key not in routes.reads]
@@ -117,7 +127,8 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
     answered = time.perf_counter()
     counts = count(routes, documents)
     top_k = [routes.top_k[layer] for layer in routes.layers]
-    found: dict[str, Any] = {
+    tokens = dict(zip(PHASES, counts.tokens_P, strict=True))
+    content: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.run_id,
         "commit": run.facts.commit,
@@ -127,7 +138,7 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
         "groups": len(counts.pairs_GPLEE),
         "experts": counts.experts,
         "top_k": top_k,
-        "tokens": dict(zip(PHASES, counts.tokens_P, strict=True)) | {"all": sum(counts.tokens_P)},
+        "tokens": tokens | {"all": sum(counts.tokens_P)},
         **entropies(counts),
         "cost": {
             "asked_again": len(missing),
@@ -138,44 +149,69 @@ def measure(run: Run, models: ModelPool, samples: Log, routes: Routes) -> None:
     }
     write_counts(run.folder / FOLDER / COUNTS, counts)
     if run.method.expert_metrics == "all":
-        counts_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
-        selections = Selections(counts_LE, counts.experts, top_k)
-        evaluate, lost = (
-            partial(_evaluate_policy, run, models),
-            partial(losses, run.tasks["tasks"], samples),
-        )
-        for name, metric in intervention_metrics().items():
-            found[name] = metric.evaluate(selections, evaluate, lost)
-    found, arrays = without_arrays(found)
+        content |= _interventions(run, models, samples, counts, top_k)
+    content, arrays = without_arrays(content)
     write_arrays(run.folder / FOLDER, arrays)
-    if run.baseline is not None and (before := run.baseline.stored_metrics()) is not None:
-        found["baseline"] = {key: before.content[key] for key in ("run_id", *METRICS)}
-    found["differences"] = {
-        name: differences(arrays, read_arrays(other.folder / FOLDER))
-        for name, other in run.compared_runs.items()
-        if other.stored_metrics() is not None
-    }
-    write_json(run.folder / FILE, found)
+    content |= _compared(run, arrays)
+    write_json(run.folder / FILE, content)
+
+
+def _interventions(
+    run: Run, models: ModelPool, samples: Log, counts: Counts, top_k: list[int]
+) -> dict[str, Any]:
+    """The metrics that change the routing and evaluate the run again, by name."""
+    counts_LE = counts.selections_GPLE.sum(axis=(0, 1), dtype=np.int64)
+    selections = Selections(counts_LE, counts.experts, top_k)
+    evaluate = partial(_evaluate_policy, run, models)
+    lost = partial(losses, run.tasks["tasks"], samples)
+    metrics = {}
+    for name, metric in intervention_metrics().items():
+        metrics[name] = metric.evaluate(selections, evaluate, lost)
+    return metrics
+
+
+def _compared(run: Run, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The base model's metrics, and the differences to the runs that have metrics."""
+    compared: dict[str, Any] = {}
+    if run.baseline is not None:
+        baseline = run.baseline.stored_metrics()
+        if baseline is not None:
+            compared["baseline"] = {key: baseline.content[key] for key in ("run_id", *METRICS)}
+    compared["differences"] = {}
+    for name, compared_run in run.compared_runs.items():
+        if compared_run.stored_metrics() is not None:
+            other_arrays = read_arrays(compared_run.folder / FOLDER)
+            compared["differences"][name] = differences(arrays, other_arrays)
+    return compared
 
 
 def entropies(counts: Counts) -> dict[str, Any]:
-    """Every counted metric by phase: {metric: {"all", "prefill", "decode"}} (`metrics/intervals.py: entropies_of`)."""
+    """Every counted metric by phase: {metric: {"all", "prefill", "decode"}}.
 
-    def of(phases: list[int]) -> dict[str, Any]:
-        return entropies_of(counts.pairs_GPLEE[:, phases].sum(axis=1), counts.experts)
-
-    found = {"all": of([0, 1])}
+    `metrics/intervals.py: entropies_of` computes them.
+    """
+    by_phase = {"all": _entropies_in(counts, list(range(len(PHASES))))}
     for number, phase in enumerate(PHASES):
-        others = sum(counts.tokens_P) - counts.tokens_P[number]
-        found[phase] = of([number]) if others else found["all"]
-    return {
-        metric: {phase: one.get(metric) for phase, one in found.items()}
-        for metric in counted_metrics()
-    }
+        has_other_tokens = sum(counts.tokens_P) > counts.tokens_P[number]
+        by_phase[phase] = by_phase["all"]
+        if has_other_tokens:
+            by_phase[phase] = _entropies_in(counts, [number])
+    metrics: dict[str, Any] = {}
+    for metric in counted_metrics():
+        metrics[metric] = {phase: values.get(metric) for phase, values in by_phase.items()}
+    return metrics
+
+
+def _entropies_in(counts: Counts, phases: list[int]) -> dict[str, Any]:
+    """The counted metrics of the tokens of some phases."""
+    return entropies_of(counts.pairs_GPLEE[:, phases].sum(axis=1), counts.experts)
 
 
 def write_counts(path: Path, counts: Counts) -> None:
-    """`selections.<phase>` int64 [L, E] and `pairs.<phase>` int64 [L, E, E] (no diagonal), over all documents."""
+    """Write the counts over all documents.
+
+    `selections.<phase>` is int64 [L, E], and `pairs.<phase>` int64 [L, E, E] without its diagonal.
+    """
     from safetensors.numpy import save
 
     tensors = {}

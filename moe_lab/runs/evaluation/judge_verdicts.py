@@ -29,13 +29,21 @@ def verdicts_of(judges: Sequence[Judge], samples: Log) -> dict[str, JudgeVerdict
 
 
 def _counts(judge: str, lines: Sequence[Mapping[str, Any]]) -> JudgeCounts:
-    verdicts = [line["filtered_resps"][0][judge] for line in lines]
-    failed = Counter(verdict["failed"] for verdict in verdicts if "failed" in verdict)
-    cut = Counter(verdict["cut"] for verdict in verdicts if "cut" in verdict)
+    """The number of answers of a task by what the judge said of them."""
+    judged = 0
+    empty = 0
+    failed: Counter[str] = Counter()
+    cut: Counter[str] = Counter()
+    for line in lines:
+        verdict = line["filtered_resps"][0][judge]
+        if "scores" in verdict:
+            judged += 1
+        if "empty" in verdict:
+            empty += 1
+        if "failed" in verdict:
+            failed[verdict["failed"]] += 1
+        if "cut" in verdict:
+            cut[verdict["cut"]] += 1
     return JudgeCounts(
-        documents=len(verdicts),
-        judged=sum("scores" in verdict for verdict in verdicts),
-        failed=dict(failed),
-        empty=sum("empty" in verdict for verdict in verdicts),
-        cut=dict(cut),
+        documents=len(lines), judged=judged, failed=dict(failed), empty=empty, cut=dict(cut)
     )

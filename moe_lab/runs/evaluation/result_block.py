@@ -16,38 +16,37 @@ from moe_lab.results.task_scores import headline_of, reported
 from moe_lab.results.versions import SCHEMA_VERSION, versions
 from moe_lab.runs.evaluation.cost import cost_of
 from moe_lab.runs.evaluation.judge_verdicts import verdicts_of
+from moe_lab.runs.evaluation.run_lm_eval import Evaluated
 from moe_lab.runs.evaluation.scored import Scored, StoredScores
 from moe_lab.runs.run import Run
-from moe_lab.tasks.metric_boundaries.boundary import MetricFailure
 
 
 def run_block(
     run: Run,
-    evaluated: Mapping[str, Any],
+    evaluated: Evaluated,
     log: ResponseLog,
     others: Mapping[str, StoredScores],
-    failures: list[MetricFailure],
     template: Mapping[str, Any],
 ) -> RunBlock:
     """The block that this package adds to lm-eval's result dictionary.
 
     Args:
-        evaluated: the result of `lm_eval.evaluate`, samples included.
+        evaluated: what lm-eval says of the answers. Metrics whose interval or comparison fails are
+            added to its failures.
         log: the run's answers, with their cost.
         others: the runs that this one is compared with, the base model's as "baseline".
-        failures: the metrics without a score. Those whose interval or comparison fails are added.
         template: {"chat_template"} (`template_block`); empty without one.
     """
     config = run.config
     tasks = run.tasks["tasks"]
-    task = _task_part(run, evaluated["results"])
+    task = _task_part(run, evaluated.results)
     counters = {name: int(amount) for name, amount in log.cost.items()}
     report = run.method.report(run.facts, counters, log.session_info)
     measured = log.cost.get("peak_rounding")
     if "baseline" in others:
         measured = others["baseline"].rounding
     rounding = Rounding(run.facts.dtype, measured)
-    scored = Scored(tasks, evaluated["samples"], failures)
+    scored = Scored(tasks, evaluated.samples, evaluated.failures)
     intervals = scored.intervals()
     compared = {}
     for name, other in others.items():
@@ -66,7 +65,7 @@ def run_block(
     parts: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run_id": run.run_id,
-        "status": "failed" if failures else "success",
+        "status": "failed" if evaluated.failures else "success",
         "partial": run.partial,
         "model": _model_part(run, log),
         "method": MethodPart(name=config.method.name, config=asdict(config.method)),
@@ -83,16 +82,17 @@ def run_block(
         "paired": differences,
         "baseline": baseline,
         "compared": compared,
-        "failed": [asdict(failure) for failure in failures],
+        "failed": [asdict(failure) for failure in evaluated.failures],
         **template,
-        "judges": verdicts_of(run.judges, evaluated["samples"]),
+        "judges": verdicts_of(run.judges, evaluated.samples),
     }
     return RunBlock(**(parts | report))
 
 
 def _model_part(run: Run, log: ResponseLog) -> ModelPart:
     facts = run.facts
-    environment = {name: value for name, value in log.environment.items() if name != "device"}
+    environment = dict(log.environment)
+    environment.pop("device", None)
     return ModelPart(
         name=facts.name,
         path=facts.path,
@@ -111,21 +111,23 @@ def _model_part(run: Run, log: ResponseLog) -> ModelPart:
 def _task_part(run: Run, results: Mapping[str, Any]) -> TaskPart:
     tasks = run.tasks["tasks"]
     first = next(iter(tasks))
-    asked = run.config.task
+    settings = run.config.task
     return TaskPart(
-        name=asked.name,
+        name=settings.name,
         tasks=list(tasks),
         data={name: task.data_source for name, task in tasks.items()},
-        metric=headline_of(asked.metric, results.get(first, {})),
+        metric=headline_of(settings.metric, results.get(first, {})),
     )
 
 
 def _seed(run: Run) -> int | None:
-    """That of the method, else that of the training on first use that made the model, else None."""
+    """The seed of the method, else that of the training that made the model, else None."""
     if run.method.random:
         return run.config.seed
-    trained = whole_mapping(training_folder(run.config) / "training.json") or {}
-    return trained.get("seed")
+    training = whole_mapping(training_folder(run.config) / "training.json")
+    if training is None:
+        return None
+    return training.get("seed")
 
 
 def _scores_of(other: StoredScores, tasks: Iterable[str]) -> Scores:
@@ -139,13 +141,18 @@ def _scores_of(other: StoredScores, tasks: Iterable[str]) -> Scores:
 
 
 def _changed_answers(metric: str | None, differences: Comparisons) -> dict[str, int | None]:
-    """The answers that the method changed by the headline metric, over all tasks; None for scores not 0 or 1."""
-    to_right, to_wrong = None, None
+    """The answers that the method changed by the headline metric, over all tasks.
+
+    None where no task has scores of 0 or 1.
+    """
+    changed = []
     for of_task in differences.values():
         difference = of_task.get(metric or "")
-        if difference is None or difference.changed is None:
-            continue
-        right, wrong = difference.changed
-        to_right = (to_right or 0) + right
-        to_wrong = (to_wrong or 0) + wrong
-    return {"flipped_to_right": to_right, "flipped_to_wrong": to_wrong}
+        if difference is not None and difference.changed is not None:
+            changed.append(difference.changed)
+    if not changed:
+        return {"flipped_to_right": None, "flipped_to_wrong": None}
+    return {
+        "flipped_to_right": sum(right for right, _ in changed),
+        "flipped_to_wrong": sum(wrong for _, wrong in changed),
+    }

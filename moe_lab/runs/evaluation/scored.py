@@ -33,7 +33,8 @@ class StoredScores:
 class Scored:
     """The values of all documents by task and metric, without metrics that could not be computed.
 
-    A metric whose own aggregation fails on resampled documents has no interval, and joins the failures.
+    A metric whose own aggregation fails on resampled documents has no interval, and joins the
+    failures.
     """
 
     def __init__(self, tasks: Mapping[str, Any], samples: Log, failures: list[MetricFailure]):
@@ -42,11 +43,10 @@ class Scored:
         failed = {(failure.task, failure.metric) for failure in failures}
         self._values: dict[str, Values] = {}
         for name in tasks:
-            self._values[name] = {
-                metric: values
-                for metric, values in logged_values(samples[name]).items()
-                if (name, metric) not in failed
-            }
+            self._values[name] = {}
+            for metric, values in logged_values(samples[name]).items():
+                if (name, metric) not in failed:
+                    self._values[name][metric] = values
 
     def intervals(self) -> dict[str, dict[str, Interval | None]]:
         """By task and metric."""
@@ -63,30 +63,51 @@ class Scored:
     def differences(self, other: StoredScores, rounding: Rounding) -> Comparisons:
         """The differences to another run, by task and metric, on the documents that both have."""
         differences: Comparisons = {}
-        for name, task in self._tasks.items():
+        for name in self._tasks:
             differences[name] = {}
             other_values = metric_values(other.samples[name])
             other_scores = other.results.get(name, {})
             words = {sample.document: sample.scored_words for sample in other.samples[name]}
-            for metric, by_document in self._values[name].items():
-                before = other_values.get(metric, {})
-                documents = [document for document in by_document if document in before]
-                failed_there = metric in other_scores and other_scores[metric] is None
-                if not documents or failed_there:
+            for metric in self._values[name]:
+                has_failed = metric in other_scores and other_scores[metric] is None
+                if metric not in other_values or has_failed:
                     continue
                 compute = partial(
-                    _difference,
-                    task,
-                    metric,
-                    [by_document[document] for document in documents],
-                    [before[document] for document in documents],
-                    [words[document] for document in documents],
-                    rounding,
+                    self._difference, name, metric, other_values[metric], words, rounding
                 )
                 difference = self._computed(name, metric, "its difference", compute)
                 if difference is not None:
                     differences[name][metric] = difference
         return differences
+
+    def _difference(
+        self,
+        name: str,
+        metric: str,
+        other_values: Mapping[int, Any],
+        words: Mapping[int, int],
+        rounding: Rounding,
+    ) -> Paired | None:
+        """The difference of a metric to another run; None if they share no document.
+
+        Args:
+            other_values: the other run's values by document.
+            words: the number of scored words by document, for `Rounding.equals`.
+        """
+        task = self._tasks[name]
+        by_document = self._values[name][metric]
+        documents = [document for document in by_document if document in other_values]
+        if not documents:
+            return None
+        values = [by_document[document] for document in documents]
+        before = [other_values[document] for document in documents]
+        return paired(
+            values,
+            before,
+            aggregation(task, metric),
+            lower_is_better=task.higher_is_better().get(metric.partition(",")[0]) is False,
+            equal=rounding.equals(values, before, [words[document] for document in documents]),
+        )
 
     def _computed(self, task: str, metric: str, what: str, compute: Callable[[], T]) -> T | None:
         """What is computed; None with a failure for an error of the metric."""
@@ -97,16 +118,3 @@ class Scored:
             failure = MetricFailure(task=task, metric=metric, document=None, reason=reason)
             self._failures.append(failure)
             return None
-
-
-def _difference(
-    task: Any, metric: str, mine: list[Any], theirs: list[Any], words: list[int], rounding: Rounding
-) -> Paired:
-    """The difference of a metric between two runs on the same documents."""
-    return paired(
-        mine,
-        theirs,
-        aggregation(task, metric),
-        lower_is_better=task.higher_is_better().get(metric.partition(",")[0]) is False,
-        equal=rounding.equals(mine, theirs, words),
-    )

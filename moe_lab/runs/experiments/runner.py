@@ -1,206 +1,191 @@
-"""The tables and figures of `experiment=`: their cells from stored results, and their files."""
+"""The tables of `experiment=`: their cells from stored results, and their files."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from functools import partial
-from importlib import import_module
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError
-from moe_lab.methods import get_method
 from moe_lab.models.memory import ModelPool
 from moe_lab.reports.frames import typed_frame
 from moe_lab.reports.loggers import open_logger
 from moe_lab.reports.pages.tables_page import write_tables_page
-from moe_lab.reports.papers.cell_table import CellTable, p_values
-from moe_lab.reports.papers.cells import TableCell
-from moe_lab.reports.papers.experiment import Experiment
-from moe_lab.reports.papers.figure_kinds import FIGURES, TABLES
-from moe_lab.reports.papers.files import file_stem, title
+from moe_lab.reports.papers.cell_table import p_values
+from moe_lab.reports.papers.figure_kinds import TABLES
+from moe_lab.reports.papers.files import file_stem
 from moe_lab.reports.papers.markdown import markdown
-from moe_lab.reports.papers.settings_tables import reference_rows, write_settings
 from moe_lab.reports.papers.table import table_of
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.atomic import json_text, write_file, write_rows
 from moe_lab.results.family import Family
 from moe_lab.results.folder import why_not_writable
 from moe_lab.results.names import folder_name
+from moe_lab.results.score import ComparisonKey
 from moe_lab.results.score_table import p_values_of
-from moe_lab.runs.experiments.cells import NOTHING_STORED, Experiments, filled
-from moe_lab.runs.experiments.equivalent import equivalent_rows
+from moe_lab.runs.experiments.cells import NOTHING_STORED, PreparedExperiment
+from moe_lab.runs.experiments.figure import make_figure
+from moe_lab.runs.experiments.table_cells import FilledExperiment, filled
 from moe_lab.runs.jobs import digest_of
-from moe_lab.runs.results import (
-    Results,
+from moe_lab.runs.outcomes import (
     command_table,
     controls_of,
     measured_p_values,
     stored_outcomes,
 )
-from moe_lab.runs.tuning.presets import preset
+from moe_lab.runs.results import Results
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def with_tables(
     finished: Results,
-    experiments: Experiments,
+    experiments: Sequence[PreparedExperiment],
     config: Config,
     models: ModelPool,
     *,
     compute: bool = True,
 ) -> Results:
-    """The same with its tables and figures, after they are written.
+    """The same results with their tables and figures, after these are written.
 
-    A table of which no cell is measured is only listed on the page. A folder that cannot be written is read: its tables
-    have no files then. Raises ConfigError with `compute=False` if nothing is stored.
+    A table of which no cell is measured is only listed on the page. Where the output folder cannot
+    be written, the tables have no files. Raises ConfigError with `compute=False` if nothing is
+    stored.
     """
-    jobs, outcomes = finished.jobs, finished.outcomes
-    stored = stored_outcomes(jobs) if compute else []  # also of a run that failed with rerun=true
-    by_id = {outcome.run.run_id: outcome for outcome in [*stored, *outcomes]}
-    tables = [
-        filled(one, config.scale, cells, by_id, finished.failures) for one, cells in experiments
-    ]
-    of_command = command_table(outcomes, jobs) if outcomes else CommandTable([])
-    controls = controls_of(outcomes, of_command.groups)
-    in_tables = {key: p for table in tables for key, p in p_values(*table).items()}
-    family = Family.of(
-        {**p_values_of(controls), **in_tables, **measured_p_values(outcomes)},
-        {control.results[0].run_id for control in controls},
-    )
-    finished = replace(
-        finished,
-        refused=[
-            one.error
-            for _, cells in experiments
-            for one in cells
-            if one.error is not None and compute
-        ],
-        table=replace(of_command, family=family),
-    )
-    folder = Path(config.output_dir) / "tables"
-    measured = {
-        one.name: not cells or any(cell.results or cell.studies for cell in cells)
-        for one, cells in tables
-    }
-    if not compute and not any(measured.values()):
+    tables = _filled_tables(finished, experiments, config.scale, compute=compute)
+    refused: list[BaseException] = []
+    if compute:
+        refused = _errors_of(experiments)
+    finished = replace(finished, refused=refused, table=_with_family(finished, tables))
+    missing = [table.experiment.name for table in tables if not table.is_measured]
+    if not compute and len(missing) == len(tables):
         raise ConfigError(NOTHING_STORED)
-    for name in (name for name, is_measured in measured.items() if not is_measured):
+    for name in missing:
         why = "No cell is measured: no table is written." if compute else NOTHING_STORED
         print_message(f"experiment={name}: {why}")
-    if not any(measured.values()):
+    if len(missing) == len(tables):
         return finished
     reason = why_not_writable(config.output_dir)
     if reason is not None:
         print_message(f"{reason}: no table and no figure is written.")
-        shown = [
-            table_of(experiment, config.scale, cells, family, folder)
-            for experiment, cells in tables
-        ]
-        names = [experiment.name for experiment, _ in tables]
-        frames = {
-            name: typed_frame(table.records()) for name, table in zip(names, shown, strict=True)
-        }
-        return replace(finished, tables=frames)
+        return replace(finished, tables=_frames(tables, config, finished.table.family))
     files: list[Path] = []
     frames = {}
+    for table in tables:
+        written = _write_table(table, config, models, finished.table.family, compute=compute)
+        files += written.files
+        frames[table.experiment.name] = written.frame
+    files.append(write_tables_page(_folder(config)))
+    return replace(finished, tables=frames, files=files)
+
+
+def _filled_tables(
+    finished: Results, experiments: Sequence[PreparedExperiment], scale: str, *, compute: bool
+) -> list[FilledExperiment]:
+    """The tables' cells with the results of the command and those stored before."""
+    outcomes = [*finished.outcomes]
+    if compute:  # also the stored result of a run that failed with rerun=true
+        outcomes = [*stored_outcomes(finished.jobs), *outcomes]
+    by_id = {outcome.run.run_id: outcome for outcome in outcomes}
+    tables = []
+    for experiment, cells in experiments:
+        tables.append(filled(experiment, scale, cells, by_id, finished.failures))
+    return tables
+
+
+def _errors_of(experiments: Sequence[PreparedExperiment]) -> list[BaseException]:
+    """The errors of the cells that cannot run."""
+    errors = []
+    for prepared in experiments:
+        for cell in prepared.cells:
+            if cell.error is not None:
+                errors.append(cell.error)
+    return errors
+
+
+def _with_family(finished: Results, tables: Sequence[FilledExperiment]) -> CommandTable:
+    """The scores of the command. Its comparisons and those of the tables are one family."""
+    table = CommandTable([])
+    if finished.outcomes:
+        table = command_table(finished.outcomes, finished.jobs)
+    controls = controls_of(finished.outcomes, table.groups)
+    uncorrected: dict[ComparisonKey, float | None] = dict(p_values_of(controls))
     for experiment, cells in tables:
-        stem, figures = file_stem(experiment, config.scale), []
-        if measured[experiment.name]:
-            figures = make_figure(
-                experiment, config.scale, cells, models, folder, family, compute=compute
-            )
-            if experiment.figure is not None and not figures:
-                for suffix in (".png", ".svg", ".csv"):  # of an earlier figure
-                    (folder / f"{stem}-{experiment.figure}{suffix}").unlink(missing_ok=True)
-        # it has numbers of the figure
-        table = table_of(experiment, config.scale, cells, family, folder)
-        write_file(folder / f"{stem}.json", json_text(asdict(table)))
+        uncorrected |= p_values(experiment, cells)
+    uncorrected |= measured_p_values(finished.outcomes)
+    not_asked = {control.results[0].run_id for control in controls}
+    return replace(table, family=Family.of(uncorrected, not_asked))
+
+
+def _folder(config: Config) -> Path:
+    """The folder of the tables' files."""
+    return Path(config.output_dir) / "tables"
+
+
+def _frames(
+    tables: Sequence[FilledExperiment], config: Config, family: Family
+) -> dict[str, DataFrame]:
+    """The tables as data frames, by name. Nothing is written."""
+    frames = {}
+    for experiment, cells in tables:
+        table = table_of(experiment, config.scale, cells, family, _folder(config))
         frames[experiment.name] = typed_frame(table.records())
-        if not measured[experiment.name]:
-            continue
-        if cells and experiment.figure not in TABLES:
-            write_rows(table.records(), folder / f"{stem}.csv")
-            files.append(write_file(folder / f"{stem}.md", markdown(experiment, table)))
-        files += figures
-        name = folder_name(stem, digest=digest_of([replace(config, experiment=experiment.name)]))
-        with open_logger(config, kind="experiment", name=name, group=config.experiment) as logger:
-            logger.log_table(stem, frames[experiment.name])
-            for figure in figures:
-                if figure.suffix != ".md":
-                    logger.log_figure(figure)
-    return replace(finished, tables=frames, files=[*files, write_tables_page(folder)])
+    return frames
 
 
-# Rows of tables from presets (Table 1 of RoE and of MoE-Bench)
+@dataclass(frozen=True)
+class WrittenTable:
+    """A table of an experiment, after it is written."""
 
-NAMES = {"metric": ("accuracy", "perplexity"), "cache": ("clean", "standard")}
-"""The meanings of 0 and 1 in the published numbers of Table 1 of RoE."""
-
-
-def setup_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """RoE's Table 1: the default of tuning for every published number."""
-    rows = []
-    for published in experiment.paper:
-        where, names = published.cell, NAMES.get(published.cell["quantity"])
-        own = getattr(preset(where["category"], where["model"]), where["quantity"])
-        value = names[int(published.value)] if names else published.value
-        rows.append({**where, "value": own, "published": value, "place": published.place})
-    return rows
+    frame: DataFrame
+    files: list[Path]
+    """What the command prints. The table's JSON is for the page alone."""
 
 
-def recipe_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """MoE-Bench's Table 1: the default of the method's key for every published number."""
-    rows = []
-    for published in experiment.paper:
-        name, key = published.cell["method"], published.cell["setting"]
-        method: Any = get_method(name)
-        own = method.Config(name=name, dataset="lima").recipe()[key]
-        said = {"published": published.value, "place": published.place}
-        rows.append({"setting": f"method.{key}", "value": own, **said})
-    return rows
-
-
-# The figure of an experiment: from its cells to a PNG and its CSV
-
-
-def make_figure(
-    experiment: Experiment,
-    scale: str,
-    cells: Sequence[TableCell],
+def _write_table(
+    filled_experiment: FilledExperiment,
+    config: Config,
     models: ModelPool,
-    folder: Path,
     family: Family,
     *,
-    compute: bool = True,
-) -> list[Path]:
-    """Draw the experiment's figure from the cells that have results; returns the paths of PNG and CSV.
+    compute: bool,
+) -> WrittenTable:
+    """Write and log a table and its figure; only the table's JSON if no cell is measured."""
+    experiment, cells = filled_experiment
+    folder = _folder(config)
+    stem = file_stem(experiment, config.scale)
+    figures: list[Path] = []
+    if filled_experiment.is_measured:
+        figures = make_figure(
+            experiment, config.scale, cells, models, folder, family, compute=compute
+        )
+        if experiment.figure is not None and not figures:
+            _remove_figure(folder, f"{stem}-{experiment.figure}")
+    # the table reads the figure's CSV, so it follows the figure
+    table = table_of(experiment, config.scale, cells, family, folder)
+    write_file(folder / f"{stem}.json", json_text(asdict(table)))
+    frame = typed_frame(table.records())
+    if not filled_experiment.is_measured:
+        return WrittenTable(frame, [])
+    files: list[Path] = []
+    if cells and experiment.figure not in TABLES:
+        write_rows(table.records(), folder / f"{stem}.csv")
+        files.append(write_file(folder / f"{stem}.md", markdown(experiment, table)))
+    files += figures
+    name = folder_name(stem, digest=digest_of([replace(config, experiment=experiment.name)]))
+    with open_logger(config, kind="experiment", name=name, group=config.experiment) as logger:
+        logger.log_table(stem, frame)
+        for figure in figures:
+            if figure.suffix != ".md":
+                logger.log_figure(figure)
+    return WrittenTable(frame, files)
 
-    A kind of TABLES writes its Markdown and CSV instead. Nothing is written where no cell has what the figure shows.
-    With `compute=False` nothing is measured: RoE's Figure 5 shows what is stored.
-    """
-    kind = experiment.figure
-    if kind is None:
-        return []
-    if kind in TABLES:
-        rows = {"setup": setup_rows, "recipe": recipe_rows}.get(
-            kind, partial(reference_rows, cells=cells)
-        )(experiment)
-        problems = [f"{cell.name}: {cell.problem}" for cell in cells if cell.problem]
-        return write_settings(experiment, scale, rows, folder, problems) if rows else []
-    name, module = FIGURES[kind]
-    data: Any = CellTable(experiment, cells, family)
-    if name == "studies":
-        from moe_lab.reports.figures.stored_studies import studies_of
 
-        data = studies_of(data.cells)
-    elif name == "traces":
-        from moe_lab.reports.figures.stored_traces import traces_of
-
-        data = traces_of(data.cells)
-    elif name != "cells":
-        data = equivalent_rows(data.cells, models, compute=compute)
-    if not data:
-        return []
-    drawing = getattr(import_module(f"moe_lab.reports.figures.{module}"), f"draw_{kind}")(data)
-    return drawing.save(folder, f"{file_stem(experiment, scale)}-{kind}", title(experiment, scale))
+def _remove_figure(folder: Path, stem: str) -> None:
+    """Remove the files of an earlier figure."""
+    for suffix in (".png", ".svg", ".csv"):
+        (folder / f"{stem}{suffix}").unlink(missing_ok=True)

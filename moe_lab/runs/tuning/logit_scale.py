@@ -14,7 +14,10 @@ from moe_lab.runs.tuning.temperatures import EnsembleSearch
 
 @dataclass(frozen=True, kw_only=True)
 class LogitScale(EnsembleSearch):
-    """One trial, at the method's own temperatures. It has no parameters: one pass over the texts counts all scales."""
+    """One trial, at the method's own temperatures.
+
+    It has no parameters: one pass over the texts counts all scales.
+    """
 
     given: list[float]
     """The method's temperatures, one per MoE layer."""
@@ -45,7 +48,8 @@ def logit_scale_search(config: Config, facts: ModelFacts) -> LogitScale:
     method: Any = get_method(config.method.name)(config.method)
     if method.config.logit_scale not in (None, 1):
         raise ConfigError(
-            f"method.logit_scale={method.config.logit_scale}: tuning=scale searches it. Leave one out."
+            f"method.logit_scale={method.config.logit_scale}: tuning=scale searches it. "
+            "Leave one out."
         )
     usual = preset(config.task.category, paper_model(facts))
     return LogitScale(

@@ -1,4 +1,7 @@
-"""The search of settings of a method: every point of its grid, or with a sampler the ranges that the points span."""
+"""The search of settings of a method: every point of its grid, or ranges.
+
+A sampler draws from the ranges that the points of the grid span.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class MethodSettings(Search):
     """Settings of a `GridMethod`. Each trial opens the method with its own settings."""
 
     grid: list[dict[str, float]]
-    """The settings of each trial of tuning=grid; with another tuning, the corners of their ranges."""
+    """The settings of each trial of tuning=grid; in another tuning, the corners of their ranges."""
 
     @property
     def begins_with_base(self) -> bool:
@@ -78,7 +81,10 @@ class MethodSettings(Search):
         return [name for name in names if name in self.method.open_ended]
 
     def _point(self, trial: TrialPoint) -> dict[str, float]:
-        """The settings of a trial as the grid has them, numbers of experts as integers, or as they were sampled."""
+        """The settings of a trial as the grid has them, or as they were sampled.
+
+        Numbers of experts are integers in the grid.
+        """
         return self.fixed(trial.number) or trial.params
 
 

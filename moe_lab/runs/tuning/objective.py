@@ -1,6 +1,9 @@
-"""The objective of a trial on the tuning documents: perplexity of their answers, or accuracy (RoE, section 2.2.1).
+"""The objective of a trial: perplexity of the tuning documents' answers, or accuracy.
 
-Work that no trial changes is done once: prompts and tokens here, forward passes without noise in the engine.
+RoE, section 2.2.1.
+
+Work that no trial changes is done once: prompts and tokens here, forward passes without noise in
+the engine.
 """
 
 import math
@@ -24,7 +27,7 @@ class Pruned(Exception):
 
 
 class Perplexity:
-    """exp of the mean negative log-likelihood per token of the reference answers, given their prompts."""
+    """exp of the mean negative log-likelihood per token of the reference answers."""
 
     def __init__(self, study: Study, lm: EngineLM):
         rolling = study.task.get_config("output_type") == "loglikelihood_rolling"
@@ -39,9 +42,10 @@ class Perplexity:
     def __call__(self, lm: EngineLM, worst: float | None, report: Report) -> float:
         """The perplexity under an LM. Raises Pruned once it must exceed `worst`.
 
-        That is certain as soon as the answers scored so far have a larger negative log-likelihood than all answers in
-        the worst trial, since the others can only add to it. Pruning therefore loses no better trial, and the sampler,
-        which ranks pruned trials after complete ones, ranks it like its perplexity.
+        That is certain as soon as the answers scored so far have a larger negative log-likelihood
+        than all answers in the worst trial, since the others can only add to it. Pruning therefore
+        loses no better trial, and the sampler, which ranks pruned trials after complete ones, ranks
+        it like its perplexity.
         """
         limit = math.inf if worst is None else math.log(worst) * sum(self.tokens)
         loss = 0.0
@@ -71,7 +75,7 @@ class Accuracy:
         study.task.build_all_requests = self._reset_answers
 
     def _reset_answers(self, **_: Any) -> None:
-        """Replaces lm-eval's building of prompts: keeps the prompts and drops their earlier answers."""
+        """Replaces lm-eval's building of prompts: keeps the prompts, drops earlier answers."""
         for instance in self.study.task.instances:
             instance.resps = []
             instance.filtered_resps = {}
@@ -80,9 +84,9 @@ class Accuracy:
         """The metric under an LM. It never prunes."""
         [name] = self.study.tasks["tasks"]
         evaluated = evaluate_tasks(self.study.config, self.study.tasks, lm, None)
-        scores = evaluated["results"][name]
+        scores = evaluated.results[name]
         metric = self.metric or next(iter(reported(scores)))
-        check_scores([failure for failure in evaluated["failures"] if failure.metric == metric])
+        check_scores([failure for failure in evaluated.failures if failure.metric == metric])
         return float(scores[metric])
 
 

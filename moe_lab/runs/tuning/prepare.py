@@ -13,7 +13,10 @@ from moe_lab.methods.tunable_method import GridMethod, TunableMethod
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results.identity import run_id
 from moe_lab.results.names import folder_name, task_label
-from moe_lab.runs.prepare import check_router, facts_of, identity, prepare
+from moe_lab.runs.checks import check_router
+from moe_lab.runs.identity import identity
+from moe_lab.runs.model_files import facts_of
+from moe_lab.runs.prepare import prepare
 from moe_lab.runs.tuning.logit_scale import logit_scale_search
 from moe_lab.runs.tuning.method_settings import settings_search
 from moe_lab.runs.tuning.search import Search
@@ -28,9 +31,13 @@ from moe_lab.tasks.loading import load_tasks
 
 
 def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
-    """The study of a configuration. Checks it and the following evaluation without weights. Creates no folder.
+    """The study of a configuration.
 
-    `trained`: the facts of a model that is yet to be trained, as in `moe_lab.runs.prepare.prepare`.
+    Checks it and the following evaluation without weights. Creates no folder.
+
+    Args:
+        trained: the facts of a model that is yet to be trained, as in
+            `moe_lab.runs.prepare.prepare`.
 
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
@@ -85,10 +92,14 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
 
 
 def _tuned_task(tasks: TaskDict, search: Search) -> tuple[str, Any]:
-    """The tuned task and its name. Raises ConfigError for several tasks, or one without the search's metric."""
+    """The tuned task and its name.
+
+    Raises ConfigError for several tasks, or one without the search's metric.
+    """
     if len(tasks["tasks"]) > 1:
         raise ConfigError(
-            f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. Tune each: -m task=<one>,<other>."
+            f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. "
+            "Tune each: -m task=<one>,<other>."
         )
     [(name, task)] = tasks["tasks"].items()
     if search.metric == "accuracy" and task.get_config("output_type") == "loglikelihood_rolling":

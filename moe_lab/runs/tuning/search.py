@@ -30,7 +30,10 @@ class TrialPoint(Protocol):
 
 
 OpenTrial = Callable[[TrialPoint], AbstractContextManager["EngineLM"]]
-"""Opens the LM of a trial. Its `ensemble.sweep` finds the trial's best logit scale, if that is wanted."""
+"""Opens the LM of a trial.
+
+Its `ensemble.sweep` finds the trial's best logit scale, if that is wanted.
+"""
 
 STEP = 0.05
 """Step between the temperatures of tuning=uniform (appendix B of the paper)."""
@@ -44,7 +47,10 @@ ABSENT = {
     "given": None,
     "grid": None,
 }
-"""Settings that only some searches have, and their values for the others in the identity and in study.json."""
+"""Settings that only some searches have, and their values for the other searches.
+
+Identities and study.json have all of them.
+"""
 NOT_HASHED = ("method", "n_trials", "num_samples")
 
 
@@ -90,7 +96,10 @@ class Search(ABC):
 
     @property
     def calibrates(self) -> bool:
-        """Whether trial 0 finds the best logit scale of the base model, the control for a gain in perplexity."""
+        """Whether trial 0 finds the best logit scale of the base model.
+
+        It is the control for a gain in perplexity.
+        """
         return self.metric == "perplexity" and self.begins_with_base
 
     @property
@@ -117,14 +126,17 @@ class Search(ABC):
 
     @abstractmethod
     def temperatures(self, trial: TrialPoint) -> list[float]:
-        """The temperatures of a trial, one per MoE layer of the model; empty in a search of other settings."""
+        """The temperatures of a trial, one per MoE layer.
+
+        Empty in a search of other settings.
+        """
 
     def method_settings(self, trial: TrialPoint) -> dict[str, Any] | None:
         """`Profile.settings` of a trial; None in a search of temperatures or the logit scale."""
         return None
 
     def at_bound(self, params: dict[str, float], logit_scale: float) -> list[str]:
-        """The parameters at their upper bound, and "logit_scale" if that is at either of its bounds."""
+        """The parameters at their upper bound, and "logit_scale" if it is at any of its bounds."""
         names = [
             name for name, (_, largest) in self.bounds.items() if params[name] >= NEAR * largest
         ]

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 TABLE = "trials.csv"
 """Written from the storage after every trial."""
 LOGIT_SCALE, SCALED, UNSCALED = "logit_scale", "scaled", "unscaled"
-"""User attributes of a trial: its best logit scale, and its perplexity there and at scale 1. Without
-tuning.logit_scale the trial at temperature 0 alone has them: they are the control for a gain in perplexity."""
+"""User attributes of a trial: its best logit scale, and its perplexity there and at scale 1.
+
+Without tuning.logit_scale the trial at temperature 0 alone has them: they are the control for a
+gain in perplexity."""
 EXPECTED_SCALE = 0.9
 """A logit scale that is yet to be found; 1 would be the base model's."""
 
@@ -44,13 +46,20 @@ class Study:
     """A search over temperatures or settings, before anything is computed."""
 
     config: Config
-    """With the preset's n and the task of the tuning documents. Its temperature, or the settings of a grid, are
-    placeholders."""
+    """With the preset's n and the task of the tuning documents.
+
+    Its temperature, or the settings of a grid, are placeholders."""
     evaluated: Config
-    """The configuration that is evaluated with the profile. Where GSM8K is tuned for another task, it has that task."""
+    """The configuration that is evaluated with the profile.
+
+    Where GSM8K is tuned for another task, it has that task.
+    """
     search: Search
     study_id: str
-    """SHA-256 of everything that determines the trials, without their number, so that more trials continue a study."""
+    """SHA-256 of everything that determines the trials.
+
+    Without their number, so that more trials continue a study.
+    """
     folder: Path
     facts: ModelFacts
     tasks: TaskDict
@@ -95,7 +104,7 @@ class Study:
         return self.folder / "best.yaml"
 
     def expected_profile(self) -> Profile:
-        """The profile of a study that is yet to be finished, with placeholders for what it will find.
+        """The profile of an unfinished study, with placeholders for what it will find.
 
         Its documents are right, and it has a logit scale of the base model if the study finds one.
         """
@@ -137,7 +146,7 @@ class Study:
 
 
 def write_study(study: Study, finished: int | None = None) -> None:
-    """Write study.json: the search and its documents; at its end the number of `finished` trials."""
+    """Write study.json: the search, its documents, and at the end the number of finished trials."""
     search = study.search
     settings = search.all_settings
     method = study.config.method

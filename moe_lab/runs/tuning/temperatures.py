@@ -31,7 +31,7 @@ class EnsembleSearch(Search):
     @property
     @abstractmethod
     def reuse(self) -> bool:
-        """Whether the LM keeps activations that do not depend on temperatures for the next trials."""
+        """Whether the LM keeps, for the next trials, activations that no temperature changes."""
 
     @contextmanager
     def open(self, loaded: LoadedModel, config: Config) -> Iterator[OpenTrial]:
@@ -48,8 +48,8 @@ class EnsembleSearch(Search):
     def _ensemble(self, temperatures: list[float], seed: int) -> Ensemble:
         """The ensemble at these temperatures.
 
-        `tuning.logit_scale=true` finds the best logit scale of every trial. Other studies of perplexity find it at
-        temperature 0 alone, which is the control.
+        `tuning.logit_scale=true` finds the best logit scale of every trial. Other studies of
+        perplexity find it at temperature 0 alone, which is the control.
         """
         ensemble: Ensemble = self.method.ensemble(temperatures, self.skip_layers, seed)
         is_control = self.metric == "perplexity" and not any(temperatures)
@@ -60,7 +60,10 @@ class EnsembleSearch(Search):
 
 @dataclass(frozen=True, kw_only=True)
 class TemperatureSearch(EnsembleSearch):
-    """A search of temperatures between 0 and an upper bound. Trial 0 has temperature 0 everywhere."""
+    """A search of temperatures between 0 and an upper bound.
+
+    Trial 0 has temperature 0 everywhere.
+    """
 
     max_temperature: float
     step: float = STEP
@@ -89,7 +92,11 @@ class LayerTemperatures(TemperatureSearch):
         return None
 
     def prunes(self, number: int) -> bool:
-        """Never the base model, nor a trial that searches a logit scale: its perplexity is known only at the end."""
+        """Whether a trial may be pruned.
+
+        Not the base model, nor a trial that searches a logit scale: its perplexity is known only
+        at the end.
+        """
         return number > 0 and not self.logit_scale
 
     def temperatures(self, trial: TrialPoint) -> list[float]:
@@ -123,7 +130,9 @@ class OneTemperature(TemperatureSearch):
 
 
 def temperature_search(config: Config, facts: ModelFacts) -> TemperatureSearch:
-    """The search of `config.tuning`. Its method has n and cache of the preset, unless they are given.
+    """The search of `config.tuning`.
+
+    Its method has n and cache of the preset, unless they are given.
 
     Raises ConfigError for settings that contradict the search.
     """
@@ -136,12 +145,13 @@ def temperature_search(config: Config, facts: ModelFacts) -> TemperatureSearch:
         skip_layers = 0 if is_uniform else usual.skip_layers
     if _is_given(config, "temperature"):
         raise ConfigError(
-            f"tuning={tuning.name} searches the temperatures: leave method.temperature out, or tuning."
+            f"tuning={tuning.name} searches the temperatures: "
+            "leave method.temperature out, or tuning."
         )
     if 2 * skip_layers >= facts.moe_layers:
         raise ConfigError(
-            f"method.skip_layers={skip_layers} leaves none of the {facts.moe_layers} MoE layers to tune. Choose a "
-            "smaller one."
+            f"method.skip_layers={skip_layers} leaves none of the {facts.moe_layers} MoE layers to "
+            "tune. Choose a smaller one."
         )
     if tuning.logit_scale and metric != "perplexity":
         raise ConfigError(
@@ -149,7 +159,8 @@ def temperature_search(config: Config, facts: ModelFacts) -> TemperatureSearch:
         )
     if is_uniform and tuning.n_trials is not None:
         raise ConfigError(
-            f"tuning=uniform tries every step of {tuning.step} up to tuning.max_temperature: leave tuning.n_trials out."
+            f"tuning=uniform tries every step of {tuning.step} up to tuning.max_temperature: "
+            "leave tuning.n_trials out."
         )
     settings: dict[str, Any] = {
         "method": _tuned_method(config, usual, skip_layers),
@@ -174,21 +185,23 @@ def temperature_search(config: Config, facts: ModelFacts) -> TemperatureSearch:
 
 def _tuned_method(config: Config, usual: Preset, skip_layers: int) -> Any:
     """The method at temperature 0, with n and cache of the preset where they are not given."""
-    given = config.method
-    n = given.n if _is_given(config, "n") else usual.n
-    cache = given.cache if _is_given(config, "cache") else usual.cache
+    method_config = config.method
+    n = method_config.n if _is_given(config, "n") else usual.n
+    cache = method_config.cache if _is_given(config, "cache") else usual.cache
     if n == 1:
         raise ConfigError(
             "method.n=1 has no noisy routing sample, so there is nothing to tune. Raise it."
         )
-    settings: Any = replace(given, n=n, cache=cache, temperature=0.0, skip_layers=skip_layers)
+    settings: Any = replace(
+        method_config, n=n, cache=cache, temperature=0.0, skip_layers=skip_layers
+    )
     return get_method(settings.name)(settings)
 
 
 def _is_given(config: Config, key: str) -> bool:
     """Whether a key of the method was typed, or has another value than its default."""
-    typed = [override.partition("=")[0].lstrip("+") for override in config.overrides]
-    if f"method.{key}" in typed:
+    typed_keys = [override.partition("=")[0].lstrip("+") for override in config.overrides]
+    if f"method.{key}" in typed_keys:
         return True
     default = type(config.method)()
     return bool(getattr(config.method, key) != getattr(default, key))

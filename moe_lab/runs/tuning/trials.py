@@ -1,7 +1,9 @@
-"""The trials of a study in Optuna's storage, shared by several processes. No trial is lost or computed twice.
+"""The trials of a study in Optuna's storage, shared by several processes.
 
-A process holds a lock on the trial that it computes. A running trial whose lock is free has lost its process: the next
-process that asks for a trial computes it, with the same parameters.
+No trial is lost or computed twice.
+
+A process holds a lock on the trial that it computes. A running trial whose lock is free has lost
+its process: the next process that asks for a trial computes it, with the same parameters.
 """
 
 from __future__ import annotations
@@ -26,22 +28,27 @@ from moe_lab.results.locks import acquire, lock_on
 from moe_lab.results.stored_files import tidy
 from moe_lab.runs.tuning.search import Search
 
-STARTUP, STARTUP_TRIALS = "startup_trials", 10
-"""User attribute of a study: the random trials before its sampler learns, a third of the first `n_trials`; and their
-largest number. No trial is pruned before this number of complete ones."""
+STARTUP = "startup_trials"
+"""User attribute of a study: the random trials before its sampler learns.
+
+They are a third of the first `n_trials`, at most STARTUP_TRIALS. No trial is pruned before this
+number of complete ones.
+"""
+STARTUP_TRIALS = 10
 STORAGE = "storage.db"
 
 
 @contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of Optuna's storage (full disk, damaged file) into a ResultsError that names it."""
+    """Turn errors of Optuna's storage, as of a full disk, into a ResultsError that names it."""
     try:
         yield
     except (StorageInternalError, SQLAlchemyError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise ResultsError(
             f"{folder / STORAGE} could not be read or written: {reason}\n"
-            "Free some disk space, and the same command continues. If the file is damaged, move its folder away."
+            "Free some disk space, and the same command continues. "
+            "If the file is damaged, move its folder away."
         ) from error
 
 
@@ -85,7 +92,10 @@ class Trials:
             self._mine.release()
 
     def claim(self) -> Trial | None:
-        """The next trial with its parameters; None after all trials, including those of other processes."""
+        """The next trial with its parameters.
+
+        None after all trials, including those of other processes.
+        """
         while True:
             with self.lock:
                 trial = self._abandoned() or self._next()
@@ -159,8 +169,8 @@ class Trials:
     def _sampler(self, number: int, place: int) -> optuna.samplers.BaseSampler:
         """The sampler of one temperature of a trial, with a seed of its own.
 
-        An interrupted study therefore draws the same values as an unbroken one. Of tuning=tpe it is the paper's, which
-        has the defaults of Optuna's TPE at that time, written out.
+        An interrupted study therefore draws the same values as an unbroken one. Of tuning=tpe it is
+        the paper's, which has the defaults of Optuna's TPE at that time, written out.
         """
         seed = int(np.random.SeedSequence([self.seed, number, place]).generate_state(1)[0])
         if self.search.tuning == "random":

@@ -1,4 +1,4 @@
-"""Runs a study: the missing trials with the model loaded once, then the profile, table and figures."""
+"""Runs a study: the missing trials on one loaded model, then the profile, table and figures."""
 
 import math
 from contextlib import ExitStack
@@ -39,8 +39,8 @@ class Measurement:
 def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
     """Compute the missing trials of a study. Returns the profile, of a finished study at once.
 
-    The same call after an interruption continues. Several processes may call it at once and share the trials. `group`
-    is the logger's; None: the study's name.
+    The same call after an interruption continues. Several processes may call it at once and share
+    the trials. `group` is the logger's; None: the study's name.
     """
     profile = study.profile()
     if profile is not None:

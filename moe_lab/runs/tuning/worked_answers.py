@@ -21,7 +21,10 @@ SOURCE = TaskConfig(name="gsm8k", metric="exact_match,strict-match", category="m
 
 
 def has_bare_answers(task: Any) -> bool:
-    """Whether a generation task's data has final answers without steps, which filters extract from the output."""
+    """Whether a generation task's data has final answers without steps.
+
+    The task's filters extract such answers from the output.
+    """
     if task.get_config("output_type") != "generate_until" or not _extracts_answers(task):
         return False
     answers: list[Any] = []
@@ -47,10 +50,10 @@ def _is_bare(answer: str) -> bool:
 
 
 def on_gsm8k(config: Config, holdout: Holdout) -> tuple[Config, TaskDict]:
-    """The configuration of GSM8K's own study with the settings of another task's, and its tuning documents.
+    """GSM8K's configuration with the settings of another task's study, and its tuning documents.
 
-    Settings of generation are left out: they do not change the perplexity of given answers. Raises TaskError if GSM8K's
-    worked answers are not at hand.
+    Settings of generation are left out: they do not change the perplexity of given answers. Raises
+    TaskError if GSM8K's worked answers are not at hand.
     """
     source = replace(config, task=SOURCE, gen_kwargs=None, limit=None, samples=None)
     try:
@@ -59,7 +62,8 @@ def on_gsm8k(config: Config, holdout: Holdout) -> tuple[Config, TaskDict]:
             raise TaskError(f"GSM8K's answers in data_dir={config.data_dir} are bare, too.")
     except TaskError as error:
         raise TaskError(
-            f"The answers of {config.task.name} are bare, so the study is GSM8K's. {str(error).splitlines()[0]}\n"
+            f"The answers of {config.task.name} are bare, so the study is GSM8K's. "
+            f"{str(error).splitlines()[0]}\n"
             "tuning.metric=accuracy tunes on the task itself."
         ) from error
     return source, tasks

@@ -18,7 +18,7 @@ from moe_lab.methods.c3po import engine as optimizing
 from moe_lab.methods.c3po.method import C3PO, named_layers
 from moe_lab.methods.references import embeddings
 from moe_lab.runs.config import compose_or_explain, to_config
-from moe_lab.runs.experiments.cells import coordinate
+from moe_lab.runs.experiments.table_cells import coordinate
 from tests.support.command import run_command
 from tests.support.ended import block_of
 from tests.support.runs import arc, facts, write_jsonl

@@ -30,7 +30,7 @@ from moe_lab.reports.papers.experiment import Experiment, load_experiment
 from moe_lab.reports.papers.figure_kinds import FIGURES
 from moe_lab.results.atomic import write_file
 from moe_lab.results.family import NO_COMPARISONS
-from moe_lab.runs.experiments.runner import make_figure
+from moe_lab.runs.experiments.figure import make_figure
 from tests.support.stored_results import cell_of, cell_table, overhead_cell, results_of
 from tests.support.views import markdown
 

@@ -17,7 +17,7 @@ from moe_lab.reports.papers.settings_tables import reference_rows
 from moe_lab.reports.papers.stated import stated_numbers
 from moe_lab.results.atomic import write_rows
 from moe_lab.results.family import NO_COMPARISONS
-from moe_lab.runs.experiments.runner import make_figure
+from moe_lab.runs.experiments.figure import make_figure
 from tests.support.stored_results import cell_table, overhead_cell
 from tests.support.stored_traces import c3po_results, run_of
 from tests.support.views import markdown, table

@@ -30,8 +30,9 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.results.response_log import ResponseLog, answers_in
 from moe_lab.runs.distributed import follow
-from moe_lab.runs.evaluation import lms
-from moe_lab.runs.evaluation.lms import RecordedLM, SharedLM, divide
+from moe_lab.runs.evaluation import shared_lm
+from moe_lab.runs.evaluation.lms import RecordedLM
+from moe_lab.runs.evaluation.shared_lm import SharedLM, divide
 from moe_lab.runs.grid import do
 from tests.support.ranks import fork_ranks
 
@@ -210,8 +211,8 @@ def other(monkeypatch) -> StubLM:
     """The LM of another process, which answers its part before process 0 begins."""
     lm = StubLM()
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(lms, "follower_lm", lambda config: nullcontext(lm))
-    monkeypatch.setattr(lms, "broadcast", lambda call: call())
+    monkeypatch.setattr(shared_lm, "follower_lm", lambda config: nullcontext(lm))
+    monkeypatch.setattr(shared_lm, "broadcast", lambda call: call())
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "barrier", lambda: None)
     return lm

@@ -15,6 +15,7 @@ from moe_lab.results.atomic import plain
 from moe_lab.results.samples import Sample
 from moe_lab.runs.evaluation import cost
 from moe_lab.runs.evaluation.result_block import run_block
+from moe_lab.runs.evaluation.run_lm_eval import Evaluated
 from moe_lab.runs.evaluation.scored import StoredScores
 from tests.support.lm_eval_logs import samples_of
 from tests.support.runs import facts
@@ -46,12 +47,10 @@ def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline")
     run: Any = SimpleNamespace(**of_run, facts=facts(), config=config, method=method)
     samples = {"t": list(map(Sample.of, samples_of(**theirs)))}
     other = StoredScores(run_id="theirs", results={"t": {}}, samples=samples, rounding=None)
-    evaluated = {
-        "results": {"t": {f"{key},none": 0.0 for key in mine}},
-        "samples": {"t": samples_of(**mine)},
-    }
+    scores = {f"{key},none": 0.0 for key in mine}
+    evaluated = Evaluated({"results": {"t": scores}}, {"t": samples_of(**mine)}, [])
     log: Any = SimpleNamespace(cost={}, environment={}, session_info={})
-    block = plain(run_block(run, evaluated, log, {name: other}, [], {}))
+    block = plain(run_block(run, evaluated, log, {name: other}, {}))
     assert isinstance(block, dict)
     return block
 

@@ -25,8 +25,11 @@ from moe_lab.reports.papers.experiment import find_experiments
 from moe_lab.reports.papers.figure_kinds import FIGURES
 from moe_lab.results.family import NO_COMPARISONS
 from moe_lab.results.locks import acquire
-from moe_lab.runs.experiments import equivalent, runner
-from moe_lab.runs.experiments.equivalent import measure_in_turns, non_embedding_parameters, of_depth
+from moe_lab.runs.experiments import equivalent, measurement, runner, timing
+from moe_lab.runs.experiments.figure import make_figure
+from moe_lab.runs.experiments.larger_model import non_embedding_parameters, of_depth
+from moe_lab.runs.experiments.settings_rows import setup_rows
+from moe_lab.runs.experiments.timing import TimedGeneration, measure_in_turns
 from tests.support.command import run_command
 from tests.support.runs import config
 from tests.support.stored_results import results_of
@@ -50,13 +53,10 @@ def test_an_experiment_leaves_a_picture_beside_its_table(name, tmp_path):
     study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
     cell = replace(cell_of(study), results=[traced_run(tmp_path / "b", ["BA"])])
     experiment, folder = find_experiments(name)[0], tmp_path / "tables"
-    paths = runner.make_figure(experiment, "tiny", [cell], ModelPool(), folder, NO_COMPARISONS)
+    paths = make_figure(experiment, "tiny", [cell], ModelPool(), folder, NO_COMPARISONS)
     stem = f"{name.replace('/', '-')}-tiny-{experiment.figure}"
     assert [path.name for path in paths] == [f"{stem}.png", f"{stem}.csv"]
-    assert (
-        runner.make_figure(experiment, "tiny", [cell_of()], ModelPool(), tmp_path, NO_COMPARISONS)
-        == []
-    )
+    assert make_figure(experiment, "tiny", [cell_of()], ModelPool(), tmp_path, NO_COMPARISONS) == []
 
 
 PERPLEXITY = {
@@ -115,12 +115,10 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
 
 def test_presets_are_the_papers_table_1(tmp_path):
     experiment = find_experiments("roe/table1")[0]
-    rows = runner.setup_rows(experiment)
+    rows = setup_rows(experiment)
     assert len(rows) == 3 * 3 + 3 * 3 * 4
     assert [row for row in rows if row["value"] != row["published"]] == []
-    markdown, table = runner.make_figure(
-        experiment, "paper", [], ModelPool(), tmp_path, NO_COMPARISONS
-    )
+    markdown, table = make_figure(experiment, "paper", [], ModelPool(), tmp_path, NO_COMPARISONS)
     lines = markdown.read_text().splitlines()
     assert "| math | mixtral | max_temperature | 0.25 | 0.25 | Table 1 |" in lines
     assert "| commonsense | all | metric | accuracy | accuracy | Table 1 |" in lines
@@ -204,7 +202,9 @@ def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer
 def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
     seconds = iter([100.0, 3.0, 1.0, 2.0])
     monkeypatch.setattr(
-        equivalent, "_generate_once", lambda lm, count: (one := next(seconds), one + 5)
+        timing,
+        "_generate_once",
+        lambda lm, count: TimedGeneration(one := next(seconds), int(one) + 5),
     )
     found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
     assert found == {"seconds": 2.0, "memory_bytes": 8}
@@ -248,8 +248,8 @@ def test_each_setting_measures_its_own_model(roe, monkeypatch):
                 rows[name] = lm.ensemble.n
         return {name: {"seconds": 1.0, "memory_bytes": 1} for name in settings}
 
-    monkeypatch.setattr(equivalent, "measure_in_turns", look)
-    found = equivalent.cost_measurement(roe, ModelPool(), 2.0)
+    monkeypatch.setattr(measurement, "measure_in_turns", look)
+    found = measurement.cost_measurement(roe, ModelPool(), 2.0)
     assert layers == {"base": 4, "roe": 4, "equivalent": 8} and rows == {
         "base": 1,
         "roe": 3,
@@ -261,19 +261,19 @@ def test_each_setting_measures_its_own_model(roe, monkeypatch):
 
 @pytest.mark.slow
 def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(roe, monkeypatch):
-    monkeypatch.setattr(equivalent, "NEW_TOKENS", 4)
+    monkeypatch.setattr(measurement, "NEW_TOKENS", 4)
     settings: list[int] = []
     once = lambda each: settings.append(len(each)) or measure_in_turns(each, 4, 1)  # noqa: E731
-    monkeypatch.setattr(equivalent, "measure_in_turns", once)
+    monkeypatch.setattr(measurement, "measure_in_turns", once)
     models = ModelPool()
-    assert equivalent.cost_measurement(roe, models, 1.5, compute=False) is None
-    first = equivalent.cost_measurement(roe, models, 1.5)
+    assert measurement.cost_measurement(roe, models, 1.5, compute=False) is None
+    first = measurement.cost_measurement(roe, models, 1.5)
     assert first is not None and (first["layers"], first["equivalent_layers"]) == (4, 6)
     assert set(first) >= {"base", "roe", "equivalent", "non_embedding_parameters"}
-    assert equivalent.cost_measurement(roe, models, 1.49, compute=False) == first, "the same depth"
-    assert equivalent.cost_measurement(roe, models, 2.0, compute=False) is None
+    assert measurement.cost_measurement(roe, models, 1.49, compute=False) == first, "the same depth"
+    assert measurement.cost_measurement(roe, models, 2.0, compute=False) is None
     hotter = replace(roe, method=replace(roe.method, temperature=0.4))
-    assert equivalent.cost_measurement(hotter, models, 1.5, compute=False) is None
+    assert measurement.cost_measurement(hotter, models, 1.5, compute=False) is None
     assert (
         settings == [3] and len(list((Path(roe.output_dir) / "measurements").glob("*.json"))) == 1
     )
@@ -291,8 +291,8 @@ def test_two_workers_do_not_measure_at_once(roe, monkeypatch):
             another.release()
         return {name: {"seconds": 1.0, "memory_bytes": 1} for name in settings}
 
-    monkeypatch.setattr(equivalent, "measure_in_turns", timed)
-    assert equivalent.cost_measurement(roe, ModelPool(), 1.5) is not None
+    monkeypatch.setattr(measurement, "measure_in_turns", timed)
+    assert measurement.cost_measurement(roe, ModelPool(), 1.5) is not None
     assert held == [True]
     free = acquire(lock)
     assert free is not None

@@ -18,7 +18,8 @@ from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.reports.papers.experiment import MEASURE, Experiment, find_experiments
 from moe_lab.results.means import task_mean
 from moe_lab.results.score import Score
-from moe_lab.runs.experiments.cells import PreparedCell, filled
+from moe_lab.runs.experiments.cells import PreparedCell
+from moe_lab.runs.experiments.table_cells import filled
 
 SIZES = {"arc_challenge": 1172, "arc_easy": 2376, "mmlu": 14042, "piqa": 1838, "winogrande": 1267}
 SIZES |= {"hellaswag": 10042}

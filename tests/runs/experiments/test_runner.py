@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -18,8 +19,9 @@ import moe_lab.runs.jobs
 import moe_lab.runs.tuning.study
 from moe_lab.cli import prefetch
 from moe_lab.config import catalog
-from moe_lab.config.compose import compose_cell
+from moe_lab.config.compose import Cell, compose_cell
 from moe_lab.config.overrides import quote
+from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError, ResultsError, TaskError
 from moe_lab.methods.c3po.method import C3PO
 from moe_lab.reports.loggers import Logger
@@ -27,7 +29,8 @@ from moe_lab.reports.papers.experiment import Scale, find_experiments, load_expe
 from moe_lab.reports.papers.files import file_stem, typed_settings
 from moe_lab.runs import attempts
 from moe_lab.runs.config import to_config
-from moe_lab.runs.experiments import cells, runner
+from moe_lab.runs.experiments import cells, runner, table_cells
+from moe_lab.runs.experiments.composing import Composed
 from moe_lab.runs.jobs import Job
 from tests.support.command import FakeRuns, install, run_command
 from tests.support.pages import tree
@@ -450,11 +453,23 @@ def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
                     assert typed == [quote(override) for override in overrides]
 
 
+def test_a_cell_is_timed_if_any_of_its_experiments_shows_time(monkeypatch):
+    """Broken by workers that run it next to others, because a table without times has the same cell."""
+    monkeypatch.setattr(cells, "job_of", Job)
+    cell = Cell(values={"method": {}}, choices={}, config_dirs=[])
+    known: dict[str, Job] = {}
+    for figure in (None, "overhead"):
+        experiment: Any = SimpleNamespace(figure=figure)
+        cells.prepare_cells(Composed(experiment, [(cell, Config())], None), known)
+        [job] = known.values()
+        assert job.timed == (figure == "overhead")
+
+
 def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkeypatch):
     difference = seed_difference(interval=(-0.25, 0.75))
     scores = {"acc,none": seed_score(interval=(0.2, 0.8), with_base=difference)}
     told = SimpleNamespace(scores=dict.fromkeys(("toy_math", "toy_choice"), scores))
-    monkeypatch.setattr(cells, "summary", lambda outcomes: told)
+    monkeypatch.setattr(table_cells, "summary", lambda outcomes: told)
     values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
 
     def execute(run, models, **options):

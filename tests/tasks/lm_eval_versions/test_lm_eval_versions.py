@@ -43,7 +43,7 @@ def test_a_logged_sample_has_the_text_and_what_was_answered(name, responses):
     found = evaluate_tasks(
         Config(), {"tasks": {name: task}, "groups": {}, "group_map": {}}, Numbers(), {name: [3]}
     )
-    [sample] = found["samples"][name]
+    [sample] = found.samples[name]
     document = evaluated_documents(task)[3]
     assert sample["doc_id"] == 3 and sample["doc"] == document
     assert sample["target"] == document["text" if name == "toy_text" else "word"]

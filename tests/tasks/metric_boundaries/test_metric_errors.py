@@ -87,7 +87,14 @@ def evaluated(
     (folder / "functions.py").write_text(FUNCTIONS)
     task = load_task(folder, "mine", include_path=str(folder))
     numbers = list(range(1, len(rows))) if len(rows) > 2 else None
-    found = evaluate_tasks(Config(), {"tasks": {"mine": task}}, Answers(texts), {"mine": numbers})
+    evaluated = evaluate_tasks(
+        Config(), {"tasks": {"mine": task}}, Answers(texts), {"mine": numbers}
+    )
+    found = {
+        **evaluated.content,
+        "samples": evaluated.samples,
+        "failures": evaluated.failures,
+    }
     assert not {"apply_filters", "process_results", "aggregation"} & vars(task).keys(), (
         "the task is as before"
     )

@@ -18,7 +18,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
-from moe_lab.runs.prepare import check_code_execution
+from moe_lab.runs.checks import check_code_execution
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.sandbox import programs
 from moe_lab.tasks.sandbox.programs import PASSED, Limits, program, run_programs, score, unconfined

@@ -30,8 +30,11 @@ from moe_lab.models.memory import weight_bytes
 from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_json
 from moe_lab.results.response_log import ResponseLog
-from moe_lab.runs.budget import Budget, workload_of
-from moe_lab.runs.plan import Plan, Row, run_state
+from moe_lab.runs.plan import Plan
+from moe_lab.runs.planning.disk import Budget
+from moe_lab.runs.planning.rows import Row
+from moe_lab.runs.planning.state import run_state
+from moe_lab.runs.planning.workload import workload_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Run
 from moe_lab.tasks import requests
@@ -40,7 +43,7 @@ from tests.support.models import make_model
 from tests.support.requests import generating
 from tests.support.runs import config, small_data
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONFIG = Config(
     model=ModelConfig(name="olmoe", path="allenai/OLMoE-1B-7B-0924-Instruct"),
     method=get_method("finetune-freeze").Config(name="finetune-freeze"),
@@ -79,7 +82,7 @@ def test_the_memory_of_the_largest_run_is_said(monkeypatch):
     )
     memory = plan([small, large]).notes[-1]
     assert "at most 95 GB (model=mixtral" in memory and "takes 2 of 80 GB" in memory
-    monkeypatch.setattr("moe_lab.runs.plan.gpu_memory", lambda: [141 * 10**9])
+    monkeypatch.setattr("moe_lab.runs.planning.memory_notes.gpu_memory", lambda: [141 * 10**9])
     assert "takes 1 of 141 GB" in plan([small, large]).notes[-1]
 
 
@@ -91,6 +94,14 @@ def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(tmp_path, c
     assert planned.code == 0 and "roe, tuning" in planned.out, planned.err
     refused = run_command(capsys, *command, "tuning=none", "seed=0,1", "tuning.num_samples=7")
     assert refused.code == 2 and "tuning.num_samples=7" in refused.err
+
+
+def test_a_plan_without_runs_is_an_empty_frame(tmp_path):
+    """Broken by types of columns that an empty frame does not have."""
+    frame = moe_lab.plan(["experiment=roe/table1", f"output_dir={tmp_path}"]).frame()
+    assert len(frame) == 0
+    assert [*frame.columns[:2], *frame.columns[-2:]] == ["run", "model", "gpu_memory", "state"]
+    assert frame["tokens"].sum() == 0
 
 
 # States
@@ -218,14 +229,16 @@ class Trained(TrainingMethod):
 
     resolve_model = training_memory = open = None  # type: ignore[assignment]
 
+    def architecture(self, config: Any) -> Any:
+        return olmoe()
+
 
 def run_of(method: Any, path: str | None = "owner/name") -> Any:
     facts = SimpleNamespace(path=path, name="tiny", dtype="float32")
     return SimpleNamespace(method=method, facts=facts, config=Config())
 
 
-def test_weights_and_trained_models_are_counted_once(monkeypatch):
-    monkeypatch.setattr(moe_lab.runs.budget, "load_config", lambda model, offline: olmoe())
+def test_weights_and_trained_models_are_counted_once():
     model = AutoModelForCausalLM.from_config(olmoe())
     total = sum(own.numel() for own in model.parameters())
     budget, run = Budget(), run_of(Trained(SimpleNamespace()))

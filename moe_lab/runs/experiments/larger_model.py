@@ -1,0 +1,43 @@
+"""A plain model of another depth with random weights, whose time and memory are measured."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from moe_lab.models.facts import LoadedModel
+
+
+def of_depth(loaded: LoadedModel, layers: int) -> LoadedModel:
+    """The model's architecture with another number of layers and random weights.
+
+    It is on the same device and in the same dtype.
+    """
+    config = deepcopy(loaded.model.config)
+    base_layers = config.num_hidden_layers
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        types = config.layer_types
+        config.layer_types = [types[index % base_layers] for index in range(layers)]
+    torch.manual_seed(0)
+    with torch.device(loaded.device):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=loaded.model.dtype, experts_implementation=config._experts_implementation
+        )
+    model.generation_config = deepcopy(loaded.model.generation_config)
+    return replace(loaded, model=model.eval())
+
+
+def non_embedding_parameters(model: Any) -> int:
+    """The model size of Kaplan et al. (2020): parameters without embedding and output head."""
+    excluded: set[int] = set()
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if module is not None:
+            excluded.update(id(parameter) for parameter in module.parameters())
+    total = 0
+    for parameter in model.parameters():
+        if id(parameter) not in excluded:
+            total += parameter.numel()
+    return total

@@ -1,0 +1,171 @@
+"""The cells of an experiment's table: their coordinates and stored results."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from moe_lab.reports.papers.cells import TableCell
+from moe_lab.reports.papers.experiment import MEASURE, SETTINGS, Experiment
+from moe_lab.reports.papers.expert_scores import EXPERT
+from moe_lab.reports.papers.training_scores import NO_TASK, TRAINING
+from moe_lab.runs.attempts import Failure
+from moe_lab.runs.experiments.cells import PreparedCell
+from moe_lab.runs.jobs import Job
+from moe_lab.runs.run import Outcome
+from moe_lab.runs.summaries import summary
+
+
+class FilledExperiment(NamedTuple):
+    """An experiment with the cells of its table."""
+
+    experiment: Experiment
+    cells: list[TableCell]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has something to show: any stored result or study, or no cells at all."""
+        if not self.cells:
+            return True
+        return any(cell.results or cell.studies for cell in self.cells)
+
+
+def filled(
+    experiment: Experiment,
+    scale: str,
+    cells: Sequence[PreparedCell],
+    outcomes: Mapping[str, Outcome],
+    failures: Sequence[Failure],
+) -> FilledExperiment:
+    """An experiment with one table cell for each cell and metric.
+
+    Expert metrics need metrics=expert.
+
+    Typed overrides may give several cells the same coordinates. Then one more axis, SETTINGS, has
+    their own overrides. A number of a training is one cell: runs on several tasks evaluate the same
+    trained model.
+
+    Args:
+        outcomes: the results by run id.
+    """
+    axes = [key for key in experiment.keys if key != MEASURE]
+    places = []
+    for cell in cells:
+        places.append({key: coordinate(cell, key) for key in axes})
+    if any(places.count(place) > 1 for place in places):
+        for place, settings in zip(places, _own_overrides(cells, places), strict=True):
+            place[SETTINGS] = settings
+        experiment = replace(experiment, rows=[*experiment.rows, SETTINGS])
+    table_cells: dict[Hashable, TableCell] = {}
+    for cell, place in zip(cells, places, strict=True):
+        whole_cell = _whole_cell(cell, place, outcomes, failures)
+        for name, metric in experiment.metrics(scale).items():
+            if metric.startswith(EXPERT) and cell.config.metrics != "expert":
+                continue
+            coordinates = dict(place)
+            if MEASURE in experiment.keys:
+                coordinates[MEASURE] = name
+            if experiment.average and metric.startswith(TRAINING):
+                coordinates[experiment.average] = NO_TASK
+            table_cell = replace(whole_cell, metric=metric, coordinates=coordinates)
+            key: Hashable = len(table_cells)
+            if table_cell.of_training:
+                key = tuple(coordinates.items())
+            earlier = table_cells.get(key)
+            if earlier is None or len(table_cell.results) > len(earlier.results):
+                table_cells[key] = table_cell
+    return FilledExperiment(experiment, list(table_cells.values()))
+
+
+def _own_overrides(cells: Sequence[PreparedCell], places: Sequence[Mapping[str, str]]) -> list[str]:
+    """The overrides of each cell that not all cells with its coordinates have; a dash for none."""
+    settings = []
+    for cell, place in zip(cells, places, strict=True):
+        common = set(cell.cell.overrides)
+        for other_cell, other_place in zip(cells, places, strict=True):
+            if other_place == place:
+                common &= set(other_cell.cell.overrides)
+        # the last override of a key applies
+        last = {override.partition("=")[0]: override for override in cell.cell.overrides}
+        own_overrides = [override for override in last.values() if override not in common]
+        settings.append(" ".join(own_overrides) or "-")
+    return settings
+
+
+def _whole_cell(
+    prepared: PreparedCell,
+    place: dict[str, str],
+    outcomes: Mapping[str, Outcome],
+    failures: Sequence[Failure],
+) -> TableCell:
+    """The cell with all its results, or with the reason why there are none."""
+    run_ids: list[str] = []
+    studies = []
+    error = prepared.error
+    if prepared.job is not None:
+        run_ids = [run.run_id for run in prepared.job.runs]
+        for study in prepared.job.studies:
+            if (study.folder / "best.yaml").exists():
+                studies.append(study.folder)
+        error = error or _failure_of(prepared.job, run_ids, failures)
+    done = [outcomes[run_id] for run_id in run_ids if run_id in outcomes]
+    return TableCell(
+        coordinates=place,
+        run_id=run_ids[0] if run_ids else None,
+        results=[outcome.results for outcome in done],
+        expert=[outcome.run.stored_metrics() for outcome in done],
+        summary=summary(done) if len(done) > 1 else None,
+        studies=studies,
+        problem=None if error is None else " ".join(str(error).split()),
+        config=prepared.config,
+    )
+
+
+def _failure_of(
+    job: Job, run_ids: Sequence[str], failures: Sequence[Failure]
+) -> BaseException | None:
+    """The first error of the job's trainings, studies and runs."""
+    for failure in failures:
+        is_of_job = failure.run_id in run_ids
+        if failure.run_id is None:
+            is_of_job = failure.name == job.name
+        if is_of_job:
+            return failure.error
+    return None
+
+
+def coordinate(prepared: PreparedCell, key: str) -> str:
+    """The coordinate of a cell on one axis.
+
+    It is an option's name, the value of a dotted key, or a property of the method. A dash means a
+    missing value, or a value without effect.
+    """
+    method = prepared.config.method
+    choices = prepared.cell.choices
+    if key == "model":
+        return prepared.config.model.name
+    if key == "method" and getattr(method, "temperature", None) == 0:
+        # it differs from the base model by rounding only
+        return f"{choices[key]}, temperature 0"
+    if key in choices:
+        return choices[key]
+    group, _, name = key.partition(".")
+    if group == "method" and name in method.unread:
+        return "-"
+    if group == "method" and name not in prepared.cell.values["method"]:
+        value = getattr(method, name, None)
+    else:
+        value = _value_of(prepared.cell.values, key)
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def _value_of(values: Any, key: str) -> Any:
+    """The value of a dotted key; None where a part of it is missing."""
+    for part in key.split("."):
+        if not isinstance(values, dict):  # a model without a recipe
+            return None
+        values = values.get(part)
+    return values

@@ -1,0 +1,26 @@
+"""What is read of a configuration's model without weights, once in a command."""
+
+from typing import Any
+
+from moe_lab.config.schema import Config
+from moe_lab.models.facts import ModelFacts, model_facts
+from moe_lab.models.tokenizer import load_tokenizer
+from moe_lab.tasks.loading import once
+
+
+def facts_of(config: Config) -> ModelFacts:
+    """The facts of the model. Raises ModelError."""
+    settings: dict[str, Any] = {
+        "dtype": config.dtype,
+        "device": config.device,
+        "offline": config.offline,
+    }
+    return once(f"facts {config.model} {settings}", lambda: model_facts(config.model, **settings))
+
+
+def tokenizer_of(config: Config) -> Any:
+    """The model's tokenizer. Raises ModelError."""
+    return once(
+        f"tokenizer {config.model} {config.offline}",
+        lambda: load_tokenizer(config.model, offline=config.offline),
+    )

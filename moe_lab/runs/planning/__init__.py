@@ -1,0 +1,1 @@
+"""What `mode=plan` says of each run: its state, tokens, memory and disk space."""

@@ -258,6 +258,18 @@ def test_the_first_hour_lists_every_script():
 EXTENDING = Path(__file__).resolve().parent.parent / "examples" / "extending"
 
 
+SNIPPET = re.compile(r"```yaml\n# (conf/\S+)\n(.*?)```", re.DOTALL)
+
+
+def test_the_snippets_of_the_page_are_the_files_of_the_folder():
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    snippets = dict(SNIPPET.findall(page))
+    kinds = ("model/mine", "task/capitals", "experiments/sharper")
+    assert list(snippets) == [f"conf/{kind}.yaml" for kind in kinds]
+    for name, text in snippets.items():
+        assert text == (EXTENDING / name).read_text(encoding="utf-8")
+
+
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the folder, in which the commands of the page are given."""

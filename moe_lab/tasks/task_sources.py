@@ -28,27 +28,24 @@ def functions_of_yaml(file: str | Path, include_path: str | None) -> dict[str, A
 
     A decorated function or one that another function returned has the module of that one, and the name, too.
     """
-    with_functions = load_yaml(file)
-    with_names = load_yaml(file, resolve_func=False)
     folder = Path(include_path) if include_path else None
     code: dict[str, Any] = {}
-    for key in with_names.keys() - UNNAMED:
-        for named in _functions(with_functions[key], with_names[key], key):
-            version = version_of(named.function)
-            if version is not None:
-                code[named.key] = list(version)
-                continue
-            # lm-eval's order: a file next to the YAML, then a module
-            module, _, name = Path(named.name).name.rpartition(".")
-            source = Path(named.name).parent / f"{module.replace('.', '/')}.py"
-            if source.is_file():
-                code[named.key] = [name, code_digest(source, folder)]
-            else:
-                code[named.key] = [name, module_digest(module)]
+    for named in named_functions(file):
+        version = version_of(named.function)
+        if version is not None:
+            code[named.key] = list(version)
+            continue
+        # lm-eval's order: a file next to the YAML, then a module
+        module, _, name = Path(named.name).name.rpartition(".")
+        source = Path(named.name).parent / f"{module.replace('.', '/')}.py"
+        if source.is_file():
+            code[named.key] = [name, code_digest(source, folder)]
+        else:
+            code[named.key] = [name, module_digest(module)]
     return code
 
 
-class _NamedFunction(NamedTuple):
+class NamedFunction(NamedTuple):
     """A function that a YAML names."""
 
     key: str
@@ -58,7 +55,15 @@ class _NamedFunction(NamedTuple):
     function: Any
 
 
-def _functions(value: Any, named: Any, key: str) -> Iterator[_NamedFunction]:
+def named_functions(file: str | Path) -> Iterator[NamedFunction]:
+    """The functions that a YAML names, without those under keys that run ids leave out."""
+    with_functions = load_yaml(file)
+    with_names = load_yaml(file, resolve_func=False)
+    for key in with_names.keys() - UNNAMED:
+        yield from _functions(with_functions[key], with_names[key], key)
+
+
+def _functions(value: Any, named: Any, key: str) -> Iterator[NamedFunction]:
     """The functions in a value of a YAML, from it with functions and with their names."""
     if isinstance(named, dict):
         for name in named:
@@ -67,4 +72,4 @@ def _functions(value: Any, named: Any, key: str) -> Iterator[_NamedFunction]:
         for number in range(len(named)):
             yield from _functions(value[number], named[number], f"{key}.{number}")
     elif isinstance(named, str) and not (isinstance(value, str) and value == named):
-        yield _NamedFunction(key, named, value)
+        yield NamedFunction(key, named, value)

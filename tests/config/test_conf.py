@@ -37,8 +37,12 @@ from moe_lab.runs.experiments.composing import compose_experiments
 from tests.support.tiers import first_fast
 
 CONF = resource_folder("conf")
+EXAMPLES = CONF.parent / "examples" / "extending"
 FILES = sorted(CONF.rglob("*.yaml"))
+for group in ("model", "task", "method"):
+    FILES += sorted(EXAMPLES.rglob(f"conf/{group}/*.yaml"))
 EXPERIMENTS = sorted(resource_folder("experiments").rglob("*.yaml"))
+EXPERIMENTS += sorted(EXAMPLES.rglob("conf/experiments/*.yaml"))
 OPTIONS = [
     " ".join(filter(None, options))
     for options in zip_longest(

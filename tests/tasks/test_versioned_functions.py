@@ -14,11 +14,13 @@ import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
-from moe_lab.results.code import VERSION, function_identity
+from moe_lab.results.code import VERSION, function_identity, version_of
 from moe_lab.results.identity import task_settings
 from moe_lab.tasks import answer_numbers, judges, letters, task_functions
 from moe_lab.tasks.loading import load_tasks
 from moe_lab.tasks.sandbox import programs, replies
+from moe_lab.tasks.task_index import OWN_TASKS
+from moe_lab.tasks.task_sources import named_functions
 from tests.support.documents import OPENBOOKQA, PROBLEMS
 from tests.support.runs import write_jsonl
 
@@ -203,6 +205,17 @@ def test_a_function_returns_what_its_version_number_stands_for(function, call):
 
 def test_the_names_are_unique():
     assert len({getattr(function, VERSION)[0] for function, _ in CALLS}) == len(CALLS)
+
+
+@pytest.mark.parametrize("file", sorted(OWN_TASKS.rglob("*.yaml")), ids=lambda file: str(file.stem))
+def test_functions_that_a_yaml_of_the_package_names_are_versioned_and_kept_here(file):
+    """A function without a number would put this package's syntax trees into the ids of its runs."""
+    kept_names = {getattr(function, VERSION)[0] for function, _ in CALLS}
+    for named in named_functions(file):
+        if getattr(named.function, "__module__", "").startswith("moe_lab"):
+            version = version_of(named.function)
+            assert version is not None, f"{named.name}: mark it with @versioned(<name>, 1)"
+            assert version[0] in kept_names, f"{named.name}: add a call of it to CALLS"
 
 
 def syntax_trees(value: Any) -> list[str]:

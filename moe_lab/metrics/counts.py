@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +35,7 @@ LARGEST = 256 * 2**20
 LEAST_GROUPS = 50
 """The least number of groups, for more documents than that."""
 TOKENS_AT_ONCE = 4096
-Part = tuple[int, np.ndarray]
-"""The number of a group, and the names of its tokens."""
+"""Tokens whose pairs are counted at once, padding included."""
 
 
 def documents_of(tasks: TaskDict) -> tuple[list[list[str]], dict[str, tuple[str, Request]]]:
@@ -115,26 +114,27 @@ class Routes(Observer):
     def __call__(self, router: Router, routing: Routing) -> None:
         self.experts[router.layer] = routing.logits_TE.shape[-1]
         self.top_k[router.layer] = routing.index_TK.shape[-1]
-        self._pass[router.layer] = routing.index_TK.where(routing.weights_TK != 0, -1).to(
-            torch.int16
-        )
+        weighted_TK = routing.index_TK.where(routing.weights_TK != 0, -1)
+        self._pass[router.layer] = weighted_TK.to(torch.int16)
 
     def read(
         self, kind: str, request: Request, prompt: Sequence[int], answer: Sequence[int]
     ) -> None:
-        mine = self._prompts.get(tuple(prompt))
-        if mine is None:
-            mine = self._prompts[tuple(prompt)] = prefix_names(prompt)
-        names = token_names(answer, range(len(prompt), len(prompt) + len(answer)))
-        rest = np.cumsum(names) + mine[-1:]
+        key_of_prompt = tuple(prompt)
+        if key_of_prompt not in self._prompts:
+            self._prompts[key_of_prompt] = prefix_names(prompt)
+        prompt_names = self._prompts[key_of_prompt]
         whole = len(prompt) + len(answer)
+        hashes = token_names(answer, range(len(prompt), whole))
+        answer_names = np.cumsum(hashes) + prompt_names[-1:]
         if kind == "generate_until":
             # each new token is read when the text ends with it
             kinds = [self.kind(length) for length in range(len(prompt), whole + 1)]
         else:
             kinds = [self.kind(whole)] * (1 + len(answer))
         key = request_key(kind, request.args, request.repeat)
-        read = Read(mine + kinds[0], rest + np.array(kinds[1:], dtype=np.int64))
+        kind_of_answer = np.array(kinds[1:], dtype=np.int64)
+        read = Read(prompt_names + kinds[0], answer_names + kind_of_answer)
         self.reads.setdefault(key, []).append(read)
 
     @property
@@ -187,29 +187,44 @@ def count(routes: Routes, documents: Sequence[Sequence[str]], groups: int | None
         documents: the keys of each document's requests, all of them in `routes.reads`.
         groups: number of groups, which take documents in turn; None: a group for each document, if memory allows.
     """
-    table, experts = routes.table(), [routes.experts[layer] for layer in routes.layers]
-    L, E = len(experts), max(experts)
-    G = min(len(documents), groups or group_count(len(documents), len(PHASES) * L * E * E * 4))
-    pairs_GPLEE = np.zeros((G, len(PHASES), L, E, E), dtype=np.int32)
-    tokens_P = [0] * len(PHASES)
-    for phase, by_group in enumerate(_names(routes, documents, G)):
-        tokens_P[phase] = sum(map(len, by_group))
-        # batches of parts of similar length, of at most TOKENS_AT_ONCE tokens with padding
-        step = TOKENS_AT_ONCE
-        parts = [
-            (g, own[i : i + step])
-            for g, own in enumerate(by_group)
-            for i in range(0, len(own), step)
-        ]
-        parts.sort(key=lambda part: -len(part[1]))
-        for batch in in_runs(
-            parts, lambda own, _: len(own[0][1]) * (len(own) + 1) <= TOKENS_AT_ONCE
-        ):
-            counts_NLEE = pair_counts(
-                table.of(np.concatenate([part for _, part in batch])), batch, E
-            )
-            np.add.at(pairs_GPLEE[:, phase], [group for group, _ in batch], counts_NLEE)
+    table = routes.table()
+    experts = [routes.experts[layer] for layer in routes.layers]
+    P = len(PHASES)
+    L = len(experts)
+    E = max(experts)
+    if groups is None:
+        groups = group_count(len(documents), P * L * E * E * 4)
+    G = min(len(documents), groups)
+    pairs_GPLEE = np.zeros((G, P, L, E, E), dtype=np.int32)
+    tokens_P = [0] * P
+    for phase, names_of_groups in enumerate(_counted_names(routes, documents, G)):
+        tokens_P[phase] = sum(len(names) for names in names_of_groups)
+        for batch in in_runs(_parts(names_of_groups), _fits_with_padding):
+            index = table.of(np.concatenate([part.names for part in batch]))
+            counts_NLEE = pair_counts(index, [len(part.names) for part in batch], E)
+            np.add.at(pairs_GPLEE[:, phase], [part.group for part in batch], counts_NLEE)
     return Counts(pairs_GPLEE, experts, tokens_P, len(documents))
+
+
+class Part(NamedTuple):
+    """Some of the tokens of a group."""
+
+    group: int
+    names: np.ndarray
+
+
+def _parts(names_of_groups: Sequence[np.ndarray]) -> list[Part]:
+    """The tokens of all groups in parts of at most `TOKENS_AT_ONCE`, the longest first."""
+    parts = []
+    for group, names in enumerate(names_of_groups):
+        for start in range(0, len(names), TOKENS_AT_ONCE):
+            parts.append(Part(group, names[start : start + TOKENS_AT_ONCE]))
+    return sorted(parts, key=lambda part: -len(part.names))
+
+
+def _fits_with_padding(batch: list[Part], _: Part) -> bool:
+    """Whether one part more fits into `TOKENS_AT_ONCE` tokens, each part padded to the longest one."""
+    return len(batch[0].names) * (len(batch) + 1) <= TOKENS_AT_ONCE
 
 
 def group_count(documents: int, size: int) -> int:
@@ -221,38 +236,49 @@ def group_count(documents: int, size: int) -> int:
     return min(documents, max(LEAST_GROUPS, LARGEST // size))
 
 
-def pair_counts(index: Sequence[np.ndarray], parts: Sequence[Part], E: int) -> np.ndarray:
+def pair_counts(index: Sequence[np.ndarray], sizes: Sequence[int], E: int) -> np.ndarray:
     """int32 [N, L, E, E]: tokens of each part that select both experts; on the diagonal, that select the expert.
 
     Args:
         index: the distinct experts of each token by layer, [T, K], part by part; numbers outside of 0 to E-1 are none.
+        sizes: the number of tokens of each of the N parts.
     """
-    W = max(len(names) for _, names in parts)
-    place_T = torch.from_numpy(
-        np.concatenate([n * W + np.arange(len(part)) for n, (_, part) in enumerate(parts)])
-    )
-    chosen = torch.zeros(len(index), len(parts) * W, E + 1)
-    for chosen_TE, index_TK in zip(chosen, index, strict=True):
-        place_TK = np.where((index_TK >= 0) & (index_TK < E), index_TK, E).astype(np.int64)
-        chosen_TE[place_T[:, None], torch.from_numpy(place_TK)] = 1.0
-    chosen_LNWE = chosen[..., :E].reshape(len(index), len(parts), W, E)
-    return (chosen_LNWE.mT @ chosen_LNWE).round().int().transpose(0, 1).numpy()
+    L = len(index)
+    N = len(sizes)
+    W = max(sizes)
+    places = [n * W + np.arange(size) for n, size in enumerate(sizes)]
+    place_T = torch.from_numpy(np.concatenate(places))
+    none = E
+    chosen_LTE = torch.zeros(L, N * W, E + 1)
+    for chosen_TE, index_TK in zip(chosen_LTE, index, strict=True):
+        is_expert_TK = (index_TK >= 0) & (index_TK < E)
+        expert_TK = np.where(is_expert_TK, index_TK, none).astype(np.int64)
+        chosen_TE[place_T[:, None], torch.from_numpy(expert_TK)] = 1.0
+    chosen_LNWE = chosen_LTE[..., :E].reshape(L, N, W, E)
+    counts_LNEE = (chosen_LNWE.mT @ chosen_LNWE).round().int()
+    return counts_LNEE.transpose(0, 1).numpy()
 
 
-def _names(routes: Routes, documents: Sequence[Sequence[str]], G: int) -> list[list[np.ndarray]]:
+def _counted_names(
+    routes: Routes, documents: Sequence[Sequence[str]], G: int
+) -> list[list[np.ndarray]]:
     """The counted tokens by phase and group."""
-    prompts, answers = [], []
+    prompts_of_groups = []
+    answers_of_groups = []
     for group in range(G):
-        reads = [
-            [read for key in keys for read in routes.reads[key]] for keys in documents[group::G]
-        ]
-        # a document's distinct prompts: the name of the last token is that of all
-        distinct = [
-            {(len(r.prompt), int(r.prompt[-1])): r.prompt for r in document} for document in reads
-        ]
-        prompts.append(_joined([prompt for document in distinct for prompt in document.values()]))
-        answers.append(_joined([read.answer for document in reads for read in document]))
-    return [prompts, answers]
+        prompts: list[np.ndarray] = []
+        answers: list[np.ndarray] = []
+        for keys in documents[group::G]:
+            distinct_prompts: dict[tuple[int, int], np.ndarray] = {}
+            for key in keys:
+                for read in routes.reads[key]:
+                    last_name = int(read.prompt[-1])  # that of the whole prompt
+                    distinct_prompts[len(read.prompt), last_name] = read.prompt
+                    answers.append(read.answer)
+            prompts += distinct_prompts.values()
+        prompts_of_groups.append(_joined(prompts))
+        answers_of_groups.append(_joined(answers))
+    return [prompts_of_groups, answers_of_groups]
 
 
 def _joined(names: list[np.ndarray]) -> np.ndarray:

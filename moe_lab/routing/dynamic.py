@@ -24,7 +24,8 @@ class TopP(Policy):
     """
 
     def __init__(self, p: float, most: int | None):
-        self.p, self.most = p, most
+        self.p = p
+        self.most = most
         self._experts = TokenSums()
 
     def counts(self) -> dict[str, int]:
@@ -43,7 +44,8 @@ class TopP(Policy):
 
     def _chosen(self, router: Router, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
         """(experts of each token, the first ones of which count, [T, C]; how many count, [T])."""
-        most, groups = self.most or logits_TE.shape[-1], getattr(router.module, "num_group", None)
+        most = self.most or logits_TE.shape[-1]
+        groups = getattr(router.module, "num_group", None)
         if self.most is None and groups:  # the experts of the groups that are chosen together
             most = most // groups * router.module.topk_group
         index_TC = router.choose(router.scores(logits_TE), most)

@@ -40,12 +40,14 @@ def layers_if(attribute: str) -> CountLayers:
 
 def sparse_step(config: Any) -> int:
     """Every `decoder_sparse_step`-th layer, except those in `mlp_only_layers`."""
-    step, dense = config.decoder_sparse_step, config.mlp_only_layers
-    layers = range(config.num_hidden_layers)
-    return sum(
-        config.num_experts > 0 and layer not in dense and (layer + 1) % step == 0
-        for layer in layers
-    )
+    if config.num_experts == 0:
+        return 0
+    count = 0
+    for layer in range(config.num_hidden_layers):
+        is_step = (layer + 1) % config.decoder_sparse_step == 0
+        if is_step and layer not in config.mlp_only_layers:
+            count += 1
+    return count
 
 
 def deepseek_layers(config: Any) -> int:
@@ -54,13 +56,16 @@ def deepseek_layers(config: Any) -> int:
 
 def ernie_layers(config: Any) -> int:
     """Every `moe_layer_interval`-th layer from the first to the last MoE layer."""
-    first, last, step = (
-        config.moe_layer_start_index,
-        config.moe_layer_end_index,
-        config.moe_layer_interval,
-    )
-    last = config.num_hidden_layers - 1 if last == -1 else last
-    return sum((i + 1) % step == 0 and first <= i <= last for i in range(config.num_hidden_layers))
+    first = config.moe_layer_start_index
+    last = config.moe_layer_end_index
+    if last == -1:
+        last = config.num_hidden_layers - 1
+    count = 0
+    for layer in range(config.num_hidden_layers):
+        is_step = (layer + 1) % config.moe_layer_interval == 0
+        if is_step and first <= layer <= last:
+            count += 1
+    return count
 
 
 listed_layers = marked_layers("mlp_layer_types", "sparse")
@@ -143,7 +148,9 @@ class Family:
         """Maximum of experts per token: all experts, or those of the groups that are chosen together."""
         experts = self.num_experts(config)
         groups = getattr(config, "n_group", None)
-        return experts // groups * config.topk_group if groups else experts
+        if not groups:
+            return experts
+        return experts // groups * config.topk_group
 
 
 def _most(value: int | list[int]) -> int:
@@ -273,11 +280,14 @@ def supported() -> list[str]:
 def family_of(module: nn.Module) -> Family | None:
     """The family of a router module; None for any other module."""
     for cls in type(module).__mro__:
-        if family := _BY_CLASS.get(f"{cls.__module__}.{cls.__qualname__}"):
+        family = _BY_CLASS.get(f"{cls.__module__}.{cls.__qualname__}")
+        if family is not None:
             return family
     return None
 
 
 def family_of_type(model_type: str, selection_bias: bool = False) -> Family | None:
     """The family of a `model_type`; None for any other model. `selection_bias`: whether a design has one."""
-    return _BIASED_DESIGN if selection_bias else _BY_MODEL_TYPE.get(model_type)
+    if selection_bias:
+        return _BIASED_DESIGN
+    return _BY_MODEL_TYPE.get(model_type)

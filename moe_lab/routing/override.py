@@ -73,13 +73,12 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
 
 
 def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
-    """The decision with K experts. Raises RoutingError unless it has a decision's shapes and device, indices of experts
-    and finite weights."""
-    if not (
-        isinstance(changed, tuple)
-        and len(changed) == 3
-        and all(isinstance(x, Tensor) for x in changed)
-    ):
+    """The decision with K experts.
+
+    Raises RoutingError unless it has a decision's shapes and device, indices of experts and finite weights.
+    """
+    is_triple = isinstance(changed, tuple) and len(changed) == 3
+    if not is_triple or not all(isinstance(part, Tensor) for part in changed):
         raise RoutingError(
             f"The policy returned a {type(changed).__name__} for {router.name}: it must return None for no change, or "
             "routing._replace(index_TK=..., weights_TK=...)."
@@ -87,25 +86,31 @@ def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
     changed = Routing(*changed)
     # weights of a wider dtype may overflow
     changed = changed._replace(weights_TK=changed.weights_TK.to(routing.weights_TK.dtype))
-    logits_TE, weights_TK, index_TK = changed
-    experts, (T, K), problem = routing.logits_TE.shape[-1], routing.index_TK.shape, None
-    if (
-        index_TK.shape != weights_TK.shape
-        or index_TK.shape[:-1] != (T,)
-        or not 1 <= index_TK.shape[-1] <= K
-    ):
-        shapes = f"{tuple(weights_TK.shape)} and {tuple(index_TK.shape)}"
-        problem = f"weights_TK and index_TK must have the shape [{T}, 1 to {K}], and have {shapes}"
-    elif logits_TE.shape != routing.logits_TE.shape:
-        problem = f"logits_TE must have the shape {tuple(routing.logits_TE.shape)}"
-    elif len({tensor.device for tensor in (*changed, routing.logits_TE)}) > 1:
-        problem = f"its tensors must be on {routing.logits_TE.device}"
-    elif index_TK.dtype != torch.int64:
-        problem = f"index_TK must be int64, and is {index_TK.dtype}"
-    elif not ((index_TK >= 0) & (index_TK < experts)).all():
-        problem = f"index_TK must be below {experts}, the number of experts"
-    elif not weights_TK.isfinite().all():
-        problem = "weights_TK are NaN or infinite"
-    if problem:
+    problem = _problem(changed, routing)
+    if problem is not None:
         raise RoutingError(f"The policy's decision for {router.name} is none: {problem}.")
+    K = routing.index_TK.shape[-1]
     return router.widened(changed, K)
+
+
+def _problem(changed: Routing, routing: Routing) -> str | None:
+    """Why a triple cannot take the place of a router's decision; None where it can."""
+    logits_TE, weights_TK, index_TK = changed
+    E = routing.logits_TE.shape[-1]
+    T, K = routing.index_TK.shape
+    fits = index_TK.shape[:-1] == (T,) and 1 <= index_TK.shape[-1] <= K
+    if index_TK.shape != weights_TK.shape or not fits:
+        shapes = f"{tuple(weights_TK.shape)} and {tuple(index_TK.shape)}"
+        return f"weights_TK and index_TK must have the shape [{T}, 1 to {K}], and have {shapes}"
+    if logits_TE.shape != routing.logits_TE.shape:
+        return f"logits_TE must have the shape {tuple(routing.logits_TE.shape)}"
+    device = routing.logits_TE.device
+    if any(tensor.device != device for tensor in changed):
+        return f"its tensors must be on {device}"
+    if index_TK.dtype != torch.int64:
+        return f"index_TK must be int64, and is {index_TK.dtype}"
+    if not ((index_TK >= 0) & (index_TK < E)).all():
+        return f"index_TK must be below {E}, the number of experts"
+    if not weights_TK.isfinite().all():
+        return "weights_TK are NaN or infinite"
+    return None

@@ -185,10 +185,12 @@ def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iter
         inputs: Any = args[0] if args else kwargs.get("input_ids")
         if inputs is None:
             inputs = kwargs["inputs_embeds"]
-        (B, S), device = inputs.shape[:2], inputs.device
+        device = inputs.device
+        B, S = inputs.shape[:2]
         cache = cache_of(kwargs)
         cached = 0 if cache is None else int(cache.get_seq_length())
-        mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+        mask = kwargs.get("attention_mask")
+        positions = kwargs.get("position_ids")
         real_BS = torch.ones(B, S, dtype=torch.bool, device=device)
         if isinstance(mask, Tensor) and mask.dim() == 2:
             real = mask.to(device).bool()

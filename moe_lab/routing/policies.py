@@ -49,7 +49,8 @@ class PartnersOnly(Policy):
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         logits_TE, weights_TK, index_TK = routing
-        device, E = logits_TE.device, logits_TE.shape[-1]
+        device = logits_TE.device
+        E = logits_TE.shape[-1]
         scores_TE = router.scores(logits_TE)
         best_T1 = scores_TE.gather(-1, index_TK).argmax(dim=-1, keepdim=True)
         first_T = index_TK.gather(-1, best_T1)[:, 0]

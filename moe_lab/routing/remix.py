@@ -42,7 +42,8 @@ class Remix(Policy):
     """The re-routed tokens of the next pass. None: the first W tokens of each of its N sequences."""
 
     def __init__(self, probs: dict[int, Tensor], experts: dict[int, Tensor] | None = None):
-        self.probs, self.experts = probs, experts
+        self.probs = probs
+        self.experts = experts
 
     @property
     def needs_grad(self) -> bool:
@@ -62,21 +63,24 @@ class Remix(Policy):
             places = first_tokens(len(routing.logits_TE), N, W, device)
         if not len(places.index):
             return None
-        index_P, pathway_P = places.index.to(device), places.pathway.to(device)
-        own_PE = routing.logits_TE[index_P]
-        given_PE = probs_NWE.flatten(0, 1)[pathway_P]
+        index_P = places.index.to(device)
+        pathway_P = places.pathway.to(device)
+        router_logits_PE = routing.logits_TE[index_P]
+        probs_PE = probs_NWE.flatten(0, 1)[pathway_P]
         if places.share is not None:
             share_P1 = places.share[:, None].to(device)
-            given_PE = torch.lerp(router_probs(router, own_PE), given_PE.float(), share_P1)
-        logits_PE = logits_of(given_PE, router, own_PE)
+            probs_PE = torch.lerp(
+                router_probs(router, router_logits_PE), probs_PE.float(), share_P1
+            )
+        logits_PE = logits_of(probs_PE, router, router_logits_PE)
         if self.experts is None:
             K = routing.index_TK.shape[-1]
             index_PC = router.choose(router.scores(logits_PE.detach()), K)
         else:
             index_PC = self.experts[router.layer].to(device).flatten(0, 1)[pathway_P]
         weights_PC = router.weights(logits_PE, index_PC)
-        others = router.widened(routing, index_PC.shape[-1])
-        return others.changed(index_P, weights_PC, index_PC)
+        widened = router.widened(routing, index_PC.shape[-1])
+        return widened.changed(index_P, weights_PC, index_PC)
 
 
 def first_tokens(T: int, N: int, W: int, device: torch.device) -> Places:
@@ -90,8 +94,9 @@ def router_probs(router: Router, logits_TE: Tensor) -> Tensor:
     return router.family.rule.scores(router.module, logits_TE).softmax(dim=-1)
 
 
-def logits_of(probs_PE: Tensor, router: Router, own_PE: Tensor) -> Tensor:
+def logits_of(probs_PE: Tensor, router: Router, router_logits_PE: Tensor) -> Tensor:
     """Logits with these probabilities and the log-sum-exp of the router's own, on which some rules depend."""
-    size_P1 = router.family.rule.scores(router.module, own_PE).logsumexp(-1, keepdim=True)
+    router_scores_PE = router.family.rule.scores(router.module, router_logits_PE)
+    size_P1 = router_scores_PE.logsumexp(-1, keepdim=True)
     scores_PE = probs_PE.clamp(min=torch.finfo(probs_PE.dtype).tiny).log() + size_P1
     return router.family.rule.logits(scores_PE)

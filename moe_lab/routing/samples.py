@@ -54,7 +54,8 @@ class SamplePolicy(Policy, ABC):
 
     def expect(self, tokens: NoisyTokens | None) -> None:
         """Set the samples of the next pass; None: it has none."""
-        self._expected, self._tokens = True, tokens
+        self._expected = True
+        self._tokens = tokens
 
     @property
     def tokens(self) -> NoisyTokens | None:
@@ -80,7 +81,8 @@ def with_experts(
     weights_NC = router.weights(logits_NE, index_NC)
     if tokens.index is None:
         return Routing(routing.logits_TE, weights_NC.to(routing.weights_TK.dtype), index_NC)
-    C, K = index_NC.shape[-1], routing.index_TK.shape[-1]
+    C = index_NC.shape[-1]
+    K = routing.index_TK.shape[-1]
     if C < K:
         _, weights_NC, index_NC = router.widened(Routing(logits_NE, weights_NC, index_NC), K)
     if C > K:
@@ -102,7 +104,8 @@ class OtherExperts(SamplePolicy):
 
     def __init__(self, choose: Choose, repeatable: bool = False):
         super().__init__()
-        self.choose, self.repeatable = choose, repeatable
+        self.choose = choose
+        self.repeatable = repeatable
 
     def __call__(self, router: Router, routing: Routing) -> Routing | None:
         tokens = self.tokens

@@ -123,13 +123,13 @@ def small_index(monkeypatch):
     """
     from lm_eval.tasks import TaskManager
 
-    import moe_lab.tasks.factory as factory
+    from moe_lab.tasks import task_index
 
     def index(include_path):
-        folders = [str(factory.OWN_TASKS), *([include_path] if include_path else [])]
+        folders = [str(task_index.OWN_TASKS), *([include_path] if include_path else [])]
         return TaskManager(include_path=folders, include_defaults=False)
 
-    monkeypatch.setattr(factory, "_full_index", index)
+    monkeypatch.setattr(task_index, "_full_index", index)
 
 
 @pytest.fixture

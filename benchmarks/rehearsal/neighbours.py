@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from moe_lab.engine.suffix import PromptSuffix
     from moe_lab.engine.token_span import TokenSpan
     from moe_lab.methods.c3po.config import C3POConfig
-    from moe_lab.tasks.requests import Workload
+    from moe_lab.tasks.workload import Workload
 
 FILE = "neighbours.json"
 """File in the folder of a run of C3PO: the tokens of its pathways."""

@@ -74,7 +74,7 @@ def lm(
     given = build(config_class(method, keys), {"name": method, **keys}, "method.", methods_with)
     config = Config(method=given, **settings)
     chosen = get_method(method)(given)
-    loaded = loaded_model(model, tokenizer, needs_router=chosen.needs_router)
+    loaded = loaded_model(model, tokenizer, needs_router=chosen.required_routing != "none")
     elsewhere = f'moe_lab.run(["method={method}", ...]) runs it.'
     if isinstance(chosen, TrainingMethod | ModelMaker):
         raise ConfigError(f"method={method} trains a model: {elsewhere}")

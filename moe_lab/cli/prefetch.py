@@ -9,6 +9,7 @@ from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_error, print_line
 from moe_lab.errors import ConfigError, MoeLabError, exit_code
 from moe_lab.methods import get_method
+from moe_lab.methods.method import DesignMethod
 from moe_lab.runs.experiments.composing import experiment_configs
 from moe_lab.runs.planning.rows import task_name
 
@@ -54,11 +55,14 @@ def _model(config: Config) -> Iterator[str]:
     model = config.model
     load_config(model, offline=False)
     load_tokenizer(model, offline=False)
-    weights = get_method(config.method.name).reads_weights
-    yield f"model {model.name}: {model_folder(model, offline=False, weights=weights)}"
+    yield f"model {model.name}: {model_folder(model, offline=False, weights=_reads_weights(config))}"
     adapter = adapter_folder(model, offline=False)
     if adapter is not None:
         yield f"adapter {model.peft}: {adapter}"
+
+
+def _reads_weights(config: Config) -> bool:
+    return not issubclass(get_method(config.method.name), DesignMethod)
 
 
 def _task(config: Config) -> Iterator[str]:
@@ -99,7 +103,7 @@ class Step:
 
 
 STEPS = (
-    Step(_model, lambda config: (config.model, get_method(config.method.name).reads_weights)),
+    Step(_model, lambda config: (config.model, _reads_weights(config))),
     Step(_task, lambda config: (config.task, config.data_dir)),
     Step(_method, lambda config: (config.method, config.task, config.data_dir)),
 )

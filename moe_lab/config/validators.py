@@ -2,6 +2,9 @@
 
 `build` checks keys and types against a dataclass. Its `__post_init__` checks values: `check_limits` those that their
 annotations limit, `one_of`, `at_least` and `above_zero` others. All take None for a value that is not set.
+
+pydantic, which reads and writes results, does not check configurations: importing it takes longer than `--help`, and
+a function as long as `_fit` would turn its errors into messages that name the key as it was typed.
 """
 
 import math

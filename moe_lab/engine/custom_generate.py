@@ -5,6 +5,8 @@ transformers prepares inputs, logits processors and stopping criteria; the engin
 B = sequences, S = tokens of the longest prompt, A = unfinished sequences, V = vocabulary.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,31 +57,44 @@ def custom_generate(
     """
     model_kwargs = model_kwargs or {}
     _check(config, model_kwargs, streamer, len(input_ids))
-    S, answers = input_ids.shape[1], config.num_return_sequences or 1
     prompts = _without_padding(input_ids, model_kwargs)
-    texts = tokenizer.batch_decode(prompts) if texts is None else texts
-    states = [
-        GenerationState(b, prompt, document_key(prompt), b % answers, text)
-        for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
-    ]
+    if texts is None:
+        texts = tokenizer.batch_decode(prompts)
+    answers_per_prompt = config.num_return_sequences or 1
+    states = []
+    for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        answer = b % answers_per_prompt
+        states.append(GenerationState(b, prompt, document_key(prompt), answer, text))
     if isinstance(streamer, TextStreamer) and streamer.skip_prompt:
         _show_prompt(streamer, prompts[0])
     sampler = _PreparedSampler(model, config, seed, logits_processor, input_ids, streamer, states)
-    decoding = _PreparedDecoding(sampler, stopping_criteria, states, config.max_length - S)
+    max_new_tokens = config.max_length - input_ids.shape[1]
+    decoding = _PreparedDecoding(sampler, stopping_criteria, states, max_new_tokens)
     with torch.enable_grad():  # `generate` disables gradients, and an engine may optimize by them
         engine.generate(states, decoding, lambda state: None)
     if streamer is not None:
         streamer.end()
-    generated = [state.generated for state in states]
-    width, pad = max(map(len, generated)), pad_token(config)
-    if pad is None and any(len(each) < width for each in generated):
-        raise ValueError("Sequences of different lengths need pad_token_id=.")
-    new = [each + [pad or 0] * (width - len(each)) for each in generated]  # on the right
-    ids = torch.cat([input_ids, torch.tensor(new, device=input_ids.device)], dim=1)
+
+    new_ids = _padded([state.generated for state in states], pad_token(config))
+    sequences = torch.cat([input_ids, torch.tensor(new_ids, device=input_ids.device)], dim=1)
     if not config.return_dict_in_generate:
-        return ids
-    kept = {name: _by_step(rows, len(states), pad or 0) for name, rows in sampler.kept.items()}
-    return GenerateDecoderOnlyOutput(sequences=ids, **kept)
+        return sequences
+    scores = {}
+    for name, rows in sampler.kept.items():
+        scores[name] = _by_step(rows, len(states), sampler.pad)
+    return GenerateDecoderOnlyOutput(sequences=sequences, **scores)
+
+
+def _padded(generated: list[list[int]], pad: int | None) -> list[list[int]]:
+    """New tokens, padded on the right. Raises ValueError where there is padding and no token for it."""
+    width = max(len(tokens) for tokens in generated)
+    rows = []
+    for tokens in generated:
+        padding = width - len(tokens)
+        if padding and pad is None:
+            raise ValueError("Sequences of different lengths need pad_token_id=.")
+        rows.append(tokens + [pad or 0] * padding)
+    return rows
 
 
 def _show_prompt(streamer: TextStreamer, prompt: list[int]) -> None:
@@ -94,22 +109,24 @@ def _show_prompt(streamer: TextStreamer, prompt: list[int]) -> None:
 
 def next_scores(engine: Engine, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> Tensor:
     """float32 [B, V]: `Ensemble.next_scores` of the token after each prompt (token ids, and their texts)."""
-    states = [
-        GenerationState(b, prompt, document_key(prompt), text=text)
-        for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
-    ]
-    found: dict[int, Tensor] = {}
+    states = []
+    for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        states.append(GenerationState(b, prompt, document_key(prompt), text=text))
+    scores_of: dict[int, Tensor] = {}
 
-    def take(scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
-        found.update(
-            (state.index, scores_V) for state, scores_V in zip(states, scores_AV, strict=True)
-        )
-        return [0] * len(states)  # the only new token, which is not used
+    def keep_scores(scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
+        for state, scores_V in zip(states, scores_AV, strict=True):
+            scores_of[state.index] = scores_V
+        unused_token = 0
+        return [unused_token] * len(states)
 
-    engine.generate(
-        states, Decoding(take, lambda generated: True, max_new_tokens=1), lambda state: None
-    )
-    return torch.stack([found[b] for b in range(len(prompts))])
+    decoding = Decoding(keep_scores, lambda state: True, max_new_tokens=1)
+    engine.generate(states, decoding, lambda state: None)
+    return torch.stack([scores_of[b] for b in range(len(prompts))])
+
+
+ScoresOfSteps = dict[tuple[int, int], Tensor]
+"""Scores float32 [V] by sequence and step. An engine may generate sequences one by one."""
 
 
 class _PreparedSampler(Sampler):
@@ -130,14 +147,18 @@ class _PreparedSampler(Sampler):
         states: list[GenerationState],
     ):
         super().__init__(model, config, seed)
-        self.states, self.pad = states, pad_token(config) or 0
+        self.states = states
+        self.pad = pad_token(config) or 0
         self.processors = processors
-        self.prompts, self.device, self.streamer = prompts_BS.tolist(), prompts_BS.device, streamer
-        wanted = {"scores": config.output_scores, "logits": config.output_logits}
-        self.kept: dict[str, dict[tuple[int, int], Tensor]] = {
-            name: {} for name, is_wanted in wanted.items() if is_wanted
-        }
-        """By field of the output, scores [V] by sequence and step. An engine may generate sequences one by one."""
+        self.prompts = prompts_BS.tolist()
+        self.device = prompts_BS.device
+        self.streamer = streamer
+        self.kept: dict[str, ScoresOfSteps] = {}
+        """By field of the output."""
+        if config.output_scores:
+            self.kept["scores"] = {}
+        if config.output_logits:
+            self.kept["logits"] = {}
 
     def __call__(self, scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
         tokens = super().__call__(scores_AV, states)
@@ -149,15 +170,22 @@ class _PreparedSampler(Sampler):
         """Processors expect a row for each sequence of the batch. Rows of finished ones are filled and ignored."""
         processed_AV = scores_AV
         if self.processors:
-            ids_BS, rows = self.batch_ids(states), [state.index for state in states]
+            ids_BS = self.batch_ids(states)
+            rows = [state.index for state in states]
             scores_BV = scores_AV[:1].to(self.device).repeat(len(ids_BS), 1)
             scores_BV[rows] = scores_AV.to(self.device)
             processed_AV = self.processors(ids_BS, scores_BV)[rows]
-        for name, found_AV in (("logits", scores_AV), ("scores", processed_AV)):
-            if name in self.kept:
-                for scores_V, state in zip(found_AV, states, strict=True):
-                    self.kept[name][state.index, len(state.generated)] = scores_V.detach().clone()
+        self._keep("logits", scores_AV, states)
+        self._keep("scores", processed_AV, states)
         return processed_AV
+
+    def _keep(self, field: str, scores_AV: Tensor, states: list[GenerationState]) -> None:
+        """Keep scores for a field of the output, if it has the field."""
+        if field not in self.kept:
+            return
+        for scores_V, state in zip(scores_AV, states, strict=True):
+            step = len(state.generated)
+            self.kept[field][state.index, step] = scores_V.detach().clone()
 
     def batch_ids(self, unfinished: Sequence[GenerationState]) -> Tensor:
         """int64 [B, S + generated tokens] of the whole batch; finished sequences are padded on the right.
@@ -167,8 +195,9 @@ class _PreparedSampler(Sampler):
         count = len(unfinished[0].generated)
         rows = []
         for state, prompt in zip(self.states, self.prompts, strict=True):
-            new = state.generated[:count]
-            rows.append([*prompt, *new, *[self.pad] * (count - len(new))])
+            new_ids = state.generated[:count]
+            padding = [self.pad] * (count - len(new_ids))
+            rows.append(prompt + new_ids + padding)
         return torch.tensor(rows, device=self.device)
 
     def scores_at(self, step: int) -> Tensor:
@@ -187,7 +216,8 @@ class _PreparedDecoding(Decoding):
         max_new_tokens: int,
     ):
         super().__init__(sampler, lambda state: False, max_new_tokens, together=True)
-        self.prepared, self.criteria = sampler, criteria
+        self.prepared = sampler
+        self.criteria = criteria
         self._scores: list[Tensor] = []
         """Of each step so far [B, V]."""
 
@@ -198,20 +228,19 @@ class _PreparedDecoding(Decoding):
             self._scores[step:] = [self.prepared.scores_at(step)]
             scores = tuple(self._scores)
         stopped_B: Any = self.criteria(self.prepared.batch_ids(states), scores)  # type: ignore[arg-type]
-        ends = super().ended(states)
-        return [
-            is_last or bool(stopped_B[state.index])
-            for is_last, state in zip(ends, states, strict=True)
-        ]
+        ended = []
+        for is_last, state in zip(super().ended(states), states, strict=True):
+            ended.append(is_last or bool(stopped_B[state.index]))
+        return ended
 
 
-def _by_step(rows: dict[tuple[int, int], Tensor], sequences: int, pad: int) -> tuple[Tensor, ...]:
+def _by_step(rows: ScoresOfSteps, sequences: int, pad: int) -> tuple[Tensor, ...]:
     """One float32 [B, V] for each new token, as transformers returns them."""
     count = 1 + max(step for _, step in rows)
     return tuple(_at_step(rows, sequences, pad, step) for step in range(count))
 
 
-def _at_step(rows: dict[tuple[int, int], Tensor], sequences: int, pad: int, step: int) -> Tensor:
+def _at_step(rows: ScoresOfSteps, sequences: int, pad: int, step: int) -> Tensor:
     """float32 [B, V] for one new token.
 
     A sequence that has ended has log-probability 0 at the padding token and -inf elsewhere, so that sums over a
@@ -226,36 +255,34 @@ def _check(
     config: GenerationConfig, model_kwargs: Mapping[str, Any], streamer: Any, sequences: int
 ) -> None:
     """Raise ValueError for an argument that would have no effect."""
-    alone = [
-        name
-        for name in RETURNED[1:]
-        if getattr(config, name) and not config.return_dict_in_generate
-    ]
-    unknown = [
-        key for key in model_kwargs if key not in _PREPARED and model_kwargs[key] is not None
-    ]
-    cache = model_kwargs.get(CACHE)
-    if refused := unsupported(config):
+    refused = unsupported(config)
+    if refused:
         raise ValueError(f"{refused} Leave it out.")
-    problems = [
-        alone and f"{alone[0]}=True has no effect without return_dict_in_generate=True.",
-        unknown
-        and f"The ensemble takes no {', '.join(unknown)}: it reads token ids alone. Leave it out.",
-        cache is not None
-        and cache.get_seq_length()
-        and f"The ensemble reads whole prompts: give no {CACHE} that holds tokens.",
-        streamer is not None
-        and sequences > 1
-        and f"A streamer takes one sequence, and {sequences} are generated.",
-    ]
-    if problem := next(filter(None, problems), None):
-        raise ValueError(problem)
+    for name in RETURNED[1:]:
+        if getattr(config, name) and not config.return_dict_in_generate:
+            raise ValueError(f"{name}=True has no effect without return_dict_in_generate=True.")
+
+    unknown = []
+    for key, value in model_kwargs.items():
+        if key not in _PREPARED and value is not None:
+            unknown.append(key)
+    if unknown:
+        raise ValueError(
+            f"The ensemble takes no {', '.join(unknown)}: it reads token ids alone. Leave it out."
+        )
+    cache = model_kwargs.get(CACHE)
+    if cache is not None and cache.get_seq_length():
+        raise ValueError(f"The ensemble reads whole prompts: give no {CACHE} that holds tokens.")
+    if streamer is not None and sequences > 1:
+        raise ValueError(f"A streamer takes one sequence, and {sequences} are generated.")
 
 
 def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
     """The prompts as token ids. Raises ValueError for padding after or within a prompt, and for other positions."""
     mask = model_kwargs.get("attention_mask")
-    real_BS = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+    if mask is None:
+        mask = torch.ones_like(input_ids)
+    real_BS = mask.bool()
     if real_BS.shape != input_ids.shape or not (real_BS == real_BS.cummax(dim=1).values).all():
         raise ValueError(
             "Pad prompts of different lengths on the left (tokenizer.padding_side='left')."

@@ -6,6 +6,7 @@ and fragmentation.
 """
 
 import json
+import math
 import weakref
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -22,8 +23,10 @@ from transformers import AutoModelForCausalLM
 from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.models.facts import without_rope_lengths
 
-SIZES = (256, 512)
-"""Tokens, or cached slots, of the two passes whose difference is the cost of one more."""
+SMALL = 256
+"""Tokens of a metered pass."""
+LARGE = 512
+"""Tokens of a second one. The difference of both is the cost of `LARGE - SMALL` tokens."""
 
 
 class MemoryMeter(TorchDispatchMode):
@@ -49,11 +52,11 @@ class MemoryMeter(TorchDispatchMode):
                 return function.decompose(*args, **options)
         if function is torch.ops.aten._grouped_mm.default and args[0].is_meta:
             function = _grouped
-        found = function(*args, **options)
-        for tensor in tree_leaves(found):
-            if isinstance(tensor, Tensor) and self._device in (None, tensor.device):
-                self._hold(tensor.untyped_storage())
-        return found
+        output = function(*args, **options)
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and self._device in (None, leaf.device):
+                self._hold(leaf.untyped_storage())
+        return output
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -70,12 +73,11 @@ class MemoryMeter(TorchDispatchMode):
         self.live -= size
 
 
-def _grouped(one: Tensor, other: Tensor, ends: Tensor, *_: Any, **__: Any) -> Tensor:
+def _grouped(left: Tensor, right: Tensor, ends: Tensor, *_: Any, **__: Any) -> Tensor:
     """The shape of a grouped product, which without values exists in bfloat16 alone."""
-    shape = (
-        (len(ends), len(one), other.shape[-1]) if other.dim() == 2 else (len(one), other.shape[-1])
-    )
-    return one.new_empty(shape)
+    if right.dim() == 2:
+        return left.new_empty(len(ends), len(left), right.shape[-1])
+    return left.new_empty(len(left), right.shape[-1])
 
 
 class _Attention(torch.autograd.Function):
@@ -83,13 +85,15 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        found = query.new_empty(*query.shape[:-1], value.shape[-1])
-        ctx.save_for_backward(query, key, value, mask, found, found[..., 0].float())
-        return found
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        log_sum_exp = output[..., 0].float()
+        ctx.save_for_backward(query, key, value, mask, output, log_sum_exp)
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return *(torch.empty_like(each) for each in ctx.saved_tensors[:3]), None
+        query, key, value, *_ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
 class OneOperation(TorchFunctionMode):
@@ -118,20 +122,22 @@ class Footprint:
         self.layers: int = config.num_hidden_layers
         self.row: int = config.vocab_size * model.dtype.itemsize
         """A row of logits, in the model's dtype."""
-        self._few, kept = self._pass(SIZES[0])
-        self.slot: int = kept // SIZES[0]
+        self._of_small_pass, key_value_bytes = self._pass(SMALL)
+        self.slot: int = key_value_bytes // SMALL
         """Keys and values of a token in all layers."""
 
     @cached_property
     def token(self) -> int:
         """A token in a pass, at its widest place."""
-        return -(-(self._pass(SIZES[1])[0] - self._few) // (SIZES[1] - SIZES[0]))
+        of_large_pass, _ = self._pass(LARGE)
+        return math.ceil((of_large_pass - self._of_small_pass) / (LARGE - SMALL))
 
     @cached_property
     def kept(self) -> int:
         """A token in a pass with gradients of its hidden states: what all layers keep for them."""
-        few, many = (_gradient_pass(self.model, size) for size in SIZES)
-        return -(-(many - few) // (SIZES[1] - SIZES[0]))
+        of_small_pass = _gradient_pass(self.model, SMALL)
+        of_large_pass = _gradient_pass(self.model, LARGE)
+        return math.ceil((of_large_pass - of_small_pass) / (LARGE - SMALL))
 
     @torch.no_grad()
     def _pass(self, tokens: int) -> tuple[int, int]:
@@ -175,12 +181,12 @@ def _gradient_pass(model: Any, tokens: int, *, backward: bool = True) -> int:
         OneOperation(),
         torch.enable_grad(),
     ):
-        found = model.get_decoder()(
+        output = model.get_decoder()(
             inputs_embeds=hidden, attention_mask=mask, position_ids=positions, use_cache=False
         )
         if not backward:
             return meter.live
-        found.last_hidden_state.sum().backward()
+        output.last_hidden_state.sum().backward()
     return meter.peak
 
 
@@ -210,5 +216,6 @@ def _metered(kind: Any, text: str, dtype: torch.dtype, attention: str) -> Footpr
 def meta_model(config: Any, dtype: torch.dtype) -> Any:
     """A model of this configuration without weights. The configuration, whose dtype transformers sets, is a copy."""
     with torch.device("meta"):
-        own = without_rope_lengths(config)
-        return AutoModelForCausalLM.from_config(own, dtype=dtype).eval().requires_grad_(False)
+        copied_config = without_rope_lengths(config)
+        model = AutoModelForCausalLM.from_config(copied_config, dtype=dtype)
+    return model.eval().requires_grad_(False)

@@ -45,7 +45,7 @@ class CountedHF(HFLM):
     """lm-eval's `hf` model with a count of tokens. It reports answers portion by portion."""
 
     def __init__(self, **options: Any):
-        self._counted = Counter(tokens_in=0, tokens_out=0)
+        self.counted = Counter(tokens_in=0, tokens_out=0)
         # lm-eval warns that arguments for loading a model are ignored, although none are given.
         logging.getLogger("lm_eval.models.huggingface").addFilter(_of_a_given_model)
         # In the model's dtype log-probabilities are coarse: bfloat16 has steps of 1/8 at -20.
@@ -63,12 +63,10 @@ class CountedHF(HFLM):
 
         Raises ConfigError for a generation setting that is not supported.
         """
-        generates = kind == "generate_until"
-        sampled = generates and any(
-            normalize_gen_kwargs(request.args[1])["do_sample"] for request in requests
-        )
-        processed = generates and self._has_processors(requests)
-        one_by_one = sampled or processed or (generates and reads_padding(self.model))
+        one_by_one = False
+        if kind == "generate_until":
+            has_processors = self._has_processors(requests)
+            one_by_one = has_processors or reads_padding(self.model) or _sampled(requests)
         if RotaryHooks(self.model).depends:
             self.batch_size_per_gpu = 1
         size = 1 if one_by_one else PORTION
@@ -85,35 +83,46 @@ class CountedHF(HFLM):
 
     def _has_processors(self, requests: Sequence[Request]) -> bool:
         """Whether some request has logits processors. Raises ConfigError for an unsupported setting of any."""
-        found = False
-        for options in {repr(request.args[1]): request.args[1] for request in requests}.values():
+        some_have = False
+        distinct_options = {repr(request.args[1]): request.args[1] for request in requests}
+        for options in distinct_options.values():
             settings = normalize_gen_kwargs(options)
             for name in ("until", "max_gen_toks", THINK_END):
                 settings.pop(name, None)
             if not settings["do_sample"]:
                 settings.pop("temperature", None)
             config = generation_config(self.model, settings)
-            found = has_processors(self.model, config) or found
-        return found
+            if has_processors(self.model, config):
+                some_have = True
+        return some_have
 
     @contextmanager
     def tokenized(self, texts: Iterable[str]) -> Iterator[None]:
         """Inside the context `tok_encode` knows these texts, which the tokenizer reads in threads, each one once."""
-        prefix = self.prefix_token_id
-        begin = None if prefix is None else self.tokenizer.decode(prefix)
-        special = {} if self.add_bos_token is None else {"add_special_tokens": self.add_bos_token}
-        parts: dict[bool, list[str]] = {False: [], True: []}
+        begin = None
+        if self.prefix_token_id is not None:
+            begin = self.tokenizer.decode(self.prefix_token_id)
+        usual: list[str] = []
+        with_begin: list[str] = []
         for text in dict.fromkeys(texts):
-            parts[begin is not None and text.startswith(begin)].append(text)
-        for own, options in ((parts[False], special), (parts[True], {"add_special_tokens": False})):
-            if own:
-                self._tokenized.update(
-                    zip(own, self.tokenizer(own, **options).input_ids, strict=True)
-                )
+            if begin is not None and text.startswith(begin):
+                with_begin.append(text)
+            else:
+                usual.append(text)
+        usual_options = {}
+        if self.add_bos_token is not None:
+            usual_options["add_special_tokens"] = self.add_bos_token
+        self._tokenize(usual, usual_options)
+        self._tokenize(with_begin, {"add_special_tokens": False})
         try:
             yield
         finally:
             self._tokenized.clear()
+
+    def _tokenize(self, texts: list[str], options: dict[str, bool]) -> None:
+        if texts:
+            ids = self.tokenizer(texts, **options).input_ids
+            self._tokenized.update(zip(texts, ids, strict=True))
 
     def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
         if not args and not options and string in self._tokenized:
@@ -137,16 +146,14 @@ class CountedHF(HFLM):
     def decode_answer(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         """The text of new tokens after their prompt. Answers that lm-eval decodes otherwise are counted."""
         text = self.new_text(prompt, new)
-        self._counted["decoded_in_context"] += text != self.tokenizer.decode(
-            new, skip_special_tokens=True
-        )
+        text_alone = self.tokenizer.decode(new, skip_special_tokens=True)
+        self.counted["decoded_in_context"] += text != text_alone
         return text
 
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
-        self._counted["tokens_in"] += sum(
-            min(len(context) + len(continuation) - 1, self.max_length)
-            for _, context, continuation in requests
-        )
+        for _, context, continuation in requests:
+            length = len(context) + len(continuation) - 1
+            self.counted["tokens_in"] += min(length, self.max_length)
         return super()._loglikelihood_tokens(requests, **kwargs)
 
     def _model_call(self, inps: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -156,15 +163,21 @@ class CountedHF(HFLM):
     def _model_generate(self, context: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         forget_lengths(self.model)
         generated = super()._model_generate(context, tokenizer=self.tokenizer, **kwargs)
-        new = generated.shape[1] - context.shape[1]
-        masks = kwargs["attention_mask"].bool()
-        self._decoded_next = deque(
-            ids[mask].tolist() for ids, mask in zip(context, masks, strict=True)
-        )
-        # The model does not read the last new token.
-        self._counted["tokens_in"] += int(kwargs["attention_mask"].sum()) + (new - 1) * len(context)
-        self._counted["tokens_out"] += new * len(context)
+        new_tokens = generated.shape[1] - context.shape[1]
+        real_BS = kwargs["attention_mask"].bool()
+        self._decoded_next.clear()
+        for ids_S, real_S in zip(context, real_BS, strict=True):
+            self._decoded_next.append(ids_S[real_S].tolist())
+        prompt_tokens = int(kwargs["attention_mask"].sum())
+        read_per_sequence = new_tokens - 1  # the model does not read the last new token
+        self.counted["tokens_in"] += prompt_tokens + read_per_sequence * len(context)
+        self.counted["tokens_out"] += new_tokens * len(context)
         return generated
+
+
+def _sampled(requests: Sequence[Request]) -> bool:
+    """Whether some answers are sampled."""
+    return any(normalize_gen_kwargs(request.args[1])["do_sample"] for request in requests)
 
 
 def _of_a_given_model(record: logging.LogRecord) -> bool:
@@ -216,26 +229,24 @@ class Encoder:
         for start in range(0, len(texts), TOKENIZED):
             portion = texts[start : start + TOKENIZED]
             # what `_encode_pair` tokenizes: spaces at the end of a context belong to the continuation
-            with self.lm.tokenized(
-                text for context, more in portion for text in (context.rstrip(), context + more)
-            ):
-                yield from (self.pair(*own) for own in portion)
+            tokenized_texts = []
+            for context, continuation in portion:
+                tokenized_texts += [context.rstrip(), context + continuation]
+            with self.lm.tokenized(tokenized_texts):
+                for context, continuation in portion:
+                    yield self.pair(context, continuation)
 
     def pair(self, context: str, continuation: str) -> Pair:
         """Token ids of a context and its continuation. A context that is too long loses its beginning.
 
         Raises ConfigError for a continuation that is empty or longer than the model's input.
         """
-        lm = self.lm
-        if context == "":
-            ids = lm.tok_encode(continuation, add_special_tokens=False)
-            if ids[0] == self.prefix:
-                context_ids, ids = ids[:1], ids[1:]
-            else:
-                context_ids = [self.prefix]
-        else:
-            context_ids, ids = lm._encode_pair(context, continuation)
-        return self._truncated(context_ids, ids)
+        if context != "":
+            return self._truncated(*self.lm._encode_pair(context, continuation))
+        ids = self.lm.tok_encode(continuation, add_special_tokens=False)
+        if ids[0] == self.prefix:
+            return self._truncated(ids[:1], ids[1:])
+        return self._truncated([self.prefix], ids)
 
     def windows(self, text: str) -> list[Pair]:
         """A text in windows of at most `max_length` tokens: (context, tokens to score)."""
@@ -274,11 +285,11 @@ def encoder_of(
     """The tokenization of a model without its weights."""
     lm: Any = object.__new__(CountedHF)
     lm._tokenized = {}
+    lm._max_length = max_length
+    lm._model = SimpleNamespace(config=model_config)
     lm.tokenizer = configure_pad_token(tokenizer, model_config=model_config)
-    lm._max_length, lm.add_bos_token, lm._model = (
-        max_length,
-        add_bos_token,
-        SimpleNamespace(config=model_config),
-    )
-    lm.backend, lm.truncation, lm.custom_prefix_token_id = "causal", False, None
+    lm.add_bos_token = add_bos_token
+    lm.backend = "causal"
+    lm.truncation = False
+    lm.custom_prefix_token_id = None
     return Encoder(lm)

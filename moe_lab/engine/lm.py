@@ -12,13 +12,9 @@ from typing import Any
 
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-from lm_eval.models.utils import (
-    handle_stop_sequences,
-    normalize_gen_kwargs,
-    postprocess_generated_text,
-)
 
 from moe_lab.config.progress import Progress
+from moe_lab.engine import lm_answers
 from moe_lab.engine.engine import Engine, KVEngine
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward, Observer
@@ -29,22 +25,24 @@ from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Pair, Req
 from moe_lab.engine.pass_size import LEAST_TOKENS, pass_budget
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
 from moe_lab.engine.sampling import (
-    Decoding,
     GenerationState,
-    Sampler,
-    StoppingCriteria,
-    generation_config,
 )
-from moe_lab.engine.scoring import Scores, ScoringRequest
 from moe_lab.errors import ConfigError
 from moe_lab.models.facts import leave_out_cudnn_attention
 from moe_lab.models.lm_eval_internals import answers_for_lm_eval, request_arguments
 from moe_lab.models.output_flags import expected_flags
 from moe_lab.models.state import check_unchanged, state_of
 from moe_lab.routing.hook import opened, require_routers
-from moe_lab.routing.noise import document_key
 
 logger = logging.getLogger("moe_lab")
+
+
+_ANSWER = {
+    "loglikelihood": lm_answers.score_pairs,
+    "loglikelihood_rolling": lm_answers.score_texts,
+    "generate_until": lm_answers.generate,
+}
+"""By kind of request."""
 
 
 class EngineLM(CountedHF):
@@ -96,9 +94,9 @@ class EngineLM(CountedHF):
     ):
         leave_out_cudnn_attention()
         self.ensemble = ensemble or Ensemble()
+        quantized = quantizes_passes(model)
         if self.ensemble.n > 1:
             require_routers(model)
-        quantized = quantizes_passes(model)
         if make_engine or not self.ensemble.plain:
             require_masks(model)
             if quantized:
@@ -110,38 +108,49 @@ class EngineLM(CountedHF):
         self.seed = seed
         self.session_info: dict[str, Any] = {}
         """JSON values that a method stores with the answers (`Method.open`)."""
-        self._rotary = RotaryHooks(model)
+        self.rotary = RotaryHooks(model)
         if reads_the_batch(model) or quantized:
             batch_size = 1
-        auto = str(batch_size).startswith("auto")
+        if str(batch_size).startswith("auto"):
+            most_sequences = max_batch_size
+            hf_batch_size = max_batch_size or 8
+        else:
+            most_sequences = hf_batch_size = int(batch_size)
         super().__init__(
             pretrained=model,
             tokenizer=tokenizer,
-            batch_size=(max_batch_size or 8) if auto else int(batch_size),
+            batch_size=hf_batch_size,
             max_length=max_length,
             add_bos_token=add_bos_token,
         )
         self._device = next(model.parameters()).device
-        self.budget = pass_budget(model, max_batch_size if auto else int(batch_size))
-        self._encoder = Encoder(self)
-        self._observer = Observer()
-        self._kept: dict[str, GenerationState] | None = None
+        self.budget = pass_budget(model, most_sequences)
+        self.encoder = Encoder(self)
+        self.observer = Observer()
+        self.kept_states: dict[str, GenerationState] | None = None
+        """The tokens generated for each prompt, inside `keeping_tokens`."""
         self._state = state_of(model)
-        self.engine: Engine | None = None
+        self.engine: Engine | None
+        obstacle = kv_cache_obstacle(model) or quantized
         if make_engine:
             self.engine = make_engine(self)
-        elif obstacle := kv_cache_obstacle(model) or quantized:
-            alone = counts_tokens and not quantized  # quantized layers have no padding anyway
-            if alone or not self.ensemble.plain:
+        elif not obstacle:
+            self.engine = KVEngine(EnsembleForward(model, self.ensemble), self.budget, reuse)
+        else:
+            # quantized layers read no padding, which is not counted then
+            counts_padding = counts_tokens and not quantized
+            if counts_padding or not self.ensemble.plain:
                 self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
+                how = "one request at a time"
+            else:
+                self.engine = None
+                how = "by lm-eval's own code"
             logger.warning(
                 "%s does not run over the shared KV cache, because %s. It runs %s, which is slower.",
                 type(model).__name__,
                 obstacle,
-                "one request at a time" if self.engine else "by lm-eval's own code",
+                how,
             )
-        else:
-            self.engine = KVEngine(EnsembleForward(model, self.ensemble), self.budget, reuse)
 
     label = "moe_lab.lm"
     """Name of this LM in the messages of `running`."""
@@ -164,17 +173,17 @@ class EngineLM(CountedHF):
         """
         assert self.engine is not None
         self.engine.set_ensemble(ensemble)
-        self._counted.update(self._decisions)
+        self.counted.update(self._decisions)
         self.ensemble = ensemble
 
     @contextmanager
     def keeping_tokens(self) -> Iterator[dict[str, GenerationState]]:
         """Inside the context: the tokens generated for each prompt, by its text."""
-        self._kept = {}
+        self.kept_states = {}
         try:
-            yield self._kept
+            yield self.kept_states
         finally:
-            self._kept = None
+            self.kept_states = None
 
     def observe(self, observer: Observer) -> None:
         """Call `observer` for all passes and requests from now on. For base models without `reuse`.
@@ -186,8 +195,8 @@ class EngineLM(CountedHF):
                 f"metrics=expert: the tokens of {type(self.model).__name__} cannot be assigned to examples. Its layers "
                 "keep more than keys and values, so lm-eval's own code runs it. Leave metrics=expert out."
             )
-        observer.kind = self._rotary.kind
-        self._observer = self.engine.forward.observer = observer
+        observer.kind = self.rotary.kind
+        self.observer = self.engine.forward.observer = observer
 
     @property
     def cost(self) -> dict[str, int]:
@@ -201,7 +210,7 @@ class EngineLM(CountedHF):
         that the tokenizer adds an end token to, texts whose added beginning token is scored, and replies that no token
         ends. changed_decisions, noisy_decisions: see `GumbelTopK.counts`.
         """
-        cost = Counter(self._counted)
+        cost = Counter(self.counted)
         cost.update(self._decisions)
         if self.engine:
             cost["tokens_in"] += self.engine.tokens_in
@@ -213,8 +222,6 @@ class EngineLM(CountedHF):
         if not self.ensemble.routing:
             return {}
         return self.ensemble.routing.counts()
-
-    # lm-eval's interface -----------------------------------------------------------------------------------------
 
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False
@@ -238,8 +245,6 @@ class EngineLM(CountedHF):
         self.answer(kind, requests, answers.__setitem__)
         return answers_for_lm_eval(kind, [answers[i] for i in range(len(requests))])
 
-    # The engine --------------------------------------------------------------------------------------------------
-
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         """Answer all requests; `on_answer(index, answer)` is called as soon as a request is answered, in any order.
 
@@ -247,253 +252,114 @@ class EngineLM(CountedHF):
             kind: "loglikelihood" -> (log-likelihood, whether greedy), "loglikelihood_rolling" -> log-likelihood,
                 "generate_until" -> text.
         """
-        run = {
-            "loglikelihood": self._score_pairs,
-            "loglikelihood_rolling": self._score_texts,
-            "generate_until": self._generate,
-        }[kind]
-        if kind == "generate_until" and any(THINK_END in request.args[1] for request in requests):
+        if self.engine is None and kind == "generate_until" and _reason(requests):
             # lm-eval's own code drops special tokens, and stops at a task's stop words in the reasoning
-            self.engine = self.engine or RecurrentEngine(
-                RecurrentForward(self.model, self.ensemble)
-            )
+            self.engine = RecurrentEngine(RecurrentForward(self.model, self.ensemble))
         with (
             self.running(),
             Progress(len(requests), kind, "request", shown=self.progress) as progress,
         ):
-            left = dict(enumerate(requests))
 
             def report(index: int, answer: Any) -> None:
                 on_answer(index, answer)
-                left.pop(index, None)
                 progress.update()
 
-            def run_left() -> None:
-                indices = list(left)
-                assert self.engine is not None
-                run(self.engine, list(left.values()), lambda i, answer: report(indices[i], answer))
-
-            while self.engine and left:
-                try:
-                    run_left()
-                    break
-                except RuntimeError as error:
-                    if not (
-                        isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
-                    ):
-                        raise
-                    if not self.budget.halve(LEAST_TOKENS):
-                        raise
-                    logger.warning(
-                        "Out of memory on %s: passes now have at most %s tokens and %s sequences.",
-                        *(self._device, f"{self.budget.tokens:,}", self.budget.sequences),
-                    )
-                clear_device_cache(garbage_collection=True)
-            if not self.engine:
-                if kind == "loglikelihood_rolling":
-                    assert self._encoder.prefix is not None  # or a ConfigError
-                if kind == "loglikelihood":
-                    with self._warning_of_cuts(len(requests)):
-                        for _ in self._encoder.pairs([request.args for request in requests]):
-                            pass
+            if self.engine is None:
+                self._check_encoding(kind, requests)
                 self.answer_by_hf(kind, requests, report)
+            else:
+                self._answer_by_engine(self.engine, kind, requests, report)
             self._count_tokenization(kind, len(requests))
+
+    def _answer_by_engine(
+        self, engine: Engine, kind: str, requests: Sequence[Request], on_answer: OnAnswer
+    ) -> None:
+        """Answer all requests. Where memory runs out, those that are left are put again, in smaller passes."""
+        unanswered = dict(enumerate(requests))
+        while unanswered:
+            indices = list(unanswered)
+
+            def report(i: int, answer: Any, indices: list[int] = indices) -> None:
+                on_answer(indices[i], answer)
+                unanswered.pop(indices[i], None)
+
+            try:
+                _ANSWER[kind](self, engine, list(unanswered.values()), report)
+                return
+            except RuntimeError as error:
+                if not _is_out_of_memory(error) or not self.budget.halve(LEAST_TOKENS):
+                    raise
+            logger.warning(
+                "Out of memory on %s: passes now have at most %s tokens and %s sequences.",
+                self._device,
+                f"{self.budget.tokens:,}",
+                self.budget.sequences,
+            )
+            clear_device_cache(garbage_collection=True)
+
+    def _check_encoding(self, kind: str, requests: Sequence[Request]) -> None:
+        """Raise ConfigError for what cannot be scored, and warn of cut contexts: lm-eval's own code says neither."""
+        if kind == "loglikelihood_rolling":
+            assert self.encoder.prefix is not None
+        if kind == "loglikelihood":
+            with self.warning_of_cuts(len(requests)):
+                list(self.encoder.pairs([request.args for request in requests]))
 
     def _count_tokenization(self, kind: str, requests: int) -> None:
         """Count the answered requests whose tokens are others than one expects, as they are in lm-eval, too."""
-        counted = {
-            "eos_added": self._encoder.adds_end,
-            "bos_scored": kind == "loglikelihood_rolling" and self._encoder.adds_begin,
-            "no_end_token": kind == "generate_until" and not self._end_tokens,
-        }
-        for name, holds in counted.items():
-            if holds:
-                self._counted[name] += requests
+        if self.encoder.adds_end:
+            self.counted["eos_added"] += requests
+        if kind == "loglikelihood_rolling" and self.encoder.adds_begin:
+            self.counted["bos_scored"] += requests
+        if kind == "generate_until" and not self._end_tokens:
+            self.counted["no_end_token"] += requests
 
     @property
     def _end_tokens(self) -> set[int]:
         """The tokens that end generation: the model's and the tokenizer's."""
-        ids = self.model.generation_config.eos_token_id
-        ids = ids if isinstance(ids, list) else [ids]
-        return {*ids, self.eot_token_id} - {None}
+        end_tokens = self.model.generation_config.eos_token_id
+        if not isinstance(end_tokens, list):
+            end_tokens = [end_tokens]
+        return {*end_tokens, self.eot_token_id} - {None}
 
     def encode_pair(self, context: str, continuation: str) -> Pair:
         """Token ids of a context and its continuation as they are scored. A long context loses its beginning."""
-        return self._encoder.pair(context, continuation)
+        return self.encoder.pair(context, continuation)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a whole prompt. An empty one is the beginning-of-text token."""
-        return self._encoder.prompt(text, None)
+        return self.encoder.prompt(text, None)
 
     def count_tokens(self, kind: str, request: Request) -> int:
         """Number of tokens that a "loglikelihood" or "loglikelihood_rolling" request scores."""
         if kind == "loglikelihood":
             return len(self.encode_pair(*request.args)[1])
         if kind == "loglikelihood_rolling":
-            return sum(
-                len(continuation) for _, continuation in self._encoder.windows(request.args[0])
-            )
+            windows = self.encoder.windows(request.args[0])
+            return sum(len(continuation) for _, continuation in windows)
         raise ValueError(f"{kind} requests are not scored on tokens.")
 
-    def _score_pairs(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
-        with self._warning_of_cuts(len(requests)):
-            pairs = list(self._encoder.pairs([request.args for request in requests]))
-        # the texts of a request have the same rotary embeddings
-        by_context: dict[tuple[tuple[int, ...], int], dict[tuple[int, ...], list[int]]] = {}
-        for i, (context, continuation) in enumerate(pairs):
-            kind = self._rotary.kind(len(context) + len(continuation) - 1)
-            by_context.setdefault((context, kind), {}).setdefault(continuation, []).append(i)
-        scoring_requests = []
-        for (context, _), continuations in by_context.items():
-            texts = [requests[indices[0]].args for indices in continuations.values()]
-            scoring_requests.append(
-                ScoringRequest(
-                    context,
-                    list(continuations),
-                    document_key(context),
-                    text=texts[0][0],
-                    texts=[continuation for _, continuation in texts],
-                )
-            )
-
-        requesters = [list(continuations.values()) for continuations in by_context.values()]
-
-        def on_scores(index: int, scores: Scores) -> None:
-            for answer, indices in zip(scores, requesters[index], strict=True):
-                for i in indices:
-                    report(i, answer)
-                    self._observer.read("loglikelihood", requests[i], pairs[i][0], pairs[i][1][:-1])
-
-        engine.score(scoring_requests, on_scores)
-
-    def _score_texts(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
-        """Score each text in windows of at most `max_length` tokens. A text is answered after its last window."""
-        windows: list[ScoringRequest] = []
-        text_of: list[int] = []
-        for i, request in enumerate(requests):
-            own = [
-                ScoringRequest(context, [continuation], document_key([*context, *continuation]))
-                for context, continuation in self._encoder.windows(request.args[0])
-            ]
-            windows += own
-            text_of += [i] * len(own)
-        missing = Counter(text_of)
-        total = [0.0] * len(requests)
-        for i in set(range(len(requests))) - set(missing):
-            report(i, 0.0)
-
-        def on_scores(index: int, scores: Scores) -> None:
-            i = text_of[index]
-            total[i] += scores[0][0]
-            context, (continuation,) = windows[index].context, windows[index].continuations
-            self._observer.read("loglikelihood_rolling", requests[i], context, continuation[:-1])
-            missing[i] -= 1
-            if not missing[i]:
-                report(i, total[i])
-
-        if windows:
-            engine.score(windows, on_scores)
-
-    def _generate(self, engine: Engine, requests: Sequence[Request], report: OnAnswer) -> None:
-        """Generate for all requests with the same generation options together."""
-        by_options: dict[str, list[int]] = {}
-        for i, request in enumerate(requests):
-            by_options.setdefault(repr(sorted(request.args[1].items())), []).append(i)
-        for indices in by_options.values():
-            self._generate_alike(engine, {i: requests[i] for i in indices}, report)
-
-    def _generate_alike(
-        self, engine: Engine, requests: dict[int, Request], report: OnAnswer
-    ) -> None:
-        options = normalize_gen_kwargs(next(iter(requests.values())).args[1], self.max_gen_toks)
-        end_text = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        stop = handle_stop_sequences(options.pop("until", None), eos=end_text)
-        think_end = options.pop(THINK_END, None)
-        max_gen_toks = options.pop("max_gen_toks")
-        room = self.max_length - max_gen_toks
-        if room <= 0:
-            raise ConfigError(
-                f"max_gen_toks={max_gen_toks} leaves no room for a prompt: the model reads at most "
-                f"{self.max_length} tokens. Lower max_gen_toks in gen_kwargs, or raise max_length."
-            )
-        if not options["do_sample"]:
-            options.pop("temperature", None)
-        config = generation_config(self.model, options)
-        max_length = options.get("max_length")
-        if config.max_new_tokens is None and max_length is None:
-            config.max_new_tokens = max_gen_toks
-        with self._warning_of_cuts(len(requests)):
-            prompts = [self._encoder.prompt(request.args[0], room) for request in requests.values()]
-        if config.max_new_tokens is None:
-            max_new_tokens = self._most_new_tokens(prompts, max_length)
-        else:  # it takes precedence in transformers, also where generation_config.json has it
-            max_new_tokens = config.max_new_tokens
-            max_length = None
-        states = [
-            GenerationState(i, prompt, document_key(prompt), request.repeat, request.args[0])
-            for (i, request), prompt in zip(requests.items(), prompts, strict=True)
-        ]
-
-        def on_done(state: GenerationState) -> None:
-            self._counted["tokens_out"] += len(state.generated)
-            if think_end is None:
-                text = self.decode_answer(state.prompt, state.generated)
-            else:
-                reply = self.tok_decode(state.generated, skip_special_tokens=False)
-                text = self._after_reasoning(reply, think_end)
-            if self._kept is not None:
-                self._kept[state.text] = state
-            report(state.index, postprocess_generated_text(text, stop, None))
-            read = state.generated[:-1]
-            self._observer.read("generate_until", requests[state.index], state.prompt, read)
-
-        sampler = Sampler(self.model, config, self.seed)
-        # a task's stop words may be in the reasoning, too
-        stop_texts = stop
-        if think_end is not None:
-            stop_texts = [end_text]
-        stopping = StoppingCriteria(self.tokenizer, stop_texts, config, max_length)
-        cut = self._counted["cut_reasoning"]
-        engine.generate(states, Decoding(sampler, stopping, max_new_tokens), on_done)
-        self._counted["near_ties"] += sampler.near_ties
-        if cut := self._counted["cut_reasoning"] - cut:
-            logger.warning(
-                "%s of %s replies end before %s, within %s new tokens: their answers are empty. "
-                "Allow more with gen_kwargs=max_gen_toks=<n>.",
-                *(f"{cut:,}", f"{len(states):,}", think_end, f"{max_new_tokens:,}"),
-            )
-
-    def _most_new_tokens(self, prompts: Sequence[Sequence[int]], max_length: int) -> int:
-        """The new tokens after the shortest prompt, with `max_length` tokens of prompt and answer."""
-        longest = max(map(len, prompts))
-        if longest >= max_length:
-            raise ConfigError(
-                f"max_length={max_length} in gen_kwargs counts the prompt, and one has {longest} tokens. "
-                "Use max_gen_toks=<n>, which counts new tokens alone."
-            )
-        return max_length - min(map(len, prompts))
-
-    def _after_reasoning(self, reply: str, think_end: str) -> str:
-        """The answer in a reply: the text after the last `think_end`, up to a special token; empty without one.
-
-        lm-eval takes the whole reply without one, and so what the model thought as its answer.
-        """
-        _, found, answer = reply.rpartition(think_end)
-        self._counted["cut_reasoning"] += not found
-        special = [
-            str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special
-        ]
-        return postprocess_generated_text(answer, special, None).lstrip() if found else ""
-
     @contextmanager
-    def _warning_of_cuts(self, requests: int) -> Iterator[None]:
+    def warning_of_cuts(self, requests: int) -> Iterator[None]:
         """Warn of the requests that are encoded inside the context and are too long for the model."""
-        before = self._encoder.cut
+        before = self.encoder.cut
         yield
-        if cut := self._encoder.cut - before:
-            self._counted["cut_prompts"] += cut
+        cut = self.encoder.cut - before
+        if cut:
+            self.counted["cut_prompts"] += cut
             logger.warning(
                 "%s of %s requests are longer than the model's input of %s tokens (max_length): the beginning of "
                 "their prompts is not read.",
-                *(f"{number:,}" for number in (cut, requests, self.max_length)),
+                f"{cut:,}",
+                f"{requests:,}",
+                f"{self.max_length:,}",
             )
+
+
+def _reason(requests: Sequence[Request]) -> bool:
+    """Whether some replies have a reasoning before the answer."""
+    return any(THINK_END in request.args[1] for request in requests)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)

@@ -3,6 +3,8 @@
 from collections import Counter
 from typing import Any
 
+import torch
+
 from moe_lab.engine.footprint import footprint_of
 from moe_lab.engine.forward.kv_cache import token_bytes
 from moe_lab.engine.forward.layers import decoder_layers, runs_on_kv_cache
@@ -11,8 +13,10 @@ from moe_lab.models.memory import free_memory, weight_bytes
 
 MOST_TOKENS = 16384
 """Tokens of a pass at most: more take memory and are not faster."""
-CPU_TOKENS, CPU_GRADIENT_TOKENS = 2048, 512
-"""On a CPU larger passes are not faster; each token takes some megabytes while gradients are computed."""
+CPU_TOKENS = 2048
+"""Tokens of a pass on a CPU, where larger ones are not faster."""
+CPU_GRADIENT_TOKENS = 512
+"""Tokens of a pass with gradients on a CPU: each takes some megabytes while they are computed."""
 PASS_SHARE = 0.2
 """Share of the free memory for a pass. Keys and values, and cached activations, take the rest (`CACHE_SHARE`,
 `KEPT_SHARE`)."""
@@ -63,18 +67,26 @@ def bound_gradients(model: Any, budget: Budget) -> None:
 def cache_memory(model: Any) -> int:
     """Free bytes for keys and values. Each device of a device map holds those of its own layers."""
     layers = decoder_layers(model) or [model]
-    own = [next(layer.parameters()).device for layer in layers]
-    # layers that accelerate keeps elsewhere compute on the model's own device
-    counts = Counter(model.device if device.type in ("meta", "cpu") else device for device in own)
-    return min(free_memory(device) * len(layers) // count for device, count in counts.items())
+    layers_on: Counter[torch.device] = Counter()
+    for layer in layers:
+        device = next(layer.parameters()).device
+        if device.type in ("meta", "cpu"):
+            device = (
+                model.device
+            )  # layers that accelerate keeps elsewhere compute on the model's own device
+        layers_on[device] += 1
+    for_all_layers = []
+    for device, count in layers_on.items():
+        for_all_layers.append(free_memory(device) * len(layers) // count)
+    return min(for_all_layers)
 
 
 def sequence_bytes(model: Any, slots: float, samples: float) -> int:
     """Bytes of a sequence that generates: its cached slots, and the logits of its samples with their float32 scores."""
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    return int(
-        token_bytes(model) * slots + samples * vocabulary * (model.dtype.itemsize + SCORE_BYTES)
-    )
+    cache_bytes = token_bytes(model) * slots
+    logit_bytes = samples * vocabulary * (model.dtype.itemsize + SCORE_BYTES)
+    return int(cache_bytes + logit_bytes)
 
 
 def planned_memory(model: Any, slots: float, rows: float) -> int:
@@ -87,5 +99,6 @@ def planned_memory(model: Any, slots: float, rows: float) -> int:
 
     Raises NotImplementedError for a family whose own code reads values of tensors.
     """
-    of_pass = PLANNED_TOKENS * footprint_of(model).token / PASS_SHARE
-    return weight_bytes(model) + int(max(of_pass, sequence_bytes(model, slots, rows) / CACHE_SHARE))
+    for_passes = PLANNED_TOKENS * footprint_of(model).token / PASS_SHARE
+    for_caches = sequence_bytes(model, slots, rows) / CACHE_SHARE
+    return weight_bytes(model) + int(max(for_passes, for_caches))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -92,12 +93,15 @@ class Asked:
     @property
     def windows(self) -> list[tuple[Ids, Ids]]:
         """The windows of all texts that are scored whole."""
-        return [window for windows in self.texts.values() for window in windows]
+        return list(chain.from_iterable(self.texts.values()))
 
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts of all generation settings."""
-        return [prompt for prompts in self.generated.values() for prompt in prompts.values()]
+        prompts: list[Prompt] = []
+        for prompt_of_text in self.generated.values():
+            prompts += prompt_of_text.values()
+        return prompts
 
     @property
     def answers(self) -> int:
@@ -126,7 +130,7 @@ class Asked:
     @property
     def new_tokens(self) -> list[int]:
         """The length of each generated answer."""
-        return [count for prompt in self.prompts for count in prompt.new]
+        return list(chain.from_iterable(prompt.new for prompt in self.prompts))
 
 
 def planned_tokens(asked: Asked, ensemble: Ensemble, *, shares_beginnings: bool = True) -> int:
@@ -162,7 +166,10 @@ def _tokens_to_generate(prompts: Sequence[Prompt], ensemble: Ensemble) -> int:
 
     The last new token of an answer is not read. Without a cache all tokens are read again for every new one.
     """
-    answers = [(prompt.ids, count) for prompt in prompts for count in prompt.new]
+    answers: list[tuple[Ids, int]] = []
+    for prompt in prompts:
+        for count in prompt.new:
+            answers.append((prompt.ids, count))
     prompt_tokens = sum(len(ids) for ids, _ in answers)
     new_tokens = sum(count for _, count in answers)
     n = ensemble.n

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from moe_lab.engine.engine import Engine
@@ -62,7 +62,8 @@ class RecurrentForward:
     """
 
     def __init__(self, model: Any, ensemble: Ensemble):
-        self.model, self.ensemble = model, ensemble
+        self.model = model
+        self.ensemble = ensemble
         self.device = next(model.parameters()).device
         self.rotary = RotaryHooks(model)
         self.tokens_in = 0
@@ -73,10 +74,9 @@ class RecurrentForward:
     def __enter__(self) -> Self:
         self._stack = ExitStack()
         self._stack.enter_context(torch.inference_mode())
-        # its input, [R, S, hidden] -> [R, 1, hidden]
-        if head := self.model.get_output_embeddings():
-            hook = head.register_forward_pre_hook(lambda head, args: (args[0][:, -1:], *args[1:]))
-            self._stack.callback(hook.remove)
+        head = self.model.get_output_embeddings()
+        if head is not None:
+            self._stack.callback(head.register_forward_pre_hook(_last_position).remove)
         self.rotary.install(self._stack)
         if self.ensemble.routing:
             self._stack.enter_context(routed(self.model, self.ensemble.routing))
@@ -116,24 +116,21 @@ class RecurrentForward:
 
     def _read(self, state: RecurrentState, ids: Sequence[int], noise: bool = True) -> Tensor:
         """Logits [R, V] after the last of `ids`. With `noise` all entries but the first are noisy."""
-        for part in [ids] if state.length == 0 else [[token] for token in ids]:
-            logits_RV = self._pass(state, part, noise)
+        if state.length == 0:
+            return self._pass(state, ids, noise)
+        for token in ids:
+            logits_RV = self._pass(state, [token], noise)
         return logits_RV
 
     def _pass(self, state: RecurrentState, ids: Sequence[int], noise: bool) -> Tensor:
         if self.ensemble.routing:
-            self.ensemble.routing.expect(self._noisy_tokens(state, len(ids)) if noise else None)
-        position = torch.arange(state.length, state.length + len(ids), device=self.device)
-        output = self.model(
-            input_ids=torch.tensor(ids, device=self.device).expand(state.entries, -1),
-            cache=state.cache,
-            use_cache=True,
-            **(
-                {"position_ids": position.expand(state.entries, -1)}
-                if self._takes_positions
-                else {}
-            ),
-        )
+            noisy_tokens = self._noisy_tokens(state, len(ids)) if noise else None
+            self.ensemble.routing.expect(noisy_tokens)
+        inputs = {"input_ids": torch.tensor(ids, device=self.device).expand(state.entries, -1)}
+        if self._takes_positions:
+            position_S = torch.arange(state.length, state.length + len(ids), device=self.device)
+            inputs["position_ids"] = position_S.expand(state.entries, -1)
+        output = self.model(**inputs, cache=state.cache, use_cache=True)
         if output.cache is None:
             raise RoutingError(f"{type(self.model).__name__} returns no cache. Use method=base.")
         state.cache = output.cache
@@ -150,6 +147,11 @@ class RecurrentForward:
             row=index // count,
             position=state.length + index % count,
         )
+
+
+def _last_position(head: nn.Module, args: tuple) -> tuple:
+    """The output head's input, [R, S, hidden] -> [R, 1, hidden]."""
+    return args[0][:, -1:], *args[1:]
 
 
 class RecurrentEngine(Engine):
@@ -174,9 +176,8 @@ class RecurrentEngine(Engine):
                     request.context, request.continuations, noise_key=request.noise_key
                 )
                 forward.expect(tree.length)
-                scores = TokenScores([tree]).after(
-                    forward.ensemble, _after_nodes(forward, request, tree)
-                )
+                logits = _after_nodes(forward, request, tree)
+                scores = TokenScores([tree]).after(forward.ensemble, logits)
                 on_scores(i, scores.summed()[0])
 
     def generate(
@@ -195,18 +196,21 @@ def _after_nodes(
     forward: RecurrentForward, request: ScoringRequest, tree: TokenTree
 ) -> Iterator[Tensor]:
     """Logits [1, n, V] after each logit node, in order."""
-    first, *others = tree.logit_nodes
-    children = Counter(tree.parents[node] for node in others)
+    context_end, *branch_nodes = tree.logit_nodes
+    unread_children = Counter(tree.parents[node] for node in branch_nodes)
     state, rest = forward.begin(request.context, request.noise_key)
     yield forward.step(state, rest)[None]
-    states: dict[int, RecurrentState] = {first: state}
-    for node in others:
+    state_after: dict[int, RecurrentState] = {context_end: state}
+    for node in branch_nodes:
         parent = tree.parents[node]
-        children[parent] -= 1
-        state = states.pop(parent) if not children[parent] else copy.deepcopy(states[parent])
+        unread_children[parent] -= 1
+        if unread_children[parent]:
+            state = copy.deepcopy(state_after[parent])
+        else:
+            state = state_after.pop(parent)
         yield forward.step(state, [tree.ids[node]])[None]
-        if children[node]:
-            states[node] = state
+        if unread_children[node]:
+            state_after[node] = state
 
 
 def _generate(forward: RecurrentForward, state: GenerationState, decoding: Decoding) -> None:

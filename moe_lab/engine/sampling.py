@@ -35,17 +35,18 @@ class GenerationState:
     """The prompt's text."""
     generated: list[int] = field(default_factory=list)
     _named: tuple[int, np.int64] = (0, np.int64(0))
+    """Tokens that `name` has read so far, and the name of the last one."""
 
     @property
     def name(self) -> np.int64:
         """`prefix_names` of the newest token."""
         count, name = self._named
-        if count < len(self.prompt) + len(self.generated):
-            new = token_names(
-                self.ids[count:], range(count, len(self.prompt) + len(self.generated))
-            )
-            self._named = count + len(new), np.add.reduce(new, initial=name)
-        return self._named[1]
+        length = len(self.prompt) + len(self.generated)
+        if count < length:
+            hashes = token_names(self.ids[count:], range(count, length))
+            name = np.add.reduce(hashes, initial=name)
+            self._named = length, name
+        return name
 
     @property
     def position(self) -> int:
@@ -118,7 +119,8 @@ def generation_config(model: Any, options: dict[str, Any]) -> GenerationConfig:
     """
     check_task_options(options)
     merged = SimpleNamespace(**(vars(model.generation_config) | options))
-    if refused := unsupported(merged, UNSUPPORTED_IN_TASKS):
+    refused = unsupported(merged, UNSUPPORTED_IN_TASKS)
+    if refused:
         raise ConfigError(
             f"{refused} It is in the model's generation_config.json: remove it there."
         )
@@ -137,7 +139,8 @@ def check_task_options(options: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{name}={options[name]}: lm-eval sets it itself. Leave it out of gen_kwargs."
             )
-    if refused := unsupported(SimpleNamespace(**options), UNSUPPORTED_IN_TASKS):
+    refused = unsupported(SimpleNamespace(**options), UNSUPPORTED_IN_TASKS)
+    if refused:
         raise ConfigError(f"{refused} Leave it out of gen_kwargs.")
 
 
@@ -154,7 +157,8 @@ class Sampler:
     """
 
     def __init__(self, model: Any, config: GenerationConfig, seed: int):
-        self.model, self.config = model, config
+        self.model = model
+        self.config = config
         self.sample = bool(config.do_sample)
         self.seed = seed
         self._processors: dict[int, LogitsProcessorList] = {}
@@ -175,10 +179,10 @@ class Sampler:
             token_A = best_A2.indices[:, 0]
             difference_A = best_A2.values[:, 0] - best_A2.values[:, 1]
             near_ties = (difference_A < near(scores_AV, self.epsilon)).sum()
-        *tokens, ties, found_nan = torch.cat([token_A, near_ties[None], nan[None]]).tolist()
-        if found_nan:
+        *tokens, tie_count, has_nan = torch.cat([token_A, near_ties[None], nan[None]]).tolist()
+        if has_nan:
             raise RoutingError("The model's logits are NaN. Try dtype=bfloat16 or dtype=float32.")
-        self.near_ties += ties
+        self.near_ties += tie_count
         return tokens
 
     @cached_property
@@ -202,7 +206,7 @@ class Sampler:
     def _noise(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
         """Gumbel noise float32 [A, V]: the argmax of scores plus noise is a sample of their softmax."""
         device = scores_AV.device
-        keys = [(a.noise_key, a.sample_index, a.position) for a in states]
+        keys = [(state.noise_key, state.sample_index, state.position) for state in states]
         noise_key_A, sample_index_A, position_A = torch.tensor(keys, device=device).unbind(1)
         layer_L = torch.tensor([_SAMPLING], device=device)
         row_A = torch.full_like(noise_key_A, _SAMPLING)
@@ -241,14 +245,13 @@ class StoppingCriteria:
         max_length: int | None = None,
     ):
         self.max_length = max_length
-        ids = config.eos_token_id
-        self.end_tokens = set(ids if isinstance(ids, list) else [] if ids is None else [ids])
         self.tokenizer = tokenizer
-        own = config.stop_strings or []
-        own = [own] if isinstance(own, str) else own
-        self.stop = [text for text in [*stop, *own] if text]
+        self.end_tokens = set(_as_list(config.eos_token_id))
+        stop_strings = stop + _as_list(config.stop_strings)
+        self.stop = [text for text in stop_strings if text]
         lengths = [len(tokenizer.encode(text, add_special_tokens=False)) for text in self.stop]
         self.window = max(lengths, default=0) + 2
+        """Last tokens in which stop strings are searched."""
 
     def __call__(self, state: GenerationState) -> bool:
         if state.generated[-1] in self.end_tokens:
@@ -257,6 +260,15 @@ class StoppingCriteria:
             return True
         text = self.tokenizer.decode(state.generated[-self.window :])
         return any(stop in text for stop in self.stop)
+
+
+def _as_list(value: Any) -> list:
+    """A field of a GenerationConfig that may be None, a value or a list of values."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 @dataclass
@@ -278,4 +290,8 @@ class Decoding:
 
     def ended(self, states: list[GenerationState]) -> list[bool]:
         """Whether each of the unfinished sequences of a batch ends with its newest token."""
-        return [len(state.generated) >= self.max_new_tokens or self.stop(state) for state in states]
+        ended = []
+        for state in states:
+            is_full = len(state.generated) >= self.max_new_tokens
+            ended.append(is_full or self.stop(state))
+        return ended

@@ -43,25 +43,27 @@ class TokenScores:
         self.trees = trees
         self._place_P, self._target_P = _targets(trees)
         if known is None:
+            M = sum(len(tree.logit_nodes) for tree in trees)
             self._picked_P = torch.full((len(self._place_P),), torch.nan)
-            self._greedy_M = torch.zeros(
-                sum(len(tree.logit_nodes) for tree in trees), dtype=torch.long
-            )
+            self._greedy_M = torch.zeros(M, dtype=torch.long)
         else:
-            self._picked_P, self._greedy_M = (
-                torch.cat(parts) for parts in zip(*known, strict=True)
-            )
+            self._picked_P = torch.cat([picked_P for picked_P, _ in known])
+            self._greedy_M = torch.cat([greedy_M for _, greedy_M in known])
 
     def put(self, ensemble: Ensemble, place_M: Tensor, logits_MnV: Tensor) -> None:
         """Set the scores after the logit nodes `place_M` (int64, on the CPU: numbers among all trees' logit nodes)."""
-        rows = max(1, SCORED_BYTES // (4 * math.prod(logits_MnV.shape[1:])))
-        for place_R, logits_RnV in zip(place_M.split(rows), logits_MnV.split(rows), strict=True):
-            row = torch.full_like(self._greedy_M, -1)
-            row[place_R] = torch.arange(len(place_R))
-            here = (row[self._place_P] >= 0).nonzero()[:, 0]
-            device = logits_RnV.device
-            at, target = row[self._place_P[here]].to(device), self._target_P[here].to(device)
-            self._picked_P[here] = ensemble.score(logits_RnV, at, target).cpu()
+        rows_at_once = max(1, SCORED_BYTES // (4 * math.prod(logits_MnV.shape[1:])))
+        device = logits_MnV.device
+        for place_R, logits_RnV in zip(
+            place_M.split(rows_at_once), logits_MnV.split(rows_at_once), strict=True
+        ):
+            row_of_M = torch.full_like(self._greedy_M, -1)
+            row_of_M[place_R] = torch.arange(len(place_R))
+            row_P = row_of_M[self._place_P]
+            scored = (row_P >= 0).nonzero()[:, 0]
+            at = row_P[scored].to(device)
+            target = self._target_P[scored].to(device)
+            self._picked_P[scored] = ensemble.score(logits_RnV, at, target).cpu()
             self._greedy_M[place_R] = ensemble.greedy(logits_RnV).cpu()
 
     def after(self, ensemble: Ensemble, logits: Iterable[Tensor]) -> Self:
@@ -74,10 +76,11 @@ class TokenScores:
 
     def by_tree(self) -> list[TreeScores]:
         """The values of each tree."""
-        scored = [sum(map(len, tree.continuations)) for tree in self.trees]
-        nodes = [len(tree.logit_nodes) for tree in self.trees]
-        parts = zip(self._picked_P.split(scored), self._greedy_M.split(nodes), strict=True)
-        return [(picked.clone(), greedy.clone()) for picked, greedy in parts]
+        token_counts = [sum(map(len, tree.continuations)) for tree in self.trees]
+        node_counts = [len(tree.logit_nodes) for tree in self.trees]
+        picked_of = self._picked_P.split(token_counts)
+        greedy_of = self._greedy_M.split(node_counts)
+        return [(P.clone(), M.clone()) for P, M in zip(picked_of, greedy_of, strict=True)]
 
     def summed(self) -> list[Scores]:
         """The sums over each continuation's tokens, by tree. Raises RoutingError where they are NaN."""
@@ -87,27 +90,30 @@ class TokenScores:
             )
         picked = self._picked_P.tolist()
         greedy = (self._greedy_M[self._place_P] == self._target_P).tolist()
-        scores: list[Scores] = []
+        scores_of_trees: list[Scores] = []
         start = 0
         for tree in self.trees:
-            scores.append([])
+            scores: Scores = []
             for continuation in tree.continuations:
                 stop = start + len(continuation)
-                scores[-1].append((math.fsum(picked[start:stop]), all(greedy[start:stop])))
+                log_likelihood = math.fsum(picked[start:stop])
+                is_greedy = all(greedy[start:stop])
+                scores.append((log_likelihood, is_greedy))
                 start = stop
-        return scores
+            scores_of_trees.append(scores)
+        return scores_of_trees
 
 
 def _targets(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
     """For every token to score, continuation by continuation: (place among all logit nodes, the token)."""
     places: list[int] = []
     tokens: list[int] = []
-    done = 0
+    first_place = 0
     for tree in trees:
-        order = {node: place for place, node in enumerate(tree.logit_nodes, done)}
-        done += len(order)
+        place_of = {node: place for place, node in enumerate(tree.logit_nodes, first_place)}
+        first_place += len(place_of)
         for path, continuation in zip(tree.paths, tree.continuations, strict=True):
-            places += [order[node] for node in path]
+            places += [place_of[node] for node in path]
             tokens += continuation
     return torch.tensor(places, dtype=torch.long), torch.tensor(tokens, dtype=torch.long)
 
@@ -149,14 +155,14 @@ class Budget:
     slots: float = math.inf
     """Cached slots of all sequences: each has a copy of the prefix that they share."""
     row: float = 0.0
-    """Tokens that a row of logits takes the memory of."""
+    """Memory of a row of logits, in tokens."""
     gradient_tokens: int = 512
     """Tokens of a pass with gradients, padding included."""
     gradient_row: float = 0.0
-    """Tokens of such a pass that a row of its logits takes the memory of."""
+    """Memory of a row of logits in a pass with gradients, in tokens of such a pass."""
 
     def size(self, tokens: int, rows: int) -> float:
-        """Tokens that take the memory of these tokens and rows of logits."""
+        """Memory of these tokens and rows of logits, in tokens."""
         return tokens + self.row * rows
 
     def halve(self, least: int) -> bool:
@@ -181,8 +187,8 @@ def score(
     for group in _groups(forward.ensemble, requests, kinds):
         for batch in batches(forward, requests, group, budget):
             scores = TokenScores(batch.trees).after(forward.ensemble, batch.passes(forward, budget))
-            for i, own in zip(batch.indices, scores.summed(), strict=True):
-                on_scores(i, own)
+            for i, summed in zip(batch.indices, scores.summed(), strict=True):
+                on_scores(i, summed)
             del batch  # its cache, before the next one is made
 
 
@@ -209,8 +215,9 @@ class Batch:
         """Logits [M, n, V] at the logit nodes, tree by tree, in as many passes as the budget requires."""
         prefix = self.cache.length
         width = max(len(tree) for tree in self.trees)
-        alone = len(self.trees) == 1
-        slices = _slices(self.trees[0], width, forward.ensemble, budget) if alone else [(0, width)]
+        slices: Iterable[tuple[int, int]] = [(0, width)]
+        if len(self.trees) == 1:
+            slices = _slices(self.trees[0], width, forward.ensemble, budget)
         for start, stop in slices:
             tokens = collate(self.trees, prefix + start, forward.device, start=start, stop=stop)
             yield forward(tokens, self.cache)
@@ -220,32 +227,34 @@ def batches(
     forward: EnsembleForward, requests: Sequence[ScoringRequest], group: Group, budget: Budget
 ) -> Iterator[Batch]:
     """The requests of a group in batches, over their shared prefix, which is computed here."""
+    ensemble = forward.ensemble
     first = requests[group.members[0]]
     prefix = shared_prefix(forward, first.context[: group.shared], first.length)
-    tree_of = {i: _tree(requests[i], group) for i in group.members}
-    slots = {
-        i: group.shared + len(tree) + len(tree.logit_nodes) * forward.extra_slots
-        for i, tree in tree_of.items()
-    }
-    ensemble, most_slots = forward.ensemble, max(slots.values())
-    sizes = {
-        i: budget.size(_tokens(tree, ensemble), len(tree.logit_nodes) * ensemble.n)
-        for i, tree in tree_of.items()
-    }
+    tree_of: dict[int, TokenTree] = {}
+    slots: dict[int, int] = {}
+    sizes: dict[int, float] = {}
+    for i in group.members:
+        tree = _tree(requests[i], group)
+        rows = len(tree.logit_nodes)
+        tree_of[i] = tree
+        slots[i] = group.shared + len(tree) + rows * forward.extra_slots
+        sizes[i] = budget.size(_tokens(tree, ensemble), rows * ensemble.n)
+    most_slots = max(slots.values())
 
-    def fits(batch: list[int], i: int) -> bool:
-        size = len(batch) + 1
-        within = sizes[batch[0]] * size <= budget.tokens and most_slots * size <= budget.slots
+    def fits(batch: list[int], _: int) -> bool:
+        count = len(batch) + 1
+        largest = sizes[batch[0]]
+        within = largest * count <= budget.tokens and most_slots * count <= budget.slots
         return within and len(batch) != budget.sequences
 
     # the longest come first: too little memory shows at once
     for indices in in_runs(sorted(tree_of, key=lambda i: -sizes[i]), fits):
-        size, capacity = len(indices), max(slots[i] for i in indices)
-        yield Batch(
-            indices,
-            [tree_of[i] for i in indices],
-            prefix.expanded(size, capacity) if prefix else forward.new_cache(capacity),
-        )
+        capacity = max(slots[i] for i in indices)
+        if prefix is None:
+            cache = forward.new_cache(capacity)
+        else:
+            cache = prefix.expanded(len(indices), capacity)
+        yield Batch(indices, [tree_of[i] for i in indices], cache)
 
 
 def shared_prefix(forward: EnsembleForward, tokens: Sequence[int], length: int) -> KVCache | None:
@@ -270,16 +279,18 @@ def _tree(request: ScoringRequest, group: Group) -> TokenTree:
 
 def _tokens(tree: TokenTree, ensemble: Ensemble) -> int:
     """Tokens that pass the noisy layers."""
-    noisy = len(tree) if ensemble.own_history else len(tree.logit_nodes)
-    return len(tree) + noisy * (ensemble.n - 1)
+    sampled = len(tree) if ensemble.own_history else len(tree.logit_nodes)
+    return len(tree) + sampled * (ensemble.n - 1)
 
 
 def tokens_to_score(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> int:
     """Tokens that `score` puts through the model, routing samples included, padding excluded. Runs nothing."""
-    return sum(
-        group.shared + sum(_tokens(_tree(requests[i], group), ensemble) for i in group.members)
-        for group in _groups(ensemble, requests)
-    )
+    tokens = 0
+    for group in _groups(ensemble, requests):
+        tokens += group.shared
+        for i in group.members:
+            tokens += _tokens(_tree(requests[i], group), ensemble)
+    return tokens
 
 
 def _slices(
@@ -287,12 +298,16 @@ def _slices(
 ) -> Iterator[tuple[int, int]]:
     """Consecutive nodes of a long tree, each slice with its routing samples within the limit, or a single node."""
     logit_nodes = set(tree.logit_nodes)
-    start, size = 0, 0.0
+    start = 0
+    size = 0.0
     for node in range(width):
-        row = node in logit_nodes
-        cost = budget.size(ensemble.n if ensemble.own_history or row else 1, ensemble.n * row)
-        if node > start and size + cost > budget.tokens:
+        has_logits = node in logit_nodes
+        tokens = ensemble.n if ensemble.own_history or has_logits else 1
+        rows = ensemble.n if has_logits else 0
+        node_size = budget.size(tokens, rows)
+        if node > start and size + node_size > budget.tokens:
             yield start, node
-            start, size = node, 0.0
-        size += cost
+            start = node
+            size = 0.0
+        size += node_size
     yield start, width

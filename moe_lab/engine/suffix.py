@@ -56,9 +56,8 @@ class PromptSuffix:
 
     @property
     def nbytes(self) -> int:
-        return sum(
-            part.nbytes for part in (self.prefix, self.hidden_QD, self.pathway_WME, self.mean_D)
-        )
+        tensors = (self.hidden_QD, self.pathway_WME, self.mean_D)
+        return self.prefix.nbytes + sum(tensor.nbytes for tensor in tensors)
 
 
 class SuffixRecorder(RecordingForward):
@@ -98,53 +97,57 @@ class SuffixRecorder(RecordingForward):
     ) -> list[PromptSuffix]:
         """The suffixes of a batch, after its passes; `shared` tokens of each prompt are a shared prefix."""
         hidden_BSD, final_BSD = self.recorded()
-        B = len(requests)
-        logits = {
-            router: torch.cat([part.unflatten(0, (B, -1)) for part in parts], dim=1)
-            for router, parts in self._logits.items()
-        }
-        self._logits = {}
         starts = [self.span.start(len(request.context)) for request in requests]
         # the host reads the device once for all prompts of the batch
-        pathway_BWME = self._pathways(logits, [start - shared for start in starts]).cpu()
-        means = [
-            self._mean(final_BSD[b, : len(request.context) - shared])
-            for b, request in enumerate(requests)
-        ]
+        pathway_BWME = self._pathways([start - shared for start in starts]).cpu()
+        means = []
+        for b, request in enumerate(requests):
+            unshared = len(request.context) - shared
+            means.append(self._mean(final_BSD[b, :unshared]))
         mean_BD = torch.stack(means).cpu()
-        found = []
+
+        suffixes = []
         for b, (request, start) in enumerate(zip(requests, starts, strict=True)):
-            tree, at = (
-                TokenTree(request.context, request.continuations, cached=start),
-                start - shared,
-            )
-            found.append(
+            tree = TokenTree(request.context, request.continuations, cached=start)
+            first = start - shared
+            suffixes.append(
                 PromptSuffix(
                     prompt=tuple(request.context),
                     prefix=cache.taken(b, start, self.fork),
-                    hidden_QD=hidden_BSD[b, at : at + len(tree)].clone(),
+                    hidden_QD=hidden_BSD[b, first : first + len(tree)].clone(),
                     pathway_WME=pathway_BWME[b],
                     mean_D=mean_BD[b],
                     tree=tree,
                 )
             )
-        return found
+        return suffixes
 
-    def _pathways(self, logits: dict[Router, Tensor], starts: list[int]) -> Tensor:
-        """[B, W, M, E]: the routers' probabilities at the span of each prompt; `starts` are its first tokens."""
+    def _pathways(self, starts: list[int]) -> Tensor:
+        """[B, W, M, E]: the routers' probabilities at the span of each prompt; `starts` are its first tokens.
+
+        The recorded logits are given up.
+        """
+        B = len(starts)
         at_BW = torch.tensor(starts)[:, None] + torch.arange(self.span.size)
-        row_B1 = torch.arange(len(starts))[:, None]
-        probs = [
-            router_probs(router, logits[router][row_B1, at_BW].flatten(0, 1).to(self.device))
-            for router in sorted(logits, key=lambda router: router.layer)
-        ]
-        return torch.stack(probs, dim=1).unflatten(0, at_BW.shape)
+        row_B1 = torch.arange(B)[:, None]
+        probs_of_layers = []
+        for router in sorted(self._logits, key=lambda router: router.layer):
+            parts = [part_TE.unflatten(0, (B, -1)) for part_TE in self._logits[router]]
+            logits_BSE = torch.cat(parts, dim=1)
+            span_logits_TE = logits_BSE[row_B1, at_BW].flatten(0, 1).to(self.device)
+            probs_of_layers.append(router_probs(router, span_logits_TE))
+        self._logits = {}
+        return torch.stack(probs_of_layers, dim=1).unflatten(0, at_BW.shape)
 
-    def _mean(self, own_SD: Tensor) -> Tensor:
+    def _mean(self, unshared_SD: Tensor) -> Tensor:
         """float32 [D]: mean over a prompt's own tokens and those of the shared prefix."""
-        parts = [own_SD, *(shared_BSD[0] for shared_BSD in self._shared)]
-        total_D: Tensor = sum(part_SD.float().sum(dim=0) for part_SD in parts)  # type: ignore[assignment]
-        return total_D / sum(map(len, parts))
+        total_D = unshared_SD.float().sum(dim=0)
+        count = len(unshared_SD)
+        for shared_BSD in self._shared:
+            shared_SD = shared_BSD[0]
+            total_D = total_D + shared_SD.float().sum(dim=0)
+            count += len(shared_SD)
+        return total_D / count
 
 
 class SuffixReplay:
@@ -186,60 +189,70 @@ class SuffixReplay:
 
         Raises ValueError for a prompt with fewer tokens than the span.
         """
-        requests = [
-            ScoringRequest(prompt, continuations[i] if continuations else [[0]], noise_key=0)
-            for i, prompt in enumerate(prompts)
-        ]
-        suffixes: dict[int, PromptSuffix] = {}
+        if continuations is None:
+            continuations = [[[0]]] * len(prompts)
+        requests = []
+        beginnings = []
+        for prompt, of_prompt in zip(prompts, continuations, strict=True):
+            requests.append(ScoringRequest(prompt, of_prompt, noise_key=0))
+            beginnings.append(prompt[: self.span.start(len(prompt)) + 1])
         kinds = [self.recorder.rotary.kind(request.length) for request in requests]
-        beginnings = [prompt[: self.span.start(len(prompt)) + 1] for prompt in prompts]
+
+        suffixes: dict[int, PromptSuffix] = {}
         for group in group_by_prefix(beginnings, kinds):
             with self.recorder as recorder:
                 for batch in batches(recorder, requests, group, budget):
                     for _ in batch.passes(recorder, budget):
-                        pass
-                    read = recorder.suffixes(
-                        [requests[i] for i in batch.indices], batch.cache, group.shared
+                        pass  # it records
+                    requests_of_batch = [requests[i] for i in batch.indices]
+                    suffixes_of_batch = recorder.suffixes(
+                        requests_of_batch, batch.cache, group.shared
                     )
-                    suffixes.update(zip(batch.indices, read, strict=True))
+                    suffixes.update(zip(batch.indices, suffixes_of_batch, strict=True))
         return [suffixes[i] for i in range(len(prompts))]
 
     def batch(self, suffixes: Sequence[PromptSuffix]) -> SuffixBatch:
         """Suffixes as one batch with joined prefixes, for several calls of `logits`."""
-        prefixes = [suffix.prefix for suffix in suffixes]
-        trees = [suffix.tree for suffix in suffixes]
         device = self.forward.device
-        T, S = max(prefix.length for prefix in prefixes), max(map(len, trees))
-        pairs = zip(trees, prefixes, strict=True)
-        visible = torch.stack([_visible(tree, prefix.length, T, S) for tree, prefix in pairs])
-        positions = [tree.positions + [0] * (S - len(tree)) for tree in trees]
-        hidden = [
-            nn.functional.pad(suffix.hidden_QD, (0, 0, 0, S - len(suffix.tree)))
-            for suffix in suffixes
-        ]
+        T = max(suffix.prefix.length for suffix in suffixes)
+        S = max(len(suffix.tree) for suffix in suffixes)
+        hidden: list[Tensor] = []
+        positions: list[list[int]] = []
+        visible: list[Tensor] = []
+        logits_at: list[int] = []
+        for b, suffix in enumerate(suffixes):
+            tree = suffix.tree
+            padding = S - len(tree)
+            hidden.append(nn.functional.pad(suffix.hidden_QD, (0, 0, 0, padding)))
+            positions.append(tree.positions + [0] * padding)
+            visible.append(_visible(tree, suffix.prefix.length, T, S))
+            logits_at += [b * S + node for node in tree.logit_nodes]
+
+        layers = []
+        for prefix_layers in zip(*(suffix.prefix.layers for suffix in suffixes), strict=True):
+            layers.append(SuffixLayer(list(prefix_layers), T, S))
         return SuffixBatch(
             hidden_BSD=torch.stack(hidden),
             position_BS=torch.tensor(positions, device=device),
-            masks=LayerMasks(visible.to(device), self.model.dtype),
-            layers=[
-                SuffixLayer(list(parts), T, S)
-                for parts in zip(*(prefix.layers for prefix in prefixes), strict=True)
-            ],
-            logits_at=torch.tensor(
-                [i * S + node for i, tree in enumerate(trees) for node in tree.logit_nodes],
-                device=device,
-            ),
-            count=sum(map(len, trees)),
-            lengths=[tree.length for tree in trees],
+            masks=LayerMasks(torch.stack(visible).to(device), self.model.dtype),
+            layers=layers,
+            logits_at=torch.tensor(logits_at, device=device),
+            count=sum(len(suffix.tree) for suffix in suffixes),
+            lengths=[suffix.tree.length for suffix in suffixes],
         )
 
     def logits(self, suffixes: Sequence[PromptSuffix] | SuffixBatch, remix: Remix | None) -> Tensor:
-        """float32 [M, V] (float64 for a float64 model): next-token logits at the logit positions of each suffix, which
-        are the prompt's last token and all tokens but the last of its continuations.
+        """Next-token logits at the logit positions of each suffix, with its tokens re-routed.
 
-        `remix` routes the re-routed tokens. Other tokens are routed as usual, and attend to the changed keys and
-        values. The logits are differentiable in the probabilities of `remix` if these require gradients. None: the
-        plain model.
+        The logit positions are the prompt's last token and all tokens but the last of its continuations. Tokens that
+        are not re-routed are routed as usual, and attend to the changed keys and values.
+
+        Args:
+            remix: routes the re-routed tokens; None: the plain model.
+
+        Returns:
+            float32 [M, V], float64 for a float64 model. It is differentiable in the probabilities of `remix` if these
+            require gradients.
         """
         batch = suffixes if isinstance(suffixes, SuffixBatch) else self.batch(suffixes)
         needs_grad = bool(remix and remix.needs_grad)
@@ -262,28 +275,29 @@ class SuffixReplay:
 
 def _visible(tree: TokenTree, prefix: int, T: int, S: int) -> Tensor:
     """bool [S, T + S]: the slots of the prefix, which end at T, then those tokens of the tree that each attends to."""
-    own = nn.functional.pad(torch.from_numpy(tree.visible), (0, S - len(tree), 0, S - len(tree)))
-    before = (torch.arange(T) >= T - prefix).expand(S, -1)
-    return torch.cat([before, own], dim=-1)
+    padding = S - len(tree)
+    prefix_ST = (torch.arange(T) >= T - prefix).expand(S, -1)
+    tree_SS = nn.functional.pad(torch.from_numpy(tree.visible), (0, padding, 0, padding))
+    return torch.cat([prefix_ST, tree_SS], dim=-1)
 
 
 @contextmanager
 def _constant(model: nn.Module) -> Iterator[None]:
     """Inside the context no parameter requires gradients: only the routing is optimized."""
-    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in asking:
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in asking:
+        for parameter in trainable:
             parameter.requires_grad_(True)
 
 
 PERSISTENCE = ("prompt_last", "all_new", "decay")
-"""Tokens that take a pathway: re-routed tokens of the prompt only; all new tokens too; or all new tokens, each mixed
-with its own routing: the pathway's share is half of that of the token before."""
-HALVED = 0.5
+"""Tokens that take a pathway: re-routed tokens of the prompt only; all new tokens, too; or all new tokens, each mixed
+with its own routing: the pathway's share is `DECAY` times that of the token before."""
+DECAY = 0.5
 
 
 class ReroutedForward(EnsembleForward):
@@ -307,9 +321,13 @@ class ReroutedForward(EnsembleForward):
         persistence: str,
     ):
         super().__init__(model, Ensemble())
-        self.span, self.persistence = span, persistence
+        self.span = span
+        self.persistence = persistence
         self._remix = Remix({layer: probs_NWE.detach() for layer, probs_NWE in probs.items()})
-        self._of = {(s.noise_key, s.sample_index): (n, len(s.prompt)) for n, s in enumerate(states)}
+        self._prompt_of: dict[tuple[int, int], tuple[int, int]] = {}
+        """Number and length of the prompt, by the keys of its sequence: `noise_key` and `sample_index`."""
+        for n, state in enumerate(states):
+            self._prompt_of[state.noise_key, state.sample_index] = n, len(state.prompt)
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -325,27 +343,45 @@ class ReroutedForward(EnsembleForward):
 
     def _places(self, tokens: Tokens) -> Places:
         """The re-routed tokens of a pass."""
-        index, pathway, share = [], [], []
+        indices: list[int] = []
+        pathways: list[int] = []
+        shares: list[float] = []
         S = tokens.ids_BS.shape[1]
-        positions, real = tokens.position_BS.tolist(), tokens.real_BS.tolist()
+        W = self.span.size
+        position_of = tokens.position_BS.tolist()
+        is_real = tokens.real_BS.tolist()
         keys = zip(tokens.noise_key_B.tolist(), tokens.sample_index_B.tolist(), strict=True)
         for b, key in enumerate(keys):
-            n, length = self._of[key]
+            n, length = self._prompt_of[key]
             for s in range(S):
-                found = self._pathway(positions[b][s], length) if real[b][s] else None
-                if found:
-                    index.append(b * S + s)
-                    pathway.append(n * self.span.size + found[0])
-                    share.append(found[1])
-        index_P, pathway_P = torch.tensor([index, pathway], dtype=torch.long)
-        return Places(index_P, pathway_P, torch.tensor(share))
+                if not is_real[b][s]:
+                    continue
+                pathway = self._pathway(position_of[b][s], length)
+                if pathway is None:
+                    continue
+                w, share = pathway
+                indices.append(b * S + s)
+                pathways.append(n * W + w)
+                shares.append(share)
+        return Places(
+            torch.tensor(indices, dtype=torch.long),
+            torch.tensor(pathways, dtype=torch.long),
+            torch.tensor(shares),
+        )
 
     def _pathway(self, position: int, length: int) -> tuple[int, float] | None:
-        """(index of the pathway, its share) of the token at `position`, for a prompt of `length` tokens."""
-        w = position - self.span.start(length)
+        """(index of the pathway, its share) of the token at `position`, for a prompt of `length` tokens.
+
+        None: the token is routed as usual.
+        """
         if position < length:
-            return (w, 1.0) if 0 <= w < self.span.size else None
+            w = position - self.span.start(length)
+            if 0 <= w < self.span.size:
+                return w, 1.0
+            return None
         if self.persistence == "prompt_last":
             return None
-        new = position - length + 1
-        return self.span.size - 1, HALVED**new if self.persistence == "decay" else 1.0
+        if self.persistence == "all_new":
+            return self.span.size - 1, 1.0
+        new_tokens = position - length + 1
+        return self.span.size - 1, DECAY**new_tokens

@@ -31,8 +31,8 @@ from moe_lab.engine.scoring import (
 from moe_lab.routing.samples import NoisyTokens
 
 CHUNK_SAMPLES = 128
-"""Noisy samples of one request in a chunk. More samples cost attention scores between samples, which are masked; fewer
-cost more copies of the prefix (measured after 100 to 900 tokens: 128 and 256 are best)."""
+"""Noisy samples of one request in a chunk. With more of them more attention scores between samples are computed and
+masked; with fewer the prefix is copied more often (measured after 100 to 900 tokens: 128 and 256 are fastest)."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ class CachedActivations:
     fork_MD: Tensor
     """Hidden states at the logit positions as the fork layer takes them."""
     final_MD: Tensor
-    """The same as the output head takes them."""
+    """Hidden states at the logit positions as the output head takes them."""
     visible_MT: Tensor
-    """bool: the cached slots that the samples of a logit position attend to: its token's, without its own."""
+    """bool: the cached slots that the token of a logit position attends to, without its own slot: each noisy sample
+    attends to itself there."""
     position_M: Tensor
     noise_key: int
     length: int
@@ -68,39 +69,51 @@ class Chunk:
     at_C: Tensor
     """int64: the positions among the request's."""
     place_C: Tensor
-    """int64: the same among those of all requests that are scored together."""
+    """int64: the positions among those of all requests that are scored together."""
 
 
 def together(
     activations: dict[int, CachedActivations], noisy: int, budget: Budget
 ) -> Iterator[list[int]]:
-    """Requests whose samples, `noisy` for each logit position, fit one pass, or one request that needs several passes;
-    longest first."""
+    """The requests that are scored together, longest first.
 
-    def fits(batch: list[int], i: int) -> bool:
-        samples = noisy * sum(len(activations[each].position_M) for each in (*batch, i))
+    Their samples, `noisy` for each logit position, fit one pass. A request that needs several passes is alone.
+    """
+
+    def fits(batch: list[int], request: int) -> bool:
+        logit_positions = len(activations[request].position_M)
+        for member in batch:
+            logit_positions += len(activations[member].position_M)
+        samples = noisy * logit_positions
         return budget.size(samples, samples) <= budget.tokens and len(batch) != budget.sequences
 
-    return in_runs(sorted(activations, key=lambda i: -activations[i].kv_cache.length), fits)
+    longest_first = sorted(activations, key=lambda request: -activations[request].kv_cache.length)
+    return in_runs(longest_first, fits)
 
 
 def passes(
     requests: Sequence[CachedActivations], noisy: int, budget: Budget
 ) -> Iterator[list[Chunk]]:
-    """The logit positions in chunks of at most `CHUNK_SAMPLES` samples, each pass within the budget. A chunk is a
-    sequence of its pass."""
-    samples = int(budget.tokens / budget.size(1, 1))
-    most = max(1, min(CHUNK_SAMPLES, samples) // noisy)
-    at_once = max(1, samples // (most * noisy))
+    """The logit positions in chunks of at most `CHUNK_SAMPLES` samples, each pass within the budget.
+
+    A chunk is a sequence of its pass.
+    """
+    samples_per_pass = int(budget.tokens / budget.size(1, 1))
+    positions_per_chunk = max(1, min(CHUNK_SAMPLES, samples_per_pass) // noisy)
+    chunks_per_pass = max(1, samples_per_pass // (positions_per_chunk * noisy))
     if budget.sequences is not None:
-        at_once = min(at_once, budget.sequences)
-    chunks, first = [], 0
+        chunks_per_pass = min(chunks_per_pass, budget.sequences)
+
+    chunks = []
+    first_place = 0
     for request in requests:
         count = len(request.position_M)
-        chunks += [Chunk(request, at_C, first + at_C) for at_C in torch.arange(count).split(most)]
-        first += count
-    for start in range(0, len(chunks), at_once):
-        yield chunks[start : start + at_once]
+        for at_C in torch.arange(count).split(positions_per_chunk):
+            chunks.append(Chunk(request, at_C, first_place + at_C))
+        first_place += count
+
+    for start in range(0, len(chunks), chunks_per_pass):
+        yield chunks[start : start + chunks_per_pass]
 
 
 class TwoPhaseScorer:
@@ -113,7 +126,8 @@ class TwoPhaseScorer:
     """
 
     def __init__(self, model: nn.Module, first_noisy: int, store: Store | None):
-        self.first_noisy, self.store = first_noisy, store
+        self.first_noisy = first_noisy
+        self.store = store
         self.clean = RecordingForward(model, first_noisy)
         self.noisy = SuffixForward(model, first_noisy)
 
@@ -130,14 +144,18 @@ class TwoPhaseScorer:
         on_scores: OnScores,
     ) -> None:
         """As `scoring.score`. Requests whose activations are stored come first."""
-        cached: dict[int, CachedActivations] = {}
-        if self.store is not None:
-            found = {i: self.store.get(_key(request)) for i, request in enumerate(requests)}
-            cached = {i: activations for i, activations in found.items() if activations is not None}
-            self._sample(ensemble, requests, cached, budget, on_scores)
-        first_phase = self._read(
-            requests, [i for i in range(len(requests)) if i not in cached], budget
-        )
+        stored: dict[int, CachedActivations] = {}
+        missing: list[int] = []
+        for i, request in enumerate(requests):
+            activations_or_none = None if self.store is None else self.store.get(_key(request))
+            if activations_or_none is None:
+                missing.append(i)
+            else:
+                stored[i] = activations_or_none
+        if stored:
+            self._sample(ensemble, requests, stored, budget, on_scores)
+
+        first_phase = self._read(requests, missing, budget)
         while True:
             with self.clean:
                 activations = next(first_phase, None)
@@ -154,38 +172,42 @@ class TwoPhaseScorer:
         kinds = [self.clean.rotary.kind(request.length) for request in unread]
         for group in group_by_prefix([request.context for request in unread], kinds):
             for batch in batches(self.clean, unread, group, budget):
-                read = dict(
-                    zip(
-                        [missing[i] for i in batch.indices],
-                        self._activations(batch, budget),
-                        strict=True,
-                    )
-                )
-                if self.store is not None:
-                    for i, activations in read.items():
-                        self.store.add(_key(requests[i]), activations)
+                activations_of = {}
+                for i, activations in zip(
+                    batch.indices, self._activations(batch, budget), strict=True
+                ):
+                    activations_of[missing[i]] = activations
+                    if self.store is not None:
+                        self.store.add(_key(unread[i]), activations)
                 del batch  # its cache
-                yield read
+                yield activations_of
 
     def _activations(self, batch: Batch, budget: Budget) -> list[CachedActivations]:
-        shared, device = batch.cache.length, self.clean.device
+        """The activations of each request of a batch, from one pass of the base model."""
+        shared = batch.cache.length
+        device = self.clean.device
         logits = batch.passes(self.clean, budget)
         scores = TokenScores(batch.trees).after(self.clean.ensemble, logits).by_tree()
         sizes = [len(tree.logit_nodes) for tree in batch.trees]
-        fork, final = (hidden_MD.split(sizes) for hidden_MD in self.clean.recorded())
-        return [
-            CachedActivations(
-                scores=scores[b],
-                kv_cache=batch.cache.taken(b, shared + len(tree), self.clean.fork),
-                fork_MD=fork[b].clone(),
-                final_MD=final[b].clone(),
-                visible_MT=_others(tree, shared).to(device),
-                position_M=torch.tensor(tree.positions)[tree.logit_nodes].to(device),
-                noise_key=tree.noise_key,
-                length=tree.length,
+        fork_states, final_states = self.clean.recorded()
+        forks = fork_states.split(sizes)
+        finals = final_states.split(sizes)
+
+        activations = []
+        for b, tree in enumerate(batch.trees):
+            activations.append(
+                CachedActivations(
+                    scores=scores[b],
+                    kv_cache=batch.cache.taken(b, shared + len(tree), self.clean.fork),
+                    fork_MD=forks[b].clone(),
+                    final_MD=finals[b].clone(),
+                    visible_MT=_visible_to_samples(tree, shared).to(device),
+                    position_M=torch.tensor(tree.positions)[tree.logit_nodes].to(device),
+                    noise_key=tree.noise_key,
+                    length=tree.length,
+                )
             )
-            for b, tree in enumerate(batch.trees)
-        ]
+        return activations
 
     def _sample(
         self,
@@ -196,17 +218,19 @@ class TwoPhaseScorer:
         on_scores: OnScores,
     ) -> None:
         """The second phase."""
+        trees = {i: TokenTree(requests[i].context, requests[i].continuations) for i in activations}
         unscaled = ensemble.sweep is None and ensemble.logit_scale == 1
-        if self.store and ensemble.noiseless and unscaled:  # the base model's scores
-            for i, cached in activations.items():
-                tree = TokenTree(requests[i].context, requests[i].continuations)
-                on_scores(i, TokenScores([tree], [cached.scores]).summed()[0])
+        if self.store and ensemble.noiseless and unscaled:
+            for i, tree in trees.items():
+                base_scores = TokenScores([tree], [activations[i].scores])
+                on_scores(i, base_scores.summed()[0])
             return
+
+        noisy = ensemble.n - 1
         with self.noisy.routed(ensemble.routing):
-            for indices in together(activations, ensemble.n - 1, budget):
-                trees = [TokenTree(requests[i].context, requests[i].continuations) for i in indices]
-                scores = TokenScores(trees)
-                for chunks in passes([activations[i] for i in indices], ensemble.n - 1, budget):
+            for indices in together(activations, noisy, budget):
+                scores = TokenScores([trees[i] for i in indices])
+                for chunks in passes([activations[i] for i in indices], noisy, budget):
                     places = torch.cat([chunk.place_C for chunk in chunks])
                     scores.put(ensemble, places, self._logits(ensemble, chunks))
                 for i, summed in zip(indices, scores.summed(), strict=True):
@@ -216,62 +240,80 @@ class TwoPhaseScorer:
     def _logits(self, ensemble: Ensemble, chunks: list[Chunk]) -> Tensor:
         """Logits [M, n, V] at the chunks' logit positions, the clean sample first."""
         noisy = ensemble.n - 1
-        requests = [chunk.request for chunk in chunks]
-        counts = torch.tensor([len(chunk.at_C) * noisy for chunk in chunks])
-        T, R = max(request.kv_cache.length for request in requests), int(counts.max())
-
-        def spread(parts: list[Tensor]) -> Tensor:
-            """[M, X] of each chunk, once for every noisy sample: [B, R, X], padded at the end with 0."""
-            own = [
-                part[chunk.at_C].repeat_interleave(noisy, dim=0)
-                for part, chunk in zip(parts, chunks, strict=True)
-            ]
-            return torch.stack([nn.functional.pad(part, (0, 0, 0, R - len(part))) for part in own])
-
-        # Prefixes end at the same slot T, so that the samples of all requests have the same slots after it. A sample
-        # sees its prefix and itself (the identity matrix), and no other sample.
-        visible = [nn.functional.pad(r.visible_MT, (T - r.kv_cache.length, 0)) for r in requests]
-        itself = torch.eye(R, dtype=torch.bool, device=self.noisy.device).expand(
-            len(chunks), -1, -1
-        )
-        real_BR = torch.arange(R) < counts[:, None]
-        batch = SuffixBatch(
-            hidden_BSD=spread([r.fork_MD for r in requests]),
-            position_BS=spread([r.position_M[:, None] for r in requests])[..., 0],
-            masks=LayerMasks(torch.cat([spread(visible), itself], dim=-1), self.noisy.model.dtype),
-            layers=[
-                JoinedKVLayer(list(parts), T)
-                for parts in zip(*(r.kv_cache.layers for r in requests), strict=True)
-            ],
-            logits_at=real_BR.reshape(-1).nonzero()[:, 0].to(self.noisy.device),
-            count=int(counts.sum()),
-            lengths=[request.length for request in requests],
-            final_CD=torch.cat([chunk.request.final_MD[chunk.at_C] for chunk in chunks]),
-        )
+        batch = self._suffix_batch(chunks, noisy)
         position_M = torch.cat([chunk.request.position_M[chunk.at_C] for chunk in chunks])
-        documents = torch.tensor([request.noise_key for request in requests])
+        device = position_M.device
+        noise_keys = []
+        for chunk in chunks:
+            noise_keys += [chunk.request.noise_key] * (len(chunk.at_C) * noisy)
         assert ensemble.routing is not None
         ensemble.routing.expect(
             NoisyTokens(
                 index=batch.logits_at,
-                document=documents.repeat_interleave(counts).to(position_M.device),
+                document=torch.tensor(noise_keys).to(device),
                 repeat=torch.zeros_like(batch.logits_at),
-                row=torch.arange(1, ensemble.n, device=position_M.device).repeat(len(position_M)),
+                row=torch.arange(1, ensemble.n, device=device).repeat(len(position_M)),
                 position=position_M.repeat_interleave(noisy),
             )
         )
-        # the output head gets the cached final states of the clean samples too: their logits need no pass
+        # the output head gets the cached final states of the clean samples, too: their logits need no pass
         clean_MV, noisy_RV = self.noisy(batch).split([len(position_M), batch.count])
         return torch.cat([clean_MV[:, None], noisy_RV.unflatten(0, (-1, noisy))], dim=1)
 
+    def _suffix_batch(self, chunks: list[Chunk], noisy: int) -> SuffixBatch:
+        """The noisy samples of the chunks. A chunk is a row of the batch, padded at its end.
+
+        Prefixes end at the same slot T, so that the samples of all requests have the same slots after it. A sample
+        sees its prefix and itself, and no other sample.
+        """
+        device = self.noisy.device
+        requests = [chunk.request for chunk in chunks]
+        counts = torch.tensor([len(chunk.at_C) * noisy for chunk in chunks])
+        B = len(chunks)
+        R = int(counts.max())
+        T = max(request.kv_cache.length for request in requests)
+
+        def for_each_sample(parts: list[Tensor]) -> Tensor:
+            """[B, R, X]: the rows of each chunk's [M, X], once for every noisy sample, padded with 0."""
+            padded = []
+            for part_MX, chunk in zip(parts, chunks, strict=True):
+                samples_RX = part_MX[chunk.at_C].repeat_interleave(noisy, dim=0)
+                padded.append(nn.functional.pad(samples_RX, (0, 0, 0, R - len(samples_RX))))
+            return torch.stack(padded)
+
+        prefixes = []
+        for request in requests:
+            unused = T - request.kv_cache.length
+            prefixes.append(nn.functional.pad(request.visible_MT, (unused, 0)))
+        itself_BRR = torch.eye(R, dtype=torch.bool, device=device).expand(B, -1, -1)
+        visible_BRK = torch.cat([for_each_sample(prefixes), itself_BRR], dim=-1)
+
+        layers = []
+        for layers_of_requests in zip(*(r.kv_cache.layers for r in requests), strict=True):
+            layers.append(JoinedKVLayer(list(layers_of_requests), T))
+
+        real_BR = torch.arange(R) < counts[:, None]
+        positions = [request.position_M[:, None] for request in requests]
+        return SuffixBatch(
+            hidden_BSD=for_each_sample([request.fork_MD for request in requests]),
+            position_BS=for_each_sample(positions)[..., 0],
+            masks=LayerMasks(visible_BRK, self.noisy.model.dtype),
+            layers=layers,
+            logits_at=real_BR.reshape(-1).nonzero()[:, 0].to(device),
+            count=int(counts.sum()),
+            lengths=[request.length for request in requests],
+            final_CD=torch.cat([chunk.request.final_MD[chunk.at_C] for chunk in chunks]),
+        )
+
 
 def _key(request: ScoringRequest) -> Hashable:
-    return request.noise_key, tuple(request.context), tuple(map(tuple, request.continuations))
+    continuations = tuple(tuple(continuation) for continuation in request.continuations)
+    return request.noise_key, tuple(request.context), continuations
 
 
-def _others(tree: TokenTree, shared: int) -> Tensor:
-    """bool [M, shared + nodes]: the slots that each logit position attends to, its own excepted."""
+def _visible_to_samples(tree: TokenTree, shared: int) -> Tensor:
+    """bool [M, shared + nodes]: the slots that the token of each logit position attends to, without its own."""
     nodes = torch.tensor(tree.logit_nodes)
-    own = torch.from_numpy(tree.visible)[nodes]
-    own[torch.arange(len(nodes)), nodes] = False
-    return nn.functional.pad(own, (shared, 0), value=True)
+    visible = torch.from_numpy(tree.visible)[nodes]
+    visible[torch.arange(len(nodes)), nodes] = False
+    return nn.functional.pad(visible, (shared, 0), value=True)

@@ -25,8 +25,7 @@ class Base(Method):
 
         name: str = "base"
 
-    needs_router = False
-    per_token = False
+    required_routing = "none"
     expert_metrics = "all"
 
     @contextmanager

@@ -40,9 +40,7 @@ class C2R(PolicyMethod):
     """Routes each token to its first expert and to that expert's most co-activated partners."""
 
     expert_metrics = "counted"
-    tunings = ()
-    profile_key = None
-    data_keys = ("dataset", "dataset_size")
+    data_keys = ("profile", "dataset", "dataset_size")
     counted = ("changed_fraction", "constrained_decisions", "routing_decisions")
 
     @dataclass(kw_only=True)

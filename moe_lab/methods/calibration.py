@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.validators import PositiveFloat, UserPath
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
-from moe_lab.methods.policy_method import PolicyMethod
+from moe_lab.methods.tunable_method import TemperatureMethod
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.models.facts import ModelFacts
 
 
-class Calibration(PolicyMethod):
+class Calibration(TemperatureMethod):
     """One logit scale for all tokens, with any causal language model."""
 
-    needs_router = False
-    per_token = False
+    required_routing = "none"
     expert_metrics = "all"
     tunings = ("scale",)
     profile_key = "logit_scale"
@@ -66,9 +65,6 @@ class Calibration(PolicyMethod):
         from moe_lab.engine.forward.ensemble import Ensemble
 
         return Ensemble(logit_scale=self.logit_scale)
-
-    def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
-        return self.ensemble([], 0, seed)
 
     def planned_ensemble(self) -> Ensemble:
         return self.ensemble([], 0, 0)

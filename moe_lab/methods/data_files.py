@@ -22,8 +22,9 @@ from moe_lab.config.schema import Config
 from moe_lab.errors import MoeLabError, TaskError, reading
 from moe_lab.models.hub import commit_of, explain, fetch, is_offline, snapshot
 from moe_lab.tasks.loading import once
-from moe_lab.tasks.toy.questions import instructions, replies_to_harm
-from moe_lab.tasks.toy.word_problems import conversations
+from moe_lab.tasks.toy.differences import conversations
+from moe_lab.tasks.toy.harm import replies_to_harm
+from moe_lab.tasks.toy.instructions import instructions
 
 TRAIN = re.compile(
     r"(?P<folder>.*/)?(train(-\d+-of-(?P<parts>\d+)(-[0-9a-f]{16})?)?|train/[^/]+)\.(jsonl|parquet)"

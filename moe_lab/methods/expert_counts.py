@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import PositiveInt
 from moe_lab.errors import ConfigError
-from moe_lab.methods.policy_method import PolicyMethod, Settings
+from moe_lab.methods.tunable_method import GridMethod, Settings
 
 if TYPE_CHECKING:
     from moe_lab.models.facts import LoadedModel, ModelFacts
@@ -24,7 +24,7 @@ TENTHS = range(1, 10)
 """Values of 10 p in the grid of top-p."""
 
 
-class ExpertCount(PolicyMethod):
+class ExpertCount(GridMethod):
     """Takes as many experts as reach the share `p` of the router's probabilities, and at most `most`.
 
     With p = 1 every token takes `most` experts. Their weights follow the rule of the router's family.
@@ -72,7 +72,7 @@ class TopK(ExpertCount):
     most_key = "k"
 
     @dataclass(kw_only=True)
-    class Config(PolicyMethod.Config):
+    class Config(GridMethod.Config):
         name: str = "top-k"
         k: PositiveInt | None = None
         """Experts per token; null: twice the model's own number, or all if there are fewer."""
@@ -92,7 +92,7 @@ class TopP(ExpertCount):
     most_key = "k_max"
 
     @dataclass(kw_only=True)
-    class Config(PolicyMethod.Config):
+    class Config(GridMethod.Config):
         name: str = "top-p"
         p: float = 0.4
         k_max: PositiveInt | None = None

@@ -16,16 +16,17 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Counters, Method, SessionInfo
 from moe_lab.methods.references.documents import check_choice_questions
-from moe_lab.tasks.lm_eval_tasks import has_prompt_per_choice
+from moe_lab.methods.references.reference_method import ReferenceMethod
+from moe_lab.tasks.lm_eval_versions.documents import has_prompt_per_choice
 from moe_lab.tasks.loading import load_tasks
-from moe_lab.tasks.requests import Workload
+from moe_lab.tasks.workload import Workload
 
 if TYPE_CHECKING:
     from moe_lab.methods.icl_lm import DemonstrationLM
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
 
-class ICL(Method):
+class ICL(ReferenceMethod):
     """The k nearest references before each question, with their right answers."""
 
     answer: ClassVar[str | None] = "letters"
@@ -67,11 +68,6 @@ class ICL(Method):
             for context, continuations in asked.scored.items()
         )
 
-    def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
-        from moe_lab.methods.references.reference_set import references_left
-
-        return references_left(config, self.config, facts)
-
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[DemonstrationLM]:
         from moe_lab.methods.icl_lm import DemonstrationLM, scored_prompts
@@ -87,12 +83,9 @@ class ICL(Method):
     def report(
         self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
     ) -> dict[str, Any]:
-        reference = {
-            "too_similar": counters.get("reference_dropped", 0),
-            "questions_without": counters.get("reference_none", 0),
-            "set": session_info.get("reference"),
+        block = {
+            "k": self.config.k,
+            "demonstrations_dropped": counters.get("demonstrations_dropped", 0),
+            "reference": self.reference_block(counters, session_info),
         }
-        dropped = counters.get("demonstrations_dropped", 0)
-        return {
-            "icl": {"k": self.config.k, "demonstrations_dropped": dropped, "reference": reference}
-        }
+        return {"icl": block}

@@ -1,5 +1,16 @@
 """The interface of a method: a small class with its own `Config`.
 
+What a method can do beyond answering is the role that it derives from:
+
+    TrainingMethod       trains a model first, and evaluates that
+    DesignMethod         a `TrainingMethod` that begins with random weights of its own architecture
+    ModelMaker           trains a model and does not evaluate it
+    PolicyMethod         installs a routing policy or an ensemble (`policy_method.py`)
+    TunableMethod        has settings that a study can choose (`tunable_method.py`):
+    GridMethod             settings on a grid
+    TemperatureMethod      the temperatures and the logit scale of an ensemble
+    ReferenceMethod      reads answered reference questions (`references/reference_method.py`)
+
 For each run the hooks are called in this order, which `tests/methods/test_method.py` asserts:
 
     trained_facts     of a `TrainingMethod`, before weights load: the facts of the trained model
@@ -10,9 +21,8 @@ For each run the hooks are called in this order, which `tests/methods/test_metho
     open              if an answer is missing: the LM that answers
     report            at the end, also if all answers were stored
 
-`architecture`, `forward_tokens`, `planned_ensemble`, `held`, `references_left` and the training hooks of
-`TrainingMethod` serve mode=plan. No hook may rely on state that an earlier hook left, because stored
-answers skip some of them.
+`forward_tokens`, `planned_ensemble` and `held` serve mode=plan, and so do hooks of roles that say so. No hook may rely
+on state that an earlier hook left, because stored answers skip some of them.
 """
 
 from __future__ import annotations
@@ -27,15 +37,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import check_limits
 from moe_lab.errors import ConfigError
-from moe_lab.results.code import source_digest
-from moe_lab.tasks.requests import Workload
+from moe_lab.results.code_digest import source_digest
+from moe_lab.tasks.workload import Workload
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.lm import EngineLM
-    from moe_lab.methods.profile import Profile
     from moe_lab.methods.trained import Trained
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
@@ -91,18 +100,12 @@ class Method(ABC):
     """Raised whenever the method's numbers may change: part of `version`."""
     random: bool = False
     """Whether `seed` changes its numbers (only then is the seed part of the identity)."""
-    needs_router: bool = True
-    """Whether a model without a router is refused."""
-    reads_weights: ClassVar[bool] = True
-    """Whether it begins with the weights of `model=`, the base model that its scores are then compared with."""
-    per_token: ClassVar[bool] = True
-    """Whether it reads or changes the routing of single tokens, which some models with routers do not allow."""
+    required_routing: Literal["tokens", "layers", "none"] = "tokens"
+    """What a model must have. tokens: MoE layers whose routing of single tokens can be read and changed;
+    layers: MoE layers; none: nothing, any causal language model will do."""
     expert_metrics: Literal["none", "counted", "all"] = "none"
     """The metrics that `metrics=expert` has under it. A method that answers each token with the choice of one router
     has those that are counted. Capacity and Specialization also mask experts and draw them at random."""
-    tunings: ClassVar[tuple[str, ...]] = ()
-    """The options of `tuning=` that can search its settings. With tpe, random, uniform and scale such a method has
-    `ensemble`, `temperatures`, `first_noisy` and `with_profile`, as RoE has; with grid it is a `PolicyMethod`."""
     answer: ClassVar[str | None] = None
     """The default of `task.answer` for multiple-choice tasks."""
     reports_changed_answers: ClassVar[bool] = False
@@ -112,8 +115,6 @@ class Method(ABC):
     """Kinds of `moe_lab/reports/papers/experiment.py` that are drawn from the traces of each of its runs."""
     config_class: ClassVar[Any] = None
     """A function of the given keys that returns the class of the configuration, if it depends on them; else None."""
-    profile: Profile | None = None
-    """The result of the study that chose its settings; None: they were not tuned."""
 
     def __init__(self, config: Any):
         self.config = config
@@ -125,16 +126,6 @@ class Method(ABC):
         if package == "moe_lab":
             return self.numerics
         return f"{self.numerics}-{source_digest(package)}"
-
-    @property
-    def tuned_on(self) -> frozenset[str]:
-        """`document_hashes` of the examples that its settings were tuned on: these are not evaluated."""
-        return frozenset(self.profile.documents if self.profile else ())
-
-    @property
-    def tuning_block(self) -> dict[str, Any]:
-        """The part of `report` that says how the settings were found."""
-        return {"tuning": self.profile.block} if self.profile else {"untuned": True}
 
     def check(self, facts: ModelFacts) -> None:
         """Raise ConfigError if the configuration cannot work on this model."""
@@ -166,30 +157,15 @@ class Method(ABC):
         return workload.tokens(self.planned_ensemble())
 
     def planned_ensemble(self) -> Ensemble:
-        """The shape of its ensemble: plans need no routing."""
+        """The shape of its ensemble, by default one sample of each token: plans need no routing."""
         from moe_lab.engine.forward.ensemble import Ensemble
 
-        keys = {
-            key: getattr(self.config, key)
-            for key in ("n", "cache", "prefill")
-            if hasattr(self.config, key)
-        }
-        return Ensemble(**keys)
+        return Ensemble()
 
     def held(self, workload: Workload, facts: ModelFacts) -> tuple[float, float]:
         """(cached slots, rows of logits) that it needs at once, for the planned memory."""
         ensemble, longest = self.planned_ensemble(), workload.longest
         return (ensemble.n * longest if ensemble.own_history else longest + ensemble.n), ensemble.n
-
-    def architecture(self, config: RunConfig) -> PreTrainedConfig:
-        """The configuration of the model that answers. Needs no weights."""
-        from moe_lab.models.source import load_config
-
-        return load_config(config.model, offline=config.offline)
-
-    def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
-        """The tokens to read for each missing reference set, by its name. Needs no weights."""
-        return {}
 
     @abstractmethod
     def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[EngineLM]:
@@ -239,7 +215,10 @@ def check_first_gpu(config: RunConfig) -> None:
 
 
 class TrainingMethod(Method):
-    """Evaluates a model that it trains first. All processes of torchrun work on one training."""
+    """Evaluates a model that it trains first. All processes of torchrun work on one training.
+
+    `one_device`, `training_notes`, `training_size`, `training_left` and `planned_memory` serve mode=plan.
+    """
 
     @property
     def one_device(self) -> str | None:
@@ -307,6 +286,23 @@ class TrainingMethod(Method):
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
         """(optimizer steps, tokens) of the training by its name, if it is missing. Loads no weights."""
         return self.trained(config, facts).left(*self.training_size(config, facts))
+
+
+class DesignMethod(TrainingMethod):
+    """Trains a model of its own architecture from random weights.
+
+    The weights of `model=` are not read, so there is no base model to compare it with.
+    """
+
+    @abstractmethod
+    def architecture(self, config: RunConfig) -> PreTrainedConfig:
+        """The configuration of the model that is trained and answers."""
+
+    def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
+        """The facts of the architecture, with the name of `model=`."""
+        from moe_lab.models.facts import routing_facts
+
+        return replace(facts, **routing_facts(self.architecture(config)))
 
 
 class ModelMaker(Method):

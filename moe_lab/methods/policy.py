@@ -29,8 +29,8 @@ from moe_lab.config.paths import user_path
 from moe_lab.config.validators import UserPath, did_you_mean
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Context, Method
-from moe_lab.methods.policy_method import PolicyMethod, Settings
-from moe_lab.results.code import imports_digest
+from moe_lab.methods.tunable_method import GridMethod, Settings
+from moe_lab.results.code_digest import imports_digest
 from moe_lab.results.marks import NOT_REPRODUCIBLE
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
 
-class FunctionPolicy(PolicyMethod):
+class FunctionPolicy(GridMethod):
     """A function of a file."""
 
     tunings = ("grid", "tpe", "random")
@@ -48,7 +48,7 @@ class FunctionPolicy(PolicyMethod):
     expert_metrics = "counted"
 
     @dataclass(kw_only=True)
-    class Config(PolicyMethod.Config):
+    class Config(GridMethod.Config):
         """The keys of every function; `config_class` adds those of one."""
 
         name: str = "policy"

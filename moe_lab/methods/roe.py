@@ -8,20 +8,21 @@ cache=standard, each sample attends to its own cache. cache=none is the same, co
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from moe_lab.config.validators import NonNegativeInt, PositiveFloat, PositiveInt, UserPath
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
-from moe_lab.methods.policy_method import PolicyMethod
+from moe_lab.methods.tunable_method import TemperatureMethod
 
 if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.models.facts import ModelFacts
 
 
-class RoE(PolicyMethod):
+class RoE(TemperatureMethod):
     """An ensemble of n routings of each token."""
 
     random = True
@@ -111,7 +112,14 @@ class RoE(PolicyMethod):
         return next((layer for layer, value in enumerate(temperatures) if value), self._skip_layers)
 
     def planned_ensemble(self) -> Ensemble:
-        return replace(super().planned_ensemble(), logit_scale=self.logit_scale)
+        from moe_lab.engine.forward.ensemble import Ensemble
+
+        return Ensemble(
+            n=self.config.n,
+            cache=self.config.cache,
+            prefill=self.config.prefill,
+            logit_scale=self.logit_scale,
+        )
 
     def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
         return {} if self.config.n == 1 else super().comparisons(greedy)
@@ -129,11 +137,7 @@ class RoE(PolicyMethod):
         }
         return {k: v for k, v in own.items() if k not in ("temperature", "skip_layers")} | resolved
 
-    def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
-        L = facts.moe_layers
-        return self.ensemble(self.temperatures(L), self.first_noisy(L), seed)
-
-    def ensemble(self, temperatures: list[float], first_noisy: int, seed: int) -> Ensemble:
+    def ensemble(self, temperatures: Sequence[float], first_noisy: int, seed: int) -> Ensemble:
         """The ensemble at these temperatures (one per MoE layer)."""
         from moe_lab.engine.forward.ensemble import Ensemble
         from moe_lab.routing import GumbelTopK

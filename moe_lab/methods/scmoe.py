@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from moe_lab.config.validators import NonNegativeFloat, PositiveInt, Share
 from moe_lab.errors import ConfigError
-from moe_lab.methods.policy_method import PolicyMethod, Settings
+from moe_lab.methods.tunable_method import GridMethod, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,13 +30,13 @@ RANKS = 8
 """The most ranks of `tuning=grid`: all of Mixtral's."""
 
 
-class SelfContrast(PolicyMethod):
+class SelfContrast(GridMethod):
     """The contrast of a model's own routing with another routing of the same token."""
 
     open_ended = ("beta",)
 
     @dataclass(kw_only=True)
-    class Config(PolicyMethod.Config):
+    class Config(GridMethod.Config):
         name: str = "scmoe"
         beta: NonNegativeFloat = 0.5
         alpha: Share = 0.1

@@ -19,10 +19,11 @@ from moe_lab.config.validators import NonNegativeInt, PositiveInt
 from moe_lab.errors import ConfigError, MoeLabError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.data_files import COUNTED_LENGTH, Conversation, read_data
-from moe_lab.methods.policy_method import PolicyMethod, Settings
 from moe_lab.methods.references.documents import check_one_process, named_task
-from moe_lab.tasks.documents import document_hashes, gold_choice
-from moe_lab.tasks.lm_eval_tasks import number_of_choices
+from moe_lab.methods.tunable_method import GridMethod, Settings
+from moe_lab.tasks.document_hashes import document_hashes
+from moe_lab.tasks.documents import gold_choice
+from moe_lab.tasks.lm_eval_versions.documents import number_of_choices
 from moe_lab.tasks.loading import load_tasks, once, task_key
 from moe_lab.tasks.requests import build_requests
 
@@ -53,7 +54,7 @@ class Texts(NamedTuple):
         return hashlib.sha256(json.dumps(self).encode()).hexdigest()
 
 
-class Steer(PolicyMethod):
+class Steer(GridMethod):
     """Experts that are forced in or out for every token."""
 
     expert_metrics = "counted"
@@ -62,7 +63,7 @@ class Steer(PolicyMethod):
     counted = ("changed_fraction", "constrained_decisions", "routing_decisions")
 
     @dataclass(kw_only=True)
-    class Config(PolicyMethod.Config):
+    class Config(GridMethod.Config):
         name: str = "steer"
         positive: str = "toy_safe"
         negative: str = "toy_unsafe"

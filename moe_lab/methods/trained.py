@@ -15,8 +15,8 @@ from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError, TrainingError
 from moe_lab.models.distributed import num_processes, sharded
+from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import obey_umask, write_json, writing
-from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import run_id
 from moe_lab.results.names import folder_name
 from moe_lab.results.stored_files import read_mapping, whole_mapping

@@ -22,7 +22,7 @@ from moe_lab.engine.forward.forward import Observer
 from moe_lab.engine.hf import Request
 from moe_lab.errors import RoutingError
 from moe_lab.models.lm_eval_internals import request_arguments
-from moe_lab.results.logs import request_key
+from moe_lab.results.response_log import request_key
 from moe_lab.routing import Router, Routing
 
 if TYPE_CHECKING:

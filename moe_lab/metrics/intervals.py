@@ -12,8 +12,8 @@ from pydantic import Field
 
 from moe_lab.metrics.registry import counted_metrics
 from moe_lab.results.measured import Ci95, Difference, Measured, Paired, Value
+from moe_lab.results.paired import paired
 from moe_lab.results.samples import Log, Values, logged_values
-from moe_lab.results.significance import paired
 from moe_lab.results.statistics import LEVEL, Aggregate, interval_of_difference
 from moe_lab.results.stored import Interval
 from moe_lab.results.task_scores import aggregation

@@ -22,7 +22,7 @@ from moe_lab.reports.expert import expert_metrics_of, logged_values
 from moe_lab.reports.frames import example_rows
 from moe_lab.reports.papers.metrics import model_folder
 from moe_lab.results.atomic import plain, write_json
-from moe_lab.results.folder import acquire
+from moe_lab.results.locks import acquire
 from moe_lab.results.marks import marks_of
 from moe_lab.results.model import RunResult
 from moe_lab.results.samples import read_samples

@@ -18,7 +18,7 @@ class JudgeCounts(Stored):
     empty: int | None = None
     """Answers without text; None in results of earlier versions."""
     cut: dict[str, int] | None = None
-    """Exchanges that were too long for the judge, by the part of which it did not read all (prompt, answer); None in
+    """Exchanges that were too long for the judge, by the part that it did not read whole (prompt, answer); None in
     results of earlier versions."""
 
     @property

@@ -1,5 +1,6 @@
 """The notes that follow every number of a run, with their meaning."""
 
+from moe_lab.results.judge_counts import JudgeCounts, JudgeVerdicts
 from moe_lab.results.model import RunResult
 
 NOT_REPRODUCIBLE = "not-reproducible"
@@ -43,7 +44,12 @@ def marks_of(
     result: RunResult, task: str | None = None, metric: str | None = None
 ) -> tuple[str, ...]:
     """The notes of a run, or of one of its scores."""
-    judges = [judge for judge in result.judges.values() if metric in (None, *judge.metrics)]
+    judges: list[JudgeVerdicts] = []
+    counts: list[JudgeCounts] = []
+    for judge in result.judges.values():
+        if metric is None or metric in judge.metrics:
+            judges.append(judge)
+            counts += judge.counts(task)
     holds = {
         "PARTIAL": result.partial,
         "untuned": result.untuned,
@@ -62,12 +68,12 @@ def marks_of(
         "no-end-token": result.cost.no_end_token,
         "decoded-in-context": result.cost.decoded_in_context,
         "unjudged": any(not judge.judged_all(task) for judge in judges),
-        "empty-answers": any(counts.empty for judge in judges for counts in judge.counts(task)),
-        "cut-for-judge": any(counts.cut for judge in judges for counts in judge.counts(task)),
+        "empty-answers": any(count.empty for count in counts),
+        "cut-for-judge": any(count.cut for count in counts),
         "other-versions": result.version_notes,
         "older-intervals": result.older_intervals,
     }
-    return tuple(mark for mark, held in holds.items() if held)
+    return tuple(mark for mark, is_held in holds.items() if is_held)
 
 
 def _worse_than_calibrated(result: RunResult) -> bool:
@@ -83,9 +89,11 @@ def _tuned_elsewhere(result: RunResult) -> bool:
     tuned = result.tuning
     if not tuned:
         return False
-    config = {key.removeprefix("roe."): value for key, value in result.method.settings.items()}
-    if "n" in config:  # a method without routing samples takes the logit scale alone
-        for key, default in (("n", None), ("noise", "gumbel")):
-            if tuned.get(key, default) != config.get(key, default):
-                return True
-    return bool(tuned["model"] != result.model.name)
+    if tuned["model"] != result.model.name:
+        return True
+    settings = {key.removeprefix("roe."): value for key, value in result.method.settings.items()}
+    if "n" not in settings:  # a method without routing samples takes the logit scale alone
+        return False
+    other_n = tuned.get("n") != settings["n"]
+    other_noise = tuned.get("noise", "gumbel") != settings.get("noise", "gumbel")
+    return bool(other_n or other_noise)

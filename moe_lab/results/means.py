@@ -8,9 +8,9 @@ from typing import Any
 from moe_lab.results.marks import EQUAL, NOT_REPRODUCIBLE, PART
 from moe_lab.results.measured import Spread
 from moe_lab.results.model import BASE
+from moe_lab.results.over_seeds import p_over_seeds
 from moe_lab.results.score import AVERAGE, BOTH, DOCUMENTS, SEEDS, Score
-from moe_lab.results.seed_summary import SeedScore
-from moe_lab.results.significance import p_over_seeds
+from moe_lab.results.seed_summary import SeedDifference, SeedScore
 from moe_lab.results.statistics import (
     LEVEL,
     difference_of,
@@ -29,52 +29,103 @@ def mean_score(scores: Sequence[Score], summaries: Mapping[str, Mapping[str, See
     over seeds alone.
     """
     first = scores[0]
-    summary = summaries.get(first.task, {}).get(first.metric)
-    compared = None
-    if summary is not None:
-        compared = summary.with_base if first.other == BASE else summary.compared.get(first.other)
-    values = [score.value for score in scores if score.value is not None]
-    spread = over_seeds(values) if len(values) == len(scores) else Spread()
-    differences = [score.difference for score in scores if score.difference is not None]
-    moved = over_seeds(differences) if len(differences) == len(scores) else Spread()
-    tests = {SEEDS: p_over_seeds(differences)}
-    if compared is not None:
-        tests = {DOCUMENTS: compared.p_documents, **tests}
-    known = {over: p for over, p in tests.items() if p is not None and moved.mean is not None}
-    larger = max(known, key=lambda over: known[over], default=DOCUMENTS)
-    p = known.get(larger)
-    over_both = None if compared is None else compared.both_interval
-    if compared is not None and compared.p_both is not None:
-        p = compared.p_both
-    equal = compared is not None and compared.equal
-    if PART in first.marks or equal or NOT_REPRODUCIBLE in first.marks:
-        p = None
-    return replace(
+    value_spread = _spread([score.value for score in scores])
+    mean = replace(
         first,
         run_id=" ".join(score.run_id for score in scores),
         seeds=len(scores),
-        value=spread.mean,
+        value=value_spread.mean,
         stderr=None,
-        std=spread.std,
-        interval=None if summary is None else summary.interval,
-        seed_interval=spread.interval,
-        difference=None if moved.mean is None else mean_of_differences(differences),
-        difference_interval=None if compared is None else compared.interval,
-        difference_seed_interval=moved.interval,
-        difference_both_interval=over_both,
-        tested_over=larger if over_both is None else BOTH,
-        equal=equal,
+        std=value_spread.std,
+        seed_interval=value_spread.interval,
+        interval=None,
+        changed=None,
+    )
+    summary = summaries.get(first.task, {}).get(first.metric)
+    if summary is None:
+        return _with_mean_difference(mean, scores, None)
+    mean = replace(mean, interval=summary.interval)
+    if first.other == BASE:
+        return _with_mean_difference(mean, scores, summary.with_base)
+    return _with_mean_difference(mean, scores, summary.compared.get(first.other))
+
+
+_NOT_COMPARED = SeedDifference(
+    mean=math.nan,
+    difference=math.nan,
+    interval=None,
+    p_documents=None,
+    seed_interval=None,
+    p_seeds=None,
+    equal=False,
+)
+"""In the place of a comparison that a summary does not have."""
+
+
+def _with_mean_difference(
+    mean: Score, scores: Sequence[Score], compared: SeedDifference | None
+) -> Score:
+    """The mean score with the mean of its seeds' differences to another run, and with its p.
+
+    Args:
+        compared: the summary of these differences over the documents; None where they are not compared.
+    """
+    if compared is None:
+        compared = _NOT_COMPARED
+    difference_spread = _spread([score.difference for score in scores])
+    difference = None
+    p_seeds = None
+    p_documents = None
+    if difference_spread.mean is not None:
+        differences = [score.difference for score in scores if score.difference is not None]
+        difference = mean_of_differences(differences)
+        p_seeds = p_over_seeds(differences)
+        p_documents = compared.p_documents
+
+    if compared.both_interval is not None:
+        tested_over = BOTH
+    elif p_seeds is not None and (p_documents is None or p_seeds > p_documents):
+        tested_over = SEEDS
+    else:
+        tested_over = DOCUMENTS
+
+    marks = mean.marks
+    if PART in marks or NOT_REPRODUCIBLE in marks or compared.equal:
+        p = None
+    elif compared.p_both is not None:
+        p = compared.p_both
+    else:
+        p = max((known for known in (p_documents, p_seeds) if known is not None), default=None)
+    return replace(
+        mean,
+        difference=difference,
+        difference_interval=compared.interval,
+        difference_seed_interval=difference_spread.interval,
+        difference_both_interval=compared.both_interval,
+        tested_over=tested_over,
+        equal=compared.equal,
         p=p,
         test=None if p is None else SEEDS,
-        changed=None,
-        marks=_marks_of_mean(scores, equal),
+        marks=_marks_of_mean(scores, compared.equal),
     )
+
+
+def _spread(values: Sequence[float | None]) -> Spread:
+    """The spread over seeds; empty where the value of a seed is missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return Spread()
+    return over_seeds(known)
 
 
 def _marks_of_mean(scores: Sequence[Score], equal: bool) -> tuple[str, ...]:
     """The marks of all parts of a mean. It is equal where all of its parts are."""
-    marks = dict.fromkeys(mark for score in scores for mark in score.marks)
-    return tuple(mark for mark in marks if mark != EQUAL or equal)
+    marks: dict[str, None] = {}
+    for score in scores:
+        marks |= dict.fromkeys(score.marks)
+    if not equal:
+        marks.pop(EQUAL, None)
+    return tuple(marks)
 
 
 def task_mean(scores: Sequence[Score | None]) -> Score | None:
@@ -87,19 +138,21 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
     if not known or len(known) < len(scores) or None in values:
         return None
     first = known[0]
-    equal = all(score.equal for score in known)
-    differences = [score.difference for score in known]
-    errors = [score.stderr for score in known if score.stderr is not None]
     stderr = None
+    errors = [score.stderr for score in known if score.stderr is not None]
     if len(errors) == len(known):
         stderr = math.hypot(*errors) / len(known)  # of independent tasks
+    differences = [score.difference for score in known]
     difference = _mean(differences)
     if difference is not None:
         difference = difference_of(difference, 0.0)
     over_documents = _mean_interval(differences, [score.difference_interval for score in known])
     over_both = _mean_interval(differences, [score.difference_both_interval for score in known])
-    untested = equal or any(NOT_REPRODUCIBLE in score.marks for score in known)
-    p = None if untested else _p_of_interval(difference, over_both or over_documents)
+    equal = all(score.equal for score in known)
+    if equal or any(NOT_REPRODUCIBLE in score.marks for score in known):
+        p = None
+    else:
+        p = _p_of_interval(difference, over_both or over_documents)
     return Score(
         model=first.model,
         method=first.method,
@@ -135,17 +188,22 @@ def _p_of_interval(difference: float | None, limits: Interval | None) -> float |
 
     if difference is None or limits is None:
         return None
-    side = difference - limits[0] if difference > 0 else limits[1] - difference
+    low, high = limits
+    side = difference - low if difference > 0 else high - difference
     if side <= 0:
         return 1.0 if difference == 0 else None
     return float(2 * ndtr(-abs(difference) / side * ndtri((1 + LEVEL) / 2)))
 
 
 def _mean(values: Sequence[Any]) -> float | None:
-    return None if None in values else sum(values) / len(values)
+    """None where one is missing."""
+    if None in values:
+        return None
+    return sum(values) / len(values)
 
 
 def _mean_interval(values: Sequence[Any], intervals: Sequence[Interval | None]) -> Interval | None:
+    """None where one is missing."""
     known = [interval for interval in intervals if interval is not None]
     if len(known) < len(values) or None in values:
         return None

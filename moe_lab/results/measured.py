@@ -61,7 +61,7 @@ class Spread:
 
 
 class Paired(Measured):
-    """The difference to another run on the same documents (`significance.paired`). A number may be missing."""
+    """The difference to another run on the same documents (`paired.paired`). A number may be missing."""
 
     n: int | None = None
     difference: float | None = None

@@ -127,7 +127,10 @@ class RunBlock(Stored):
     @property
     def unjudged(self) -> list[str]:
         """One line per task and judge with unjudged answers."""
-        return [line for name, judge in self.judges.items() for line in judge.unjudged(name)]
+        lines: list[str] = []
+        for name, judge in self.judges.items():
+            lines += judge.unjudged(name)
+        return lines
 
     # Comparisons on the same documents.
 
@@ -205,10 +208,15 @@ class RunResult(RunBlock):
 
 def command_line(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> str:
     """The command line of some overrides, quoted for a shell; `config_dirs` are the folders of `--config-dir`."""
-    flags = [part for folder in config_dirs for part in ("--config-dir", folder)]
-    return shlex.join(["python", "-m", "moe_lab", *flags, *overrides])
+    arguments = ["python", "-m", "moe_lab"]
+    for folder in config_dirs:
+        arguments += ["--config-dir", folder]
+    return shlex.join([*arguments, *overrides])
 
 
 def compared_names(results: Iterable[RunResult]) -> list[str]:
     """The runs that any of the results is compared with, other than the base model's."""
-    return list(dict.fromkeys(name for result in results for name in result.compared))
+    names: dict[str, None] = {}
+    for result in results:
+        names |= dict.fromkeys(result.compared)
+    return list(names)

@@ -38,27 +38,30 @@ class Rounding:
     measured: float | None = None
     """In other dtypes than float32: the measured bound in nats. Without it only equal values are equal."""
 
-    def equal(self, mine: Any, theirs: Any, words: int) -> bool:
+    def equal(self, value: Any, base_value: Any, words: int) -> bool:
         """Whether two values of a metric are equal within rounding: numbers, or lists of numbers and texts.
 
         Args:
             words: in the text whose log-likelihood the values come from (`Sample.scored_words`); 0 for values of
                 generated texts, which rounding does not reach.
         """
-        if isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):
-            same = (self.equal(*pair, words) for pair in zip(mine, theirs, strict=False))
-            return len(mine) == len(theirs) and all(same)
-        if mine == theirs or not words:
-            return bool(mine == theirs)
-        if not all(isinstance(one, int | float) for one in (mine, theirs)):
+        if isinstance(value, list | tuple) and isinstance(base_value, list | tuple):
+            if len(value) != len(base_value):
+                return False
+            pairs = zip(value, base_value, strict=True)
+            return all(self.equal(item, base_item, words) for item, base_item in pairs)
+        if value == base_value or not words:
+            return bool(value == base_value)
+        if not isinstance(value, int | float) or not isinstance(base_value, int | float):
             return False
-        apart = abs(mine - theirs)
+        apart = abs(value - base_value)
         if self.dtype == "float32":
-            return apart <= bound(max(abs(mine), abs(theirs)), words)
+            return apart <= bound(max(abs(value), abs(base_value)), words)
         return self.measured is not None and apart <= self.measured
 
     def equals(
         self, values: Sequence[Any], baseline: Sequence[Any], words: Sequence[int]
     ) -> list[bool]:
         """`equal` of each example."""
-        return [self.equal(*one) for one in zip(values, baseline, words, strict=True)]
+        examples = zip(values, baseline, words, strict=True)
+        return [self.equal(value, base_value, count) for value, base_value, count in examples]

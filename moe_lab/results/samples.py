@@ -43,35 +43,45 @@ class Sample:
     @property
     def scored_words(self) -> int:
         """The words of the longest text whose log-likelihood was asked for; 0 for generated answers."""
-        texts = [request[-1] for request in self.requests if isinstance(request[-1], str)]
-        return max((max(1, len(text.split())) for text in texts), default=0)
+        words = 0
+        for request in self.requests:
+            text = request[-1]
+            if isinstance(text, str):
+                words = max(words, len(text.split()), 1)
+        return words
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self:
         """A sample that lm-eval returned, or a line of its log."""
-        asked = line.get("arguments") or {}
-        if isinstance(asked, dict):
-            asked = [list(arguments.values()) for arguments in asked.values()]
+        requests = line.get("arguments") or {}
+        if isinstance(requests, dict):
+            requests = [list(arguments.values()) for arguments in requests.values()]
         return cls(
             document=line["doc_id"],
             filter=line["filter"],
             values={metric: _value(line[metric]) for metric in line["metrics"]},
-            requests=asked,
+            requests=requests,
             target=line.get("target"),
             responses=line.get("resps") or (),
             filtered=line.get("filtered_resps") or (),
             question=line.get("doc"),
-            **{name: line.get(name) for name in ("doc_hash", "prompt_hash", "target_hash")},
+            doc_hash=line.get("doc_hash"),
+            prompt_hash=line.get("prompt_hash"),
+            target_hash=line.get("target_hash"),
         )
 
 
 def _plain_value(value: Any) -> Any:
     """A metric's value of a document as it is read from a log: numbers and lists, the outermost a tuple."""
     if isinstance(value, list | tuple):
-        return tuple(each.tolist() if hasattr(each, "tolist") else each for each in value)
-    if hasattr(value, "tolist"):  # an array or a number of numpy
-        value = value.tolist()
+        return tuple(_without_numpy(item) for item in value)
+    value = _without_numpy(value)
     return tuple(value) if isinstance(value, list) else value
+
+
+def _without_numpy(value: Any) -> Any:
+    """A list or a number in the place of an array or a number of numpy."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _value(logged: Any) -> Any:
@@ -94,29 +104,30 @@ def write_samples(folder: Path, samples: Log) -> None:
 
     NaN and infinities, which lm-eval writes bare, are null. Raises ResultsError.
     """
+    for task, samples_of_task in samples.items():
+        lines = [json_line(_line_of(sample)) for sample in samples_of_task]
+        write_atomically(samples_file(folder, task), "".join(lines))
+
+
+def _line_of(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of lm-eval's log."""
     from lm_eval.utils import sanitize_list
 
-    for task, lines in samples.items():
-        text = []
-        for sample in lines:
-            arguments = {
-                f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(args)}
-                for i, args in enumerate(sample["arguments"])
-            }
-            values = {metric: _plain_value(sample[metric]) for metric in sample["metrics"]}
-            line = {
-                **sample,
-                **values,
-                "arguments": arguments,
-                "resps": sanitize_list(sample["resps"]),
-                "filtered_resps": [
-                    one if isinstance(one, dict) else sanitize_list(one)
-                    for one in sample["filtered_resps"]
-                ],
-                "target": str(sample["target"]),
-            }
-            text.append(json_line(line))
-        write_atomically(samples_file(folder, task), "".join(text))
+    arguments = {}
+    for i, parts in enumerate(sample["arguments"]):
+        arguments[f"gen_args_{i}"] = {f"arg_{j}": part for j, part in enumerate(parts)}
+    filtered = []
+    for response in sample["filtered_resps"]:
+        is_verdict = isinstance(response, dict)
+        filtered.append(response if is_verdict else sanitize_list(response))
+    return {
+        **sample,
+        **{metric: _plain_value(sample[metric]) for metric in sample["metrics"]},
+        "arguments": arguments,
+        "resps": sanitize_list(sample["resps"]),
+        "filtered_resps": filtered,
+        "target": str(sample["target"]),
+    }
 
 
 def read_samples(result: RunResult) -> dict[str, list[Sample]]:
@@ -154,8 +165,10 @@ def samples_of(lines: Iterable[Mapping[str, Any]], file: Path, advice: str) -> l
             sample = Sample.of(line)
         except (AttributeError, KeyError, TypeError) as error:
             raise damaged(file, f"a line lacks {error}", advice) from error
-        if samples.setdefault((sample.filter, sample.document), sample) is not sample:
+        key = sample.filter, sample.document
+        if key in samples:
             raise damaged(file, f"document {sample.document} stands there twice", advice)
+        samples[key] = sample
     return list(samples.values())
 
 
@@ -165,12 +178,19 @@ def check_samples(result: RunResult) -> None:
         file = samples_file(result.stored_in, task)
         expected = len(documents) * max(1, len(_filters(result, task)))
         try:
-            with file.open("rb") as content:
-                lines = sum(block.count(b"\n") for block in iter(lambda: content.read(2**20), b""))
+            lines = _count_lines(file)
         except OSError as error:
             raise damaged(file, error) from error
         if lines != expected:
             raise damaged(file, f"{lines:,} lines, and {expected:,} are expected")
+
+
+def _count_lines(file: Path) -> int:
+    lines = 0
+    with file.open("rb") as content:
+        while block := content.read(2**20):
+            lines += block.count(b"\n")
+    return lines
 
 
 def _filters(result: RunResult, task: str) -> set[str]:
@@ -184,7 +204,8 @@ def metric_values(samples: Iterable[Sample]) -> Values:
     for sample in samples:
         for metric, value in sample.values.items():
             if metric != PLACEHOLDER:
-                values.setdefault(f"{metric},{sample.filter}", {})[sample.document] = value
+                of_documents = values.setdefault(f"{metric},{sample.filter}", {})
+                of_documents[sample.document] = value
     return values
 
 

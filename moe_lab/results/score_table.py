@@ -25,11 +25,13 @@ class SeedGroup:
 
     def scores(self, other: str = BASE) -> list[Score]:
         """The scores of the run, or the means over its seeds."""
-        by_seed = [shown_scores(results, other) for results in self.results]
-        if len(by_seed) == 1 or self.summary is None:
-            return by_seed[0]
-        scores = self.summary.scores
-        return [mean_score(list(same), scores) for same in zip(*by_seed, strict=True)]
+        scores_of_seeds = [shown_scores(result, other) for result in self.results]
+        if len(scores_of_seeds) == 1 or self.summary is None:
+            return scores_of_seeds[0]
+        means = []
+        for scores_of_metric in zip(*scores_of_seeds, strict=True):
+            means.append(mean_score(scores_of_metric, self.summary.scores))
+        return means
 
 
 def family_of(
@@ -53,5 +55,5 @@ def p_values_of(groups: Iterable[SeedGroup]) -> dict[ComparisonKey, float | None
 
 def explained_marks(marks: Iterable[str]) -> list[str]:
     """What the marks mean, each once."""
-    seen = set(marks)
-    return [text for mark, text in MARKS.items() if mark in seen]
+    shown = set(marks)
+    return [text for mark, text in MARKS.items() if mark in shown]

@@ -33,23 +33,27 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
             score = _of_group(result, score, metric, other)
         scores.append(score)
     pooled_tasks = _tasks_of_pooled_groups(result, scores)
-    for place, score in enumerate(scores):
-        if NOT_REPRODUCIBLE in score.marks:
-            scores[place] = replace(score, p=None, test=None)
-        elif score.task not in result.task.names and pooled_tasks.issuperset(
-            result.tasks_of(score.task)
-        ):
-            scores[place] = replace(score, p=None, test=None, marks=(*score.marks, PART))
-    return scores
+    return [_without_idle_test(result, score, pooled_tasks) for score in scores]
+
+
+def _without_idle_test(result: RunResult, score: Score, pooled_tasks: set[str]) -> Score:
+    """The score; without p where it is not reproducible, or a part of a group that is compared as a whole."""
+    if NOT_REPRODUCIBLE in score.marks:
+        return replace(score, p=None, test=None)
+    listed = score.task in result.task.names
+    if not listed and pooled_tasks.issuperset(result.tasks_of(score.task)):
+        return replace(score, p=None, test=None, marks=(*score.marks, PART))
+    return score
 
 
 def _of_group(result: RunResult, score: Score, metric: str | None, other: str) -> Score:
     """The score of a group over its documents as one sample, where it is their mean; else the score itself."""
     tasks = result.tasks_of(score.task)
-    configs = [result.lm_eval.configs.get(task, {}) for task in tasks]
-    if not all(is_mean(config, score.metric) for config in configs):
-        return score
-    return pooled(score, [_score(result, task, metric, other) for task in tasks]) or score
+    for task in tasks:
+        if not is_mean(result.lm_eval.configs.get(task, {}), score.metric):
+            return score
+    scores_of_tasks = [_score(result, task, metric, other) for task in tasks]
+    return pooled(score, scores_of_tasks) or score
 
 
 def _tasks_of_pooled_groups(result: RunResult, scores: Sequence[Score]) -> set[str]:
@@ -71,16 +75,18 @@ def empty_score(result: RunResult, metric: str) -> Score:
 
 def shown_scores(result: RunResult, other: str = BASE) -> list[Score]:
     """The scores of the headline metric and of every judge's first metric; `other` as in `scores_of`."""
-    metrics = [result.metric, *(judge.metrics[0] for judge in result.judges.values())]
-    scores = [
-        score for metric in dict.fromkeys(metrics) for score in scores_of(result, metric, other)
-    ]
-    return list({(score.task, score.metric): score for score in scores}.values())
+    metrics = [result.metric]
+    for judge in result.judges.values():
+        metrics.append(judge.metrics[0])
+    scores: dict[tuple[str, str], Score] = {}
+    for metric in dict.fromkeys(metrics):
+        for score in scores_of(result, metric, other):
+            scores[score.task, score.metric] = score
+    return list(scores.values())
 
 
 def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
-    """The score of a group whose metric is a mean, over the documents of its tasks as one sample of right and wrong
-    answers.
+    """The score of a group whose metric is a mean, over the documents of its tasks as one sample of 0s and 1s.
 
     None where the scores are no shares of documents, or where the group counts its tasks alike. Without the numbers of
     changed documents it has no difference.
@@ -95,7 +101,8 @@ def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
     if right != _right_answers(whole.value, total):
         return None
     score = replace(whole, interval=wilson(right, total) if total > 1 else None)
-    won, lost = 0, 0
+    won = 0
+    lost = 0
     for task in tasks:
         if task.changed is None:
             return score
@@ -149,11 +156,14 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
 
 def compared(score: Score, difference: Paired) -> Score:
     """The score with its difference to another run."""
-    test, p = None, None
+    test = None
+    p = None
     if difference.p_mcnemar is not None:
-        test, p = MCNEMAR, difference.p_mcnemar
+        test = MCNEMAR
+        p = difference.p_mcnemar
     elif difference.p_permutation is not None:
-        test, p = PERMUTATION, difference.p_permutation
+        test = PERMUTATION
+        p = difference.p_permutation
     return replace(
         score,
         difference=difference.difference,
@@ -167,10 +177,10 @@ def compared(score: Score, difference: Paired) -> Score:
 
 def headline(scores: Mapping[str, Any], metric: str | None) -> str:
     """`metric` where the task reports it, else the first reported `metric,filter`; a dash with predict_only."""
-    known = reported(scores)
-    if metric in known:
+    reported_metrics = reported(scores)
+    if metric in reported_metrics:
         return str(metric)
-    return known[0] if known else "-"
+    return reported_metrics[0] if reported_metrics else "-"
 
 
 def _documents(result: RunResult, name: str, metric: str) -> int:
@@ -182,4 +192,6 @@ def _documents(result: RunResult, name: str, metric: str) -> int:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)

@@ -24,7 +24,7 @@ class SeedDifference:
     equal: bool
     """Whether all seeds are equal within rounding. Then there is no test."""
     p_both: float | None = None
-    """Over seeds and documents together, from five seeds on (`moe_lab.results.significance`)."""
+    """Over seeds and documents together, from five seeds on (`moe_lab.results.over_seeds`)."""
     both_interval: Interval | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -45,18 +45,24 @@ def interval_of_mean(
     samples: Sequence[Sequence[Any]], aggregate: Aggregate | None = None
 ) -> Interval | None:
     """95% interval over documents of the mean of several runs' scores on the same documents."""
-    if len(samples[0]) < 2:
+    n = len(samples[0])
+    if n < 2:
         return None
     if aggregate is not None:
-        return _percentiles(_resampled(samples, aggregate).mean(axis=0), len(samples[0]))
-    means = np.mean(np.asarray(samples, dtype=float), axis=0)
-    return _wilson_of_means(means) if all(map(is_binary, samples)) else bootstrap_interval(means)
+        scores_SR = _resampled(samples, aggregate)
+        return _percentiles(scores_SR.mean(axis=0), n)
+    means_N = np.mean(np.asarray(samples, dtype=float), axis=0)
+    if all(is_binary(values) for values in samples):
+        return _wilson_of_means(means_N)
+    return bootstrap_interval(means_N)
 
 
 def bootstrap_interval(values: Any) -> Interval:
     """95% expanded percentile interval of the mean of at least two documents' values."""
-    array = np.asarray(values, dtype=float)
-    return _percentiles(_resampled_sums(array[None])[:, 0] / len(array), len(array))
+    values_N = np.asarray(values, dtype=float)
+    n = len(values_N)
+    means_R = _resampled_sums(values_N[None])[:, 0] / n
+    return _percentiles(means_R, n)
 
 
 def interval_of_difference(
@@ -65,22 +71,26 @@ def interval_of_difference(
     aggregate: Aggregate | None = None,
 ) -> Interval | None:
     """95% interval over documents of several runs' mean score minus that of other runs, on the same documents."""
-    if len(others[0]) < 2:
+    n = len(others[0])
+    if n < 2:
         return None
     if aggregate is not None:
-        scores = _resampled([*samples, *others], aggregate)
-        differences = scores[: len(samples)].mean(axis=0) - scores[len(samples) :].mean(axis=0)
-        return _percentiles(differences, len(others[0]))
-    means, before = (np.mean(np.asarray(runs, dtype=float), axis=0) for runs in (samples, others))
-    if all(map(is_binary, [*samples, *others])):
-        return _tango_of_means(means - before)
-    return bootstrap_interval(means - before)
+        scores_SR = _resampled([*samples, *others], aggregate)
+        means_R = scores_SR[: len(samples)].mean(axis=0)
+        other_means_R = scores_SR[len(samples) :].mean(axis=0)
+        return _percentiles(means_R - other_means_R, n)
+    means_N = np.mean(np.asarray(samples, dtype=float), axis=0)
+    other_means_N = np.mean(np.asarray(others, dtype=float), axis=0)
+    if all(is_binary(values) for values in (*samples, *others)):
+        return _tango_of_means(means_N - other_means_N)
+    return bootstrap_interval(means_N - other_means_N)
 
 
 def wilson(right: float, n: float) -> Interval:
     """Wilson's 95% score interval of a proportion. Neither number need be whole."""
     # statsmodels' proportion_confint without its import, which takes a twentieth of a command's start
-    share, z2 = right / n, Z**2
+    share = right / n
+    z2 = Z**2
     scale = 1 + z2 / n
     middle = (share + z2 / (2 * n)) / scale
     half = Z * math.sqrt(share * (1 - share) / n + z2 / (4 * n**2)) / scale
@@ -104,12 +114,12 @@ def tango(to_right: float, to_wrong: float, n: float) -> Interval:
         return side * (n * (difference - d)) - Z * math.sqrt(max(0.0, variance))
 
     beside = 1e-9  # at the difference itself the variance may be 0
-    low = (
-        -1.0 if difference <= -1 else brentq(excess, -1, difference - beside, args=(1,), xtol=1e-12)
-    )
-    high = (
-        1.0 if difference >= 1 else brentq(excess, difference + beside, 1, args=(-1,), xtol=1e-12)
-    )
+    low = -1.0
+    if difference > -1:
+        low = brentq(excess, -1, difference - beside, args=(1,), xtol=1e-12)
+    high = 1.0
+    if difference < 1:
+        high = brentq(excess, difference + beside, 1, args=(-1,), xtol=1e-12)
     return float(low), float(high)
 
 
@@ -118,7 +128,9 @@ def _wilson_of_means(means_N: np.ndarray) -> Interval:
 
     Its number of documents is that of 0/1 scores of the same mean and variance: all documents if every mean is 0 or 1.
     """
-    n, mean, variance = len(means_N), float(means_N.mean()), float(means_N.var())
+    n = len(means_N)
+    mean = float(means_N.mean())
+    variance = float(means_N.var())
     effective = n * mean * (1 - mean) / variance if variance else n
     return wilson(mean * effective, effective)
 
@@ -128,9 +140,11 @@ def _tango_of_means(differences_N: np.ndarray) -> Interval:
 
     Differences of -1, 0 and 1 have a step of 1. If nothing changed, the step is 1, which gives the widest interval.
     """
-    n, size = len(differences_N), float(np.abs(differences_N).mean())
+    n = len(differences_N)
+    size = float(np.abs(differences_N).mean())
     step = float((differences_N**2).mean()) / size if size else 1.0
-    up, down = (n * float(np.maximum(side * differences_N, 0).mean()) / step for side in (1, -1))
+    up = n * float(np.maximum(differences_N, 0).mean()) / step
+    down = n * float(np.maximum(-differences_N, 0).mean()) / step
     low, high = tango(up, down, n)
     return step * low, step * high
 
@@ -142,13 +156,16 @@ def interval_of_mean_of_tasks(values: Sequence[float], intervals: Sequence[Inter
     add up, which keeps the skew. For a score outside of its interval, which corrects a bias, the interval's middle is
     used. The tasks are fixed; their documents are a sample.
     """
-    limits = np.asarray(intervals, dtype=float)
-    inside = (limits[:, 0] <= values) & (values <= limits[:, 1])
-    centres = np.where(inside, values, limits.mean(axis=1))
-    below, above = (
-        float(np.linalg.norm(centres - limits[:, side])) / len(centres) for side in (0, 1)
-    )
-    return float(centres.mean()) - below, float(centres.mean()) + above
+    limits_K2 = np.asarray(intervals, dtype=float)
+    low_K = limits_K2[:, 0]
+    high_K = limits_K2[:, 1]
+    inside_K = (low_K <= values) & (values <= high_K)
+    centre_K = np.where(inside_K, values, limits_K2.mean(axis=1))
+    count = len(centre_K)
+    mean = float(centre_K.mean())
+    below = float(np.linalg.norm(centre_K - low_K)) / count
+    above = float(np.linalg.norm(centre_K - high_K)) / count
+    return mean - below, mean + above
 
 
 def mcnemar(to_right: int, to_wrong: int) -> float:
@@ -163,7 +180,8 @@ def over_seeds(scores: Sequence[float]) -> Spread:
     """A score over seeds; no interval if all are equal."""
     from scipy.special import stdtrit
 
-    count, mean = len(scores), float(np.mean(scores))
+    count = len(scores)
+    mean = float(np.mean(scores))
     if count < 2:
         return Spread(mean)
     if are_equal(scores):
@@ -191,9 +209,8 @@ def mean_of_differences(differences: Sequence[float]) -> float:
 
 def is_binary(values: Sequence[Any]) -> bool:
     """Whether all values are 0 or 1."""
-    return all(
-        isinstance(value, bool | int | float | np.number) and value in (0, 1) for value in values
-    )
+    numbers = bool | int | float | np.number
+    return all(isinstance(value, numbers) and value in (0, 1) for value in values)
 
 
 def likelihood_terms(values: Sequence[Any], aggregate: Aggregate) -> np.ndarray | None:
@@ -204,11 +221,9 @@ def likelihood_terms(values: Sequence[Any], aggregate: Aggregate) -> np.ndarray 
     name = getattr(aggregate, "__name__", "")
     if name == "perplexity":
         return np.array([values, [1.0] * len(values)], dtype=float)
-    return (
-        np.array(values, dtype=float).T
-        if name in ("weighted_perplexity", "bits_per_byte")
-        else None
-    )
+    if name in ("weighted_perplexity", "bits_per_byte"):
+        return np.array(values, dtype=float).T
+    return None
 
 
 def _perplexities(sums_R2: np.ndarray, aggregate: Aggregate) -> np.ndarray:
@@ -229,9 +244,12 @@ def _resampled_sums(terms_KN: np.ndarray) -> np.ndarray:
     if len(counts_D) <= FEW_VALUES:  # how often each value is drawn is multinomial
         return random.multinomial(count, counts_D / count, size=RESAMPLES) @ distinct_KD.T
     at_once = max(1, 2**20 // count)  # 8 MiB for each number
-    sizes = [min(at_once, RESAMPLES - start) for start in range(0, RESAMPLES, at_once)]
-    draws = (random.integers(count, size=(size, count)) for size in sizes)
-    return np.concatenate([terms_KN[:, draw].sum(axis=-1).T for draw in draws])
+    sums = []
+    for start in range(0, RESAMPLES, at_once):
+        size = min(at_once, RESAMPLES - start)
+        draw_RN = random.integers(count, size=(size, count))
+        sums.append(terms_KN[:, draw_RN].sum(axis=-1).T)
+    return np.concatenate(sums)
 
 
 def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.ndarray:
@@ -239,19 +257,27 @@ def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.nda
 
     NaN stands for a draw without a score (`score_of_draw`): empty texts alone have no perplexity.
     """
+    terms = []
+    for values in samples:
+        terms_of_sample = likelihood_terms(values, aggregate)
+        if terms_of_sample is not None:
+            terms.append(terms_of_sample)
+    if terms:
+        sums_RK = _resampled_sums(np.concatenate(terms))
+        perplexities = []
+        for number in range(len(terms)):
+            sums_R2 = sums_RK[:, 2 * number : 2 * number + 2]
+            perplexities.append(_perplexities(sums_R2, aggregate))
+        return np.array(perplexities)
+
     count = len(samples[0])
-    terms = [likelihood_terms(values, aggregate) for values in samples]
-    if known := [term for term in terms if term is not None]:
-        sums = _resampled_sums(np.concatenate(known))
-        return np.array(
-            [_perplexities(sums[:, 2 * i : 2 * i + 2], aggregate) for i in range(len(known))]
-        )
-    draws = np.random.default_rng(SEED).integers(count, size=(SLOW_RESAMPLES, count))
-    scores = [
-        [score_of_draw(aggregate, [values[i] for i in draw]) for draw in draws]
-        for values in samples
-    ]
-    return np.array(scores)
+    draw_RN = np.random.default_rng(SEED).integers(count, size=(SLOW_RESAMPLES, count))
+    scores_SR = np.empty((len(samples), SLOW_RESAMPLES))
+    for number, values in enumerate(samples):
+        for place, draw_N in enumerate(draw_RN):
+            drawn = [values[i] for i in draw_N]
+            scores_SR[number, place] = score_of_draw(aggregate, drawn)
+    return scores_SR
 
 
 def score_of_draw(aggregate: Aggregate, values: list[Any]) -> float:

@@ -21,8 +21,10 @@ def headline_of(metric: str | None, scores: Mapping[str, Any]) -> str | None:
 
     None with predict_only, which reports none.
     """
-    known = reported(scores)
-    return (metric or known[0]) if known else None
+    reported_metrics = reported(scores)
+    if not reported_metrics:
+        return None
+    return metric or reported_metrics[0]
 
 
 def is_mean(config: Mapping[str, Any], metric: str) -> bool:
@@ -35,10 +37,9 @@ def is_mean(config: Mapping[str, Any], metric: str) -> bool:
     from lm_eval.api.metrics import mean
 
     name = metric.partition(",")[0]
-    listed = [entry for entry in config.get("metric_list") or [] if entry.get("metric") == name]
-    named = listed[0].get("aggregation") if listed else None
-    if named is not None:
-        return bool(named == "mean")
+    for entry in config.get("metric_list") or []:
+        if entry.get("metric") == name and entry.get("aggregation") is not None:
+            return bool(entry["aggregation"] == "mean")
     return aggregation_of_metric(name) in (None, mean)
 
 

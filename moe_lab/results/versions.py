@@ -26,5 +26,5 @@ def decisive_versions() -> dict[str, str | None]:
     return {name: version for name, version in versions().items() if name in DECISIVE}
 
 
+# a package's metadata is a large file, and a plan of many runs asks for each of them
 _version = cache(version)
-"""Read once: a package's metadata is a large file, and a plan of many runs asks for each of them."""

@@ -20,7 +20,8 @@ from moe_lab.methods.method import Method
 from moe_lab.models.facts import ModelFacts
 from moe_lab.models.tokenizer import prompt_tokenizer
 from moe_lab.routing.hook import fixed_message, no_router_message
-from moe_lab.tasks.lm_eval_tasks import executes_code, output_filters
+from moe_lab.tasks.lm_eval_versions.documents import executes_code
+from moe_lab.tasks.lm_eval_versions.metrics import output_filters
 from moe_lab.tasks.loading import MAX_NEW_TOKENS
 from moe_lab.tasks.sandbox.programs import Limits, check_sandbox, check_user_limits
 
@@ -31,9 +32,11 @@ def check_router(method: Method, facts: ModelFacts) -> None:
     Some methods need one that routes single tokens.
     """
     name = facts.path or facts.name
-    if method.per_token and facts.fixed_routing:
+    if method.required_routing == "none":
+        return
+    if method.required_routing == "tokens" and facts.fixed_routing:
         raise ModelError(fixed_message(name, facts.fixed_routing))
-    if method.needs_router and not facts.moe_layers:
+    if not facts.moe_layers:
         raise ModelError(no_router_message(f"{name} (model type {facts.family})", facts.family))
 
 

@@ -15,8 +15,8 @@ from moe_lab.metrics.counts import Routes
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.tokenizer import template_block
 from moe_lab.results.atomic import plain, write_atomically, write_json
-from moe_lab.results.logs import ResponseLog
 from moe_lab.results.model import RunResult
+from moe_lab.results.response_log import ResponseLog
 from moe_lab.results.samples import check_samples, read_samples, write_samples
 from moe_lab.results.stored_files import DamagedError, warn_once
 from moe_lab.runs.evaluation.expert import measure

@@ -14,7 +14,7 @@ from moe_lab.models.source import model_source
 from moe_lab.results.identity import HASHED, group_settings, task_settings
 from moe_lab.results.names import folder_name, task_label
 from moe_lab.runs.model_files import tokenizer_of
-from moe_lab.tasks.documents import documents_digest
+from moe_lab.tasks.document_hashes import documents_digest
 from moe_lab.tasks.loading import once
 
 

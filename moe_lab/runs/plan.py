@@ -9,6 +9,7 @@ from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_line
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
+from moe_lab.methods.references.reference_method import ReferenceMethod
 from moe_lab.reports.columns import Column, Shown, print_table
 from moe_lab.reports.frames import settings_of, with_counts
 from moe_lab.results.folder import why_not_writable
@@ -21,8 +22,8 @@ from moe_lab.runs.planning.state import evaluations_left, run_state
 from moe_lab.runs.planning.workload import workload_of
 from moe_lab.runs.run import Run
 from moe_lab.runs.tuning.study import Study
-from moe_lab.tasks.lm_eval_tasks import evaluated_documents
-from moe_lab.tasks.requests import Workload, workload_of_tasks
+from moe_lab.tasks.lm_eval_versions.documents import evaluated_documents
+from moe_lab.tasks.workload import Workload, workload_of_tasks
 
 Refused = Mapping[str, Sequence[Config]]
 """Configurations that cannot run, by reason."""
@@ -202,7 +203,8 @@ class Plan(Shown):
         trains = False
         if state != "done":
             self.missing += 1
-            self.references |= method.references_left(config, run.facts)
+            if isinstance(method, ReferenceMethod):
+                self.references |= method.references_left(config, run.facts)
             trains = isinstance(method, TrainingMethod)
             if isinstance(method, TrainingMethod):
                 training_left = method.training_left(config, run.facts)

@@ -9,7 +9,8 @@ from lm_eval.tasks.manager import TaskDict
 from moe_lab.config.schema import Config
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
+from moe_lab.methods.method import DesignMethod, Method, ModelMaker, TrainingMethod
+from moe_lab.methods.tunable_method import TunableMethod
 from moe_lab.models.facts import ModelFacts
 from moe_lab.models.hub import go_offline
 from moe_lab.models.source import check_has_weights
@@ -56,10 +57,11 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     tasks = load_tasks(config)
     check_metric(config, tasks)
     check_code_execution(config, tasks)
-    samples = select_documents(config, tasks, method.tuned_on)
+    tuned_on = method.tuned_on if isinstance(method, TunableMethod) else frozenset[str]()
+    samples = select_documents(config, tasks, tuned_on)
     if facts is None:
         facts = facts_of(config)
-        if method.reads_weights:
+        if not isinstance(method, DesignMethod):
             check_has_weights(config.model, offline=config.offline)
     if isinstance(method, TrainingMethod):
         facts = method.trained_facts(config, facts)
@@ -75,7 +77,7 @@ def prepare(config: Config, facts: ModelFacts | None = None) -> Run:
     check_votes(method, config, tasks)
 
     run = _identified(config, method, facts, tasks, samples)
-    is_compared = method.reads_weights and config.method.name != "base"
+    is_compared = not isinstance(method, DesignMethod) and config.method.name != "base"
     if not config.baseline or not is_compared or config.predict_only:
         return run
     return _with_comparisons(run)

@@ -18,7 +18,7 @@ from moe_lab.results.model import RunResult
 from moe_lab.results.task_scores import headline_of
 from moe_lab.results.versions import decisive_versions
 from moe_lab.tasks.judges import Judge
-from moe_lab.tasks.lm_eval_tasks import evaluated_documents
+from moe_lab.tasks.lm_eval_versions.documents import evaluated_documents
 
 
 @dataclass(frozen=True, kw_only=True)

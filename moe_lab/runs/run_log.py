@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moe_lab.errors import RunHeldError
-from moe_lab.results.logs import RunLog, WarningsOnce
+from moe_lab.results.run_log import RunLog, WarningsOnce
 
 logger = logging.getLogger("moe_lab")
 

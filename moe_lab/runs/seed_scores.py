@@ -11,9 +11,10 @@ from typing import Any, Self
 import numpy as np
 
 from moe_lab.results.model import RunResult
+from moe_lab.results.over_seeds import crossed_mean, p_over_seeds
+from moe_lab.results.randomization import randomization_test
 from moe_lab.results.samples import Values, metric_values, read_samples
 from moe_lab.results.seed_summary import SeedDifference, SeedScore
-from moe_lab.results.significance import crossed_mean, p_over_seeds, randomization_test
 from moe_lab.results.statistics import (
     Aggregate,
     interval_of_difference,

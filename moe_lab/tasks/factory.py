@@ -4,11 +4,12 @@ Documents come from `<data_dir>/<folder>/<split>.jsonl` where there is such a fo
 set (`local_data.py`).
 """
 
-import os
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import lm_eval
 from datasets import Dataset, load_dataset
 from huggingface_hub.errors import LocalEntryNotFoundError
 from lm_eval.api.group import Group
-from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 from lm_eval.tasks._index import Entry, Kind
 from lm_eval.tasks._yaml_loader import load_yaml
@@ -24,23 +24,23 @@ from lm_eval.tasks.manager import TaskDict
 from lm_eval.utils import create_iterator
 
 from moe_lab.config.schema import Config
-from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line
 from moe_lab.models.hub import commit_of, explain
-from moe_lab.results.code import code_digest, module_digest, version_of
 from moe_lab.results.identity import UNNAMED
-from moe_lab.tasks.documents import SPLIT, HeldOutDataset, Holdout
+from moe_lab.tasks.holdout import SPLIT, HeldOutDataset, Holdout
 from moe_lab.tasks.hub_data import hub_id
 from moe_lab.tasks.judges import JUDGES, judge_class, score
 from moe_lab.tasks.letters import in_letters
-from moe_lab.tasks.lm_eval_tasks import (
+from moe_lab.tasks.lm_eval_versions.configurations import (
     as_installed,
     choices_as_prompts,
+    keep_given_form,
+    without_group,
+)
+from moe_lab.tasks.lm_eval_versions.documents import (
     error_of_template,
     evaluated_documents,
-    keep_given_form,
     read_first_document,
-    without_group,
 )
 from moe_lab.tasks.local_data import (
     LocalFiles,
@@ -52,16 +52,16 @@ from moe_lab.tasks.local_data import (
 from moe_lab.tasks.prompt_errors import build_all_requests
 from moe_lab.tasks.sandbox.replies import in_chat
 from moe_lab.tasks.self_consistency import voted
-from moe_lab.tasks.yaml_checks import YamlChecks, check_readable
-
-OWN_TASKS = Path(__file__).resolve().parent
+from moe_lab.tasks.task_index import OWN_TASKS, find_tasks
+from moe_lab.tasks.task_sources import functions_of_yaml, source_of
+from moe_lab.tasks.yaml_checks import YamlChecks
 
 
 def build_tasks(
     names: list[str], config: Config, holdout: Holdout | None, splits: tuple[str, ...]
 ) -> TaskDict:
     """Load tasks, groups or tags by name, as `load_tasks` describes. Raises TaskError."""
-    manager, specs = _find(names, config.task.include_path)
+    manager, specs = find_tasks(names, config.task.include_path)
     factory = manager._factory = _Factory(config, holdout, splits)
     try:
         tasks = manager.load(specs)
@@ -74,29 +74,45 @@ def build_tasks(
         # jinja2, datasets and the tasks' own code raise many kinds of errors
         raise TaskError(factory.reason(error)) from error
     for task in tasks["tasks"].values():
-        name = task.task_name
-        if name in factory.checks:
-            factory.checks[name].check_filters(task)
-        if name not in factory.facts:  # defined inside a group
-            factory.facts[name] = _source(vars(task.config), None), {}
-        task.data_source, task.code = factory.facts[name]  # type: ignore[attr-defined]
-        task.doc_iterator = partial(_chosen_documents, task)  # type: ignore[method-assign]
-        task.build_all_requests = partial(build_all_requests, task)  # type: ignore[method-assign]
+        _finish_task(task, factory)
     for group in tasks.get("groups", {}).values():
-        file = factory.group_files.get(group.name)  # none: a group inside of another one
-        group.code = _code(file, config.task.include_path) if file else {}  # type: ignore[attr-defined]
-        if file:
-            checks = _yaml_checks(group.name, file)
-            reported = {metric for task in group.get_all_tasks() for metric in task.aggregation()}
-            metrics = [score.metric for score in group.aggregate_metric_list or []]
-            if checks.strict:
-                checks.check_group_metrics(metrics, reported)
+        _finish_group(group, factory, config.task.include_path)
     return tasks
+
+
+def _finish_task(task: Any, factory: _Factory) -> None:
+    """Check a loaded task, and give it what a run asks of it: the source of its documents, its code, its requests."""
+    name = task.task_name
+    if name in factory.checks:
+        factory.checks[name].check_filters(task)
+    if name in factory.facts:
+        task.data_source, task.code = factory.facts[name]
+    else:  # defined inside a group
+        task.data_source, task.code = source_of(vars(task.config), None), {}
+    task.doc_iterator = partial(_chosen_documents, task)
+    task.build_all_requests = partial(build_all_requests, task)
+
+
+def _finish_group(group: Any, factory: _Factory, include_path: str | None) -> None:
+    """Check a loaded group, and give it the code that its YAML names."""
+    group.code = {}
+    file = factory.group_files.get(group.name)
+    if file is None:  # a group inside of another one
+        return
+    group.code = functions_of_yaml(file, include_path)
+    checks = _yaml_checks(group.name, file)
+    if checks.strict:
+        reported: set[str] = set()
+        for task in group.get_all_tasks():
+            reported.update(task.aggregation())
+        metrics = [score.metric for score in group.aggregate_metric_list or []]
+        checks.check_group_metrics(metrics, reported)
 
 
 def _yaml_checks(name: str, file: Path) -> YamlChecks:
     packaged = {OWN_TASKS, Path(lm_eval.__file__).parent}
-    return YamlChecks(name, file, strict=not packaged & {*file.resolve().parents})
+    is_packaged = not packaged.isdisjoint(file.resolve().parents)
+    return YamlChecks(name, file, strict=not is_packaged)
 
 
 def _chosen_documents(
@@ -117,59 +133,6 @@ def _chosen_documents(
     return create_iterator(enumerate(chosen), **options | {"limit": None})
 
 
-def _find(names: list[str], include_path: str | None) -> tuple[TaskManager, list[str]]:
-    """A task manager, and the tasks to load by name or YAML file.
-
-    lm-eval's whole index takes seconds to read. Only groups, tags and tasks with an unusual YAML need it.
-    """
-    if include_path is not None and not os.path.isdir(include_path):
-        raise TaskError(
-            f"task.include_path={include_path} is no folder. Name the folder of the task YAMLs."
-        )
-    for file in (Path(name) for name in names if name.endswith(".yaml")):
-        raise TaskError(
-            f"task.name={file} is a file. Give its folder, and the name that is in it after `task:`:\n"
-            f"task.include_path={file.parent} task.name={file.stem}"
-        )
-    manager = TaskManager(include_path=include_path, include_defaults=False)
-    files = _task_files() | {name: name for name in manager.all_subtasks}
-    own_groups = {*manager.all_groups, *manager.all_tags}
-    if all(name in files and name not in own_groups for name in names):
-        if include_path is not None and not all(name in manager.all_subtasks for name in names):
-            # lm-eval's task may stand for one that cannot be read
-            check_readable(include_path, names, files)
-        return manager, [files[name] for name in names]
-    if include_path is not None:
-        check_readable(include_path, names, files.keys() - own_groups)
-    manager = _full_index(include_path)
-    for name in names:
-        if name not in manager.all_tasks:
-            close = did_you_mean(name, manager.all_tasks)
-            raise TaskError(
-                f"task.name={name} is no lm-eval task, group or tag.{close}\nAll names: lm-eval ls tasks."
-            )
-    return manager, names
-
-
-@cache
-def _task_files() -> dict[str, str]:
-    """The YAML file of each task of lm-eval and of this package that has a line `task: <name>` of its own."""
-    line = re.compile(
-        rb"""^["']?task["']?:[ ]*["']?([^"'#\s\[]+)["']?[ ]*(?:#.*)?\r?$""", re.MULTILINE
-    )
-    found: dict[str, str] = {}
-    for root in (OWN_TASKS, Path(lm_eval.__file__).parent / "tasks"):
-        for file in sorted(root.rglob("*.yaml")):  # of several files lm-eval, too, takes the first
-            for name in line.findall(file.read_bytes()):
-                found.setdefault(name.decode(errors="replace"), str(file))
-    return found
-
-
-@lru_cache(maxsize=2)
-def _full_index(include_path: str | None) -> TaskManager:
-    return TaskManager(include_path=[str(OWN_TASKS), *([include_path] if include_path else [])])
-
-
 class _Factory(TaskFactory):
     """lm-eval's factory with one step more.
 
@@ -179,7 +142,9 @@ class _Factory(TaskFactory):
 
     def __init__(self, config: Config, holdout: Holdout | None, splits: tuple[str, ...]):
         super().__init__()
-        self._run, self._holdout, self._splits = config, holdout, splits
+        self._run = config
+        self._holdout = holdout
+        self._splits = splits
         self._read = cache(read_json_lines)  # the tasks of a group may share a file: MMLU has 57
         self._config: dict[str, Any] = {}
         """The configuration of the task that is loaded now, for errors."""
@@ -194,10 +159,11 @@ class _Factory(TaskFactory):
         self, entry: Entry, overrides: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         self._config = {"task": entry.name}
-        assert entry.yaml_path is not None, "each task is found by its file"
-        checks = _yaml_checks(entry.name, entry.yaml_path)
-        unsafe = load_yaml(entry.yaml_path, resolve_func=False).get("unsafe_code")
-        if unsafe and OWN_TASKS not in entry.yaml_path.parents:  # before its functions are imported
+        file = entry.yaml_path
+        assert file is not None, "each task is found by its file"
+        checks = _yaml_checks(entry.name, file)
+        unsafe = load_yaml(file, resolve_func=False).get("unsafe_code")
+        if unsafe and OWN_TASKS not in file.parents:  # before its functions are imported
             raise TaskError(
                 f"Task {entry.name} executes code that the model wrote, outside of moe_lab's sandbox: not supported.\n"
                 "The tasks that are: humaneval, humaneval_plus."
@@ -208,18 +174,22 @@ class _Factory(TaskFactory):
             checks.check_functions()
             raise
         if entry.kind is Kind.GROUP:
-            self.group_files[entry.name] = entry.yaml_path
+            self.group_files[entry.name] = file
             return config
-        if "class" not in config:  # a class reads keys of its own
+
+        name = config["task"]
+        has_class = "class" in config  # which reads keys of its own
+        if not has_class:
             checks.check_settings(config)
-        self.checks[config["task"]] = checks
-        self._config = config = self._in_form(config)
+        self.checks[name] = checks
+        config = self._in_form(config)
+        self._config = config
         folder = self._folder(config)
         config = self._with_documents(config, folder)
-        code = _code(entry.yaml_path, self._run.task.include_path)
-        if "class" in config:  # the class decides what it reads of its configuration
-            code["given"] = {key: config[key] for key in config if key not in UNNAMED}
-        self.facts[config["task"]] = _source(config, folder), code
+        code = functions_of_yaml(file, self._run.task.include_path)
+        if has_class:
+            code["given"] = {key: value for key, value in config.items() if key not in UNNAMED}
+        self.facts[name] = source_of(config, folder), code
         return as_installed(config)
 
     def _build_task(self, entry: Entry, overrides: dict[str, Any] | None) -> Any:
@@ -240,7 +210,8 @@ class _Factory(TaskFactory):
     def _in_form(self, config: dict[str, Any]) -> dict[str, Any]:
         """The configuration with the run's form of prompts and answers."""
         settings = self._run.task
-        if (split := settings.fewshot_split) is not None:
+        split = settings.fewshot_split
+        if split is not None:
             fewshot = {**(config.get("fewshot_config") or {}), "split": split, "samples": None}
             config |= {"fewshot_split": split, "fewshot_config": fewshot}
         if settings.answer == "letters":
@@ -250,10 +221,9 @@ class _Factory(TaskFactory):
         if settings.self_consistency is not None and not (self._holdout or self._splits):
             config = voted(config, settings.self_consistency)
         if config.get("process_results") is score:
-            metrics = [metric for name in JUDGES for metric in judge_class(name).metrics]
-            shared = {"aggregation": "mean", "higher_is_better": False}
-            config["metric_list"] = [{"metric": metric, **shared} for metric in metrics]
-        if callable(process := config.get("process_docs")):
+            config["metric_list"] = _metrics_of_judges()
+        process = config.get("process_docs")
+        if callable(process):
             process_once = cache(process)  # called twice, and some tasks shuffle their choices
             config["process_docs"] = process_once
             examples = config.get("fewshot_config") or {}
@@ -270,56 +240,58 @@ class _Factory(TaskFactory):
 
     def _with_documents(self, config: dict[str, Any], folder: Path | None) -> dict[str, Any]:
         """The configuration with the run's documents."""
+        if self._splits:
+            config["test_split"] = self._first_split(config, folder)
+        source_split = config.get("test_split") or config.get("validation_split")
+        if self._holdout is not None:
+            source_split = _not_evaluated(config, folder) or source_split
 
-        def exists(split: str | None) -> bool:
-            # a hub data set is assumed to have all splits of the task
-            return bool(split) and (folder is None or (folder / f"{split}.jsonl").exists())
-
-        if self._splits:  # names of splits, or keys that name one (`training_split`)
-            named = (config.get(one) if one.endswith("_split") else one for one in self._splits)
-            if (found := next(filter(exists, named), None)) is None:
-                kinds = " or ".join(one.removesuffix("_split") for one in self._splits)
-                raise TaskError(
-                    f"Task {config['task']} has no {kinds} split in {folder or 'its data set'}."
-                )
-            config["test_split"] = found
-        evaluated = config.get("test_split") or config.get("validation_split")
-        if self._holdout is not None:  # of a split that is not evaluated, if there is one
-            others = (config.get("validation_split"), config.get("training_split"))
-            evaluated = next((one for one in others if one != evaluated and exists(one)), evaluated)
-        options, path = config.get("dataset_kwargs") or {}, hub_id(config)
-        given = {key: value for key, value in options.items() if key != "trust_remote_code"}
+        name = config.get("dataset_name")
+        options = config.get("dataset_kwargs") or {}
+        load_options = {key: value for key, value in options.items() if key != "trust_remote_code"}
+        path = hub_id(config)
         if folder is not None:
-            column, shots = self._run.task.data_filter, self._run.num_fewshot
+            column = self._run.task.data_filter
+            shots = self._run.num_fewshot
             local = LocalSplits(
                 folder=folder,
                 read=self._read,
-                evaluated=evaluated,
+                evaluated=source_split,
                 shots=config.get("num_fewshot") if shots is None else shots,
-                only=(column, config.get("dataset_name")) if column else None,
+                only=(column, name) if column else None,
             )
             config["custom_dataset"] = lambda **_: local
         elif path is not None and is_local(path):
             if config.get("custom_dataset") is None and has_only_local_files(options):
-                config["custom_dataset"] = LocalFiles(path, config.get("dataset_name"), given)
+                config["custom_dataset"] = LocalFiles(path, name, load_options)
         elif path is not None:  # before the retries of `datasets`
             with suppress(LocalEntryNotFoundError):  # offline, `datasets` has a cache of its own
                 commit_of(path, "dataset", options.get("revision"))
         if self._holdout is None:
             return config
-        load = config.get("custom_dataset") or (
-            lambda **_: load_dataset(config["dataset_path"], config.get("dataset_name"), **given)
-        )
+
+        load = config.get("custom_dataset")
+        if load is None:
+            load = partial(_load_hub_dataset, config["dataset_path"], name, load_options)
         held_out = HeldOutDataset(
-            task=config["task"], source=str(evaluated), holdout=self._holdout, load=load
+            task=config["task"], source=str(source_split), holdout=self._holdout, load=load
         )
-        if not any(
-            config.get(key) for key in ("fewshot_split", "training_split", "validation_split")
-        ):
-            config["fewshot_split"] = (
-                evaluated  # lm-eval would draw from the evaluated documents themselves
-            )
+        example_splits = ("fewshot_split", "training_split", "validation_split")
+        if not any(config.get(key) for key in example_splits):
+            # lm-eval would draw from the evaluated documents themselves
+            config["fewshot_split"] = source_split
         return config | {"custom_dataset": held_out, "test_split": SPLIT}
+
+    def _first_split(self, config: dict[str, Any], folder: Path | None) -> str:
+        """The first existing split of `self._splits`: names of splits, or keys that name one (`training_split`)."""
+        for split in self._splits:
+            name = config.get(split) if split.endswith("_split") else split
+            if name and _has_split(folder, name):
+                return name
+        kinds = " or ".join(split.removesuffix("_split") for split in self._splits)
+        raise TaskError(
+            f"Task {config['task']} has no {kinds} split in {folder or 'its data set'}."
+        )
 
     def _place(self, error: Exception) -> str | None:
         """The file and, if it is known, the line that an error of a task of the user's own comes from."""
@@ -327,63 +299,53 @@ class _Factory(TaskFactory):
         if checks is None or not checks.strict:
             return None
         variable = re.search(r"^'(\w+)' is undefined", str(error))
-        return (variable and checks.undefined(variable[1])) or checks.place()
+        if variable is not None:
+            return checks.undefined(variable[1]) or checks.place()
+        return checks.place()
 
     def reason(self, error: Exception) -> str:
         """The message for an error of lm-eval, `datasets` or the hub while a task is loaded."""
         error = error_of_template(error)
-        config, path = self._config, hub_id(self._config)
-        name, source = config["task"], _source(config, self._folder(config))
+        config = self._config
+        name = config["task"]
+        path = hub_id(config)
+        source = source_of(config, self._folder(config))
         if path is None or not source.startswith("data set"):
             what = f"{type(error).__name__}: {first_line(error)}"
             reason = f"Task {name} cannot be loaded: {what}.\nIts documents: {source}."
             place = self._place(error)
             return f"{reason} Its YAML: {place}." if place else reason
+
         root = f"{self._run.data_dir}/" if self._run.data_dir else "data_dir=<folder> with "
-        columns = ", ".join((config.get("dataset_kwargs") or {}).get("columns", ()))
         file = f"{root}{self._run.task.data_folder or name}/<split>.jsonl"
-        said = explain(error, path, "data set")
-        return f"Task {name}: {said}\nOr give {file}{columns and f' with the columns {columns}'}."
+        columns = (config.get("dataset_kwargs") or {}).get("columns", ())
+        if columns:
+            file = f"{file} with the columns {', '.join(columns)}"
+        return f"Task {name}: {explain(error, path, 'data set')}\nOr give {file}."
 
 
-def _source(config: dict[str, Any], folder: Path | None) -> str:
-    """Where a task's documents are from, in words."""
-    path = hub_id(config)
-    if folder is not None:
-        return f"files in {folder}"
-    if path is None:
-        return "generated"
-    return "files that its YAML names" if is_local(path) else f"data set {path} of the hub"
+def _has_split(folder: Path | None, split: str) -> bool:
+    """Whether the local files have a split. A hub data set is assumed to have all splits of the task."""
+    return folder is None or (folder / f"{split}.jsonl").exists()
 
 
-def _code(file: str | Path, include_path: str | None) -> dict[str, Any]:
-    """The functions that a YAML names, by key: name and digest of the module, or `versioned` name and number.
-
-    A decorated function or one that another function returned has the module of that one, and the name, too.
-    """
-    functions, names = load_yaml(file), load_yaml(file, resolve_func=False)
-    code = {}
-    for key in names.keys() - UNNAMED:
-        for place, named, function in _functions(functions[key], names[key], key):
-            version = version_of(function)
-            if version is not None:
-                code[place] = list(version)
-                continue
-            # lm-eval's order: a file next to the YAML, then a module
-            module, _, name = Path(named).name.rpartition(".")
-            source = Path(named).parent / f"{module.replace('.', '/')}.py"
-            folder = Path(include_path) if include_path else None
-            code[place] = [
-                name,
-                code_digest(source, folder) if source.is_file() else module_digest(module),
-            ]
-    return code
+def _not_evaluated(config: dict[str, Any], folder: Path | None) -> str | None:
+    """The validation or training split, where it exists and is not the one that is evaluated."""
+    evaluated = config.get("test_split") or config.get("validation_split")
+    for split in (config.get("validation_split"), config.get("training_split")):
+        if split and split != evaluated and _has_split(folder, split):
+            return split
+    return None
 
 
-def _functions(value: Any, named: Any, key: str) -> Iterator[tuple[str, str, Any]]:
-    """(key, `<folder>/module.function`, function) of a YAML, from it with functions and with their names."""
-    if isinstance(named, dict | list):
-        for each in named if isinstance(named, dict) else range(len(named)):
-            yield from _functions(value[each], named[each], f"{key}.{each}")
-    elif isinstance(named, str) and not (isinstance(value, str) and value == named):
-        yield key, named, value
+def _load_hub_dataset(path: str, name: str | None, options: dict[str, Any], **_: Any) -> Any:
+    return load_dataset(path, name, **options)
+
+
+def _metrics_of_judges() -> list[dict[str, Any]]:
+    """lm-eval's entries of the metrics of all judges: means, of which lower ones are better."""
+    entries = []
+    for name in JUDGES:
+        for metric in judge_class(name).metrics:
+            entries.append({"metric": metric, "aggregation": "mean", "higher_is_better": False})
+    return entries

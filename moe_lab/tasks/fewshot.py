@@ -11,7 +11,7 @@ from typing import Any
 from lm_eval.api.samplers import ContextSampler, FirstNSampler
 
 from moe_lab.errors import TaskError
-from moe_lab.tasks.documents import content_bytes
+from moe_lab.tasks.document_hashes import content_bytes
 
 OTHER_EXAMPLES = "Use num_fewshot=0, or examples of another split: task.fewshot_split=<split>."
 

@@ -23,7 +23,7 @@ from typing import Any
 from moe_lab.errors import TaskError
 from moe_lab.models.lm_eval_internals import rendered_template
 from moe_lab.results.code import versioned
-from moe_lab.tasks.documents import all_rows
+from moe_lab.tasks.document_hashes import all_rows
 
 PROMPT = "letters_prompt"
 LETTERS = "letters"

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from moe_lab.errors import ConfigError, MoeLabError, TaskError
 from moe_lab.models.lm_eval_internals import keep_compiled_templates
-from moe_lab.results.code import forget_edited_code
+from moe_lab.results.code_digest import forget_edited_code
 from moe_lab.tasks.judges import is_judged, judge_class, judge_names
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
 
     from moe_lab.config.schema import Config
-    from moe_lab.tasks.documents import Holdout
+    from moe_lab.tasks.holdout import Holdout
 
 
 MAX_NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -36,7 +36,8 @@ def task_cache() -> Iterator[None]:
     global _cache
     if _cache is None:
         forget_edited_code()
-    outer, _cache = _cache, {}
+    outer = _cache
+    _cache = {}
     try:
         yield
     finally:
@@ -75,9 +76,8 @@ def load_tasks(
     Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises TaskError for an
     unknown task, missing or malformed data, and settings that the task cannot have.
     """
-    return once(
-        f"tasks {task_key(config)} {holdout} {splits}", lambda: _build(config, holdout, splits)
-    )
+    key = f"tasks {task_key(config)} {holdout} {splits}"
+    return once(key, lambda: _build(config, holdout, splits))
 
 
 def task_key(config: Config) -> str:
@@ -96,7 +96,7 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
     from datasets import disable_caching, enable_caching, is_caching_enabled
 
     from moe_lab.tasks.factory import build_tasks
-    from moe_lab.tasks.lm_eval_tasks import is_multimodal
+    from moe_lab.tasks.lm_eval_versions.documents import is_multimodal
 
     _prepare_lm_eval()
     seed_as_lm_eval()
@@ -125,17 +125,21 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
 def _apply_settings(task: Any, config: Config) -> None:
     """Apply the run's settings, as `lm_eval.simple_evaluate` does before evaluating. They override the task's."""
     from moe_lab.tasks.fewshot import prepare_examples
-    from moe_lab.tasks.lm_eval_tasks import executes_code, keep_metrics, leave_out_metrics
+    from moe_lab.tasks.lm_eval_versions.documents import executes_code
+    from moe_lab.tasks.lm_eval_versions.metrics import keep_metrics, leave_out_metrics
 
     if config.think_end_token is not None:
         _answer_after(config.think_end_token, config.model.max_gen_toks, task)
     if config.gen_kwargs and task.get_config("output_type") == "generate_until":
-        own = task.get_config("generation_kwargs") or {}
-        task.set_config(key="generation_kwargs", value=generation_settings(own, config.gen_kwargs))
+        task_settings = task.get_config("generation_kwargs") or {}
+        settings = generation_settings(task_settings, config.gen_kwargs)
+        task.set_config(key="generation_kwargs", value=settings)
     judged = is_judged(task)
     if judged and not config.predict_only:
-        kept = {metric for name in judge_names(config) for metric in judge_class(name).metrics}
-        keep_metrics(task, kept)
+        metrics: set[str] = set()
+        for name in judge_names(config):
+            metrics.update(judge_class(name).metrics)
+        keep_metrics(task, metrics)
     if config.predict_only:
         # the filter of such a task executes programs or calls judges
         leave_out_metrics(task, keep_filters=not (executes_code(task) or judged))
@@ -161,41 +165,49 @@ def _answer_after(think_end: str, least: int | None, task: Any) -> None:
     if task.get_config("gen_prefix") or task.OUTPUT_TYPE == "loglikelihood_rolling":
         return
     if task.OUTPUT_TYPE == "generate_until":
-        own = task.get_config("generation_kwargs") or {}
-        allowed = next((own[key] for key in MAX_NEW_TOKENS if own.get(key) is not None), NEW_TOKENS)
-        new = {"max_gen_toks": max(least or 0, allowed), THINK_END: think_end}
-        task.set_config(key="generation_kwargs", value=generation_settings(own, new))
+        settings = task.get_config("generation_kwargs") or {}
+        new_tokens = NEW_TOKENS
+        for key in MAX_NEW_TOKENS:
+            if settings.get(key) is not None:
+                new_tokens = settings[key]
+                break
+        reasoning = {"max_gen_toks": max(least or 0, new_tokens), THINK_END: think_end}
+        task.set_config(key="generation_kwargs", value=generation_settings(settings, reasoning))
         return
     construct = task.construct_requests
 
     @wraps(construct)
     def after_reasoning(doc: Any, ctx: Any, **options: Any) -> Any:
-        several = isinstance(ctx, list)  # WinoGrande has a prompt for each choice
-        return construct(
-            doc, [each + think_end for each in ctx] if several else ctx + think_end, **options
-        )
+        if isinstance(ctx, list):  # WinoGrande has a prompt for each choice
+            prompts = [prompt + think_end for prompt in ctx]
+            return construct(doc, prompts, **options)
+        return construct(doc, ctx + think_end, **options)
 
     task.construct_requests = after_reasoning
     task.set_config(key=THINK_END, value=think_end)  # a part of the run's identity
 
 
-def generation_settings(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def generation_settings(settings: dict[str, Any], gen_kwargs: dict[str, Any]) -> dict[str, Any]:
     """A task's generation settings, overridden by those of `gen_kwargs`.
 
-    lm-eval has several names for the number of new tokens: a given number replaces the task's number under any of them.
-    Without do_sample, a given sampling setting turns sampling on, and temperature=0 turns it off.
+    lm-eval has several names for the number of new tokens: one of them in `gen_kwargs` replaces the task's number under
+    any of them. Without do_sample, a sampling setting in `gen_kwargs` turns sampling on, and temperature=0 turns it
+    off.
     """
-    replaced = MAX_NEW_TOKENS if any(key in given for key in MAX_NEW_TOKENS) else ()
-    settings = {key: value for key, value in own.items() if key not in replaced} | given
-    if "do_sample" not in given and any(key in given for key in SAMPLING):
-        settings["do_sample"] = given.get("temperature") != 0
-    if settings.get("do_sample") and settings.get("temperature") == 0:
-        if "temperature" in given:
+    merged = dict(settings)
+    if any(key in gen_kwargs for key in MAX_NEW_TOKENS):
+        for key in MAX_NEW_TOKENS:
+            merged.pop(key, None)
+    merged |= gen_kwargs
+    if "do_sample" not in gen_kwargs and any(key in gen_kwargs for key in SAMPLING):
+        merged["do_sample"] = gen_kwargs.get("temperature") != 0
+    if merged.get("do_sample") and merged.get("temperature") == 0:
+        if "temperature" in gen_kwargs:
             raise ConfigError(
                 "gen_kwargs: temperature=0 is greedy decoding: leave do_sample=true out."
             )
-        del settings["temperature"]  # the task's own, for greedy decoding
-    return settings
+        del merged["temperature"]  # the task's own, for greedy decoding
+    return merged
 
 
 def seed_as_lm_eval() -> None:

@@ -9,7 +9,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from moe_lab.errors import ResultsError
-from moe_lab.tasks.metric_boundaries import MetricFailure, Numbers, ScorerBoundary, TaskBoundary
+from moe_lab.tasks.metric_boundaries.boundary import MetricFailure, Numbers
+from moe_lab.tasks.metric_boundaries.scorer_boundary import ScorerBoundary
+from moe_lab.tasks.metric_boundaries.task_boundary import TaskBoundary
 
 
 def failure_message(failures: Sequence[MetricFailure]) -> str:

@@ -9,7 +9,7 @@ import numpy
 from lm_eval.utils import create_iterator
 
 from moe_lab.errors import MoeLabError, TaskError, first_line
-from moe_lab.tasks.lm_eval_tasks import error_of_template, evaluated_documents
+from moe_lab.tasks.lm_eval_versions.documents import error_of_template, evaluated_documents
 
 
 def build_all_requests(task: Any, *, samples: Any = None, **options: Any) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 from moe_lab.errors import TaskError
 from moe_lab.results.code import versioned
 
-# Tasks without a known hub data set
-
 
 def local_only(
     *, task: str, source: str, documents: int, row: str, folder: str | None = None, **_: Any
@@ -21,9 +19,8 @@ def local_only(
     )
 
 
-# references/: multiple-choice questions of BIG-bench
-
 _ASKS = re.compile(r"\s*\b(Answer|A):\s*$")
+"""The end of a prompt of BIG-bench, which asks for the answer."""
 _LISTED = re.compile(r"\n+((?:[A-Z]\. [^\n]*\n?)+)$")
 """Options, one a line, at the end of a prompt."""
 
@@ -33,9 +30,11 @@ def plain_questions(split: Any) -> Any:
     """An lm-eval `process_docs`: {"question", "options", "gold"} of the rows that have one right choice."""
     from datasets import Dataset
 
-    rows = [
-        plain_question(row) for row in split if sum(map(bool, row["multiple_choice_scores"])) == 1
-    ]
+    rows = []
+    for row in split:
+        right_choices = [score for score in row["multiple_choice_scores"] if score]
+        if len(right_choices) == 1:
+            rows.append(plain_question(row))
     return Dataset.from_list(rows) if rows else split.select([])
 
 
@@ -46,11 +45,13 @@ def plain_question(row: dict[str, Any]) -> dict[str, Any]:
     >>> plain_question(row | {"multiple_choice_scores": [0, 1]})
     {'question': 'Q: Which is wet?', 'options': ['Fire', 'Rain'], 'gold': 1}
     """
-    question, options = _ASKS.sub("", row["inputs"]), list(row["multiple_choice_targets"])
+    question = _ASKS.sub("", row["inputs"])
+    options = list(row["multiple_choice_targets"])
     listed = _LISTED.search(question)
     if listed:
         texts = [line[len("A. ") :].strip() for line in listed[1].strip().split("\n")]
         if len(texts) == len(options):
-            question, options = question[: listed.start()], texts
+            question = question[: listed.start()]
+            options = texts
     scores = [bool(score) for score in row["multiple_choice_scores"]]
     return {"question": question.strip(), "options": options, "gold": scores.index(True)}

@@ -22,15 +22,15 @@ from lm_eval.tasks._yaml_loader import _import_func_in_yml, load_yaml
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import TaskError, first_line
 from moe_lab.models.lm_eval_internals import aggregation_of_metric, compiled_template
-from moe_lab.tasks.lm_eval_tasks import (
+from moe_lab.tasks.lm_eval_versions.metrics import (
     computed_metrics,
     loads_metrics_of_evaluate,
     metric_keys,
     output_filters,
 )
 
-KEYS = frozenset(each.name for each in fields(TaskConfig)) | {"tag", "group", "task_list"}
-FEWSHOT_KEYS = frozenset(each.name for each in fields(FewshotConfig))
+KEYS = frozenset(field.name for field in fields(TaskConfig)) | {"tag", "group", "task_list"}
+FEWSHOT_KEYS = frozenset(field.name for field in fields(FewshotConfig))
 METRIC_KEYS = metric_keys()
 EXACT_MATCH_KEYS = METRIC_KEYS | {
     "regexes_to_ignore",
@@ -55,9 +55,8 @@ def check_readable(include_path: str, names: Iterable[str], tasks: Iterable[str]
         except Exception as error:
             text = file.read_text(encoding="utf-8", errors="replace")
             for name in names:
-                if name not in tasks or re.search(
-                    rf"^\s*task:\s*['\"]?{re.escape(name)}\b", text, re.MULTILINE
-                ):
+                line = rf"^\s*task:\s*['\"]?{re.escape(name)}\b"
+                if name not in tasks or re.search(line, text, re.MULTILINE):
                     raise TaskError(
                         f"task.name={name}: a YAML cannot be read.\n{_problem(file, error)}"
                     ) from error
@@ -83,7 +82,10 @@ class YamlChecks:
     """
 
     def __init__(self, name: str, file: Path, strict: bool, root: tuple[str | int, ...] = ()):
-        self.name, self.file, self.strict, self._root = name, file, strict, root
+        self.name = name
+        self.file = file
+        self.strict = strict
+        self._root = root
 
     def error(self, message: str, *keys: str | int) -> TaskError:
         """The error for the value of a key, or of a key inside of it."""
@@ -121,8 +123,10 @@ class YamlChecks:
         Returns the checks of the tasks that the group defines, by lm-eval's name of them.
         """
         members = config.get("task") or []
+        if isinstance(members, str):
+            members = [members]
         defined = {}
-        for number, member in enumerate([members] if isinstance(members, str) else members):
+        for number, member in enumerate(members):
             name = member.get("task") if isinstance(member, dict) else member
             if not isinstance(name, str) or name in known:
                 continue
@@ -133,12 +137,15 @@ class YamlChecks:
             checks.check_settings(member)
             defined[full_name] = checks
         scores = config.get("aggregate_metric_list") or []
-        for number, score in enumerate([scores] if isinstance(scores, dict) else scores):
+        if isinstance(scores, dict):
+            scores = [scores]
+        for number, score in enumerate(scores):
             aggregation = score.get("aggregation", "mean") if isinstance(score, dict) else None
             if aggregation != "mean" and not callable(aggregation):
                 raise self.error(
                     f"{score!r}: a group takes the mean of its tasks, or a function. Write {{metric: acc}}",
-                    *("aggregate_metric_list", number),
+                    "aggregate_metric_list",
+                    number,
                 )
         return defined
 
@@ -222,17 +229,18 @@ class YamlChecks:
                 self._check_spelling(settings, place)
 
     def _check_aggregation(self, settings: dict[str, Any], place: tuple[str | int, ...]) -> None:
-        metric, aggregation = settings["metric"], settings.get("aggregation")
-        known = sorted(aggregation_registry)
+        metric = settings["metric"]
+        aggregation = settings.get("aggregation")
         if "aggregation" not in settings and aggregation_of_metric(_named(metric)) is None:
             raise self.error(
                 f"metric {_named(metric)} needs an aggregation, for example mean.", *place
             )
         if isinstance(aggregation, str) and aggregation not in aggregation_registry:
-            close = did_you_mean(aggregation, known)
+            names = sorted(aggregation_registry)
+            close = did_you_mean(aggregation, names)
             raise self.error(
                 f"aggregation={aggregation} of metric {_named(metric)} is unknown.{close}\n"
-                f"Aggregations: {', '.join(known)}, or !function <module>.<function>.",
+                f"Aggregations: {', '.join(names)}, or !function <module>.<function>.",
                 *place,
                 "aggregation",
             )
@@ -241,7 +249,8 @@ class YamlChecks:
         self, settings: dict[str, Any], kind: str, place: tuple[str | int, ...]
     ) -> None:
         """Raise TaskError for a metric that does not exist, or that lm-eval does not compute for an output type."""
-        metric, computed = settings["metric"], computed_metrics(kind)
+        metric = settings["metric"]
+        computed = computed_metrics(kind)
         of_evaluate = settings.get("hf_evaluate") is True
         registered = isinstance(metric, str) and metric in metric_registry and not of_evaluate
         if isinstance(metric, str) and not registered and not _evaluate_has(metric):
@@ -279,7 +288,7 @@ class YamlChecks:
     def _check_filter_list(self, ensembles: Any) -> None:
         if not isinstance(ensembles, list):
             raise self.error("filter_list: a list of filters is expected.", "filter_list")
-        known = sorted(filter_registry)
+        names = sorted(filter_registry)
         for number, ensemble in enumerate(ensembles):
             place = ("filter_list", number)
             if not isinstance(ensemble, dict) or not {"name", "filter"} <= ensemble.keys():
@@ -295,8 +304,8 @@ class YamlChecks:
                     )
                 if isinstance(function, str) and function not in filter_registry:
                     raise self.error(
-                        f"filter function={function} is unknown.{did_you_mean(function, known)}\n"
-                        f"Filters: {', '.join(known)}.",
+                        f"filter function={function} is unknown.{did_you_mean(function, names)}\n"
+                        f"Filters: {', '.join(names)}.",
                         *step_place,
                         "function",
                     )
@@ -312,7 +321,10 @@ class YamlChecks:
                     raise self.error(
                         f"filter {ensemble.name}: {_named(function)} does not take these arguments: "
                         f"{first_line(error)}.",
-                        *("filter_list", number, "filter", step_number),
+                        "filter_list",
+                        number,
+                        "filter",
+                        step_number,
                     ) from error
 
     def undefined(self, variable: str) -> str | None:
@@ -344,10 +356,11 @@ def _named(function: Any) -> str:
 
 def _with_includes(file: Path) -> list[Path]:
     """The file and those that it includes, the ones whose keys win first. They can be read."""
-    own = load_yaml(file, resolve_func=False, recursive=False)
-    includes = own.get("include", [])
+    includes = load_yaml(file, resolve_func=False, recursive=False).get("include", [])
+    if not isinstance(includes, list):
+        includes = [includes]
     files = [file]
-    for include in reversed(includes if isinstance(includes, list) else [includes]):
+    for include in reversed(includes):
         files += _with_includes((file.parent / include).resolve())
     return files
 
@@ -357,17 +370,19 @@ def _line(file: Path, keys: tuple[str | int, ...]) -> int | None:
     node = yaml.compose(file.read_bytes(), Loader=yaml.SafeLoader)
     line = None
     for key in keys:
-        found = None
+        place = None
         if isinstance(node, yaml.MappingNode):
             for key_node, value_node in node.value:
                 if key_node.value == key:
-                    found = key_node, value_node
+                    place = key_node
+                    value = value_node
         elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
-            found = node.value[key], node.value[key]
-        if found is None:
+            place = node.value[key]
+            value = place
+        if place is None:
             break
-        line = found[0].start_mark.line + 1
-        node = found[1]
+        line = place.start_mark.line + 1
+        node = value
     return line
 
 

@@ -32,7 +32,7 @@ CONFIG = (
 )
 BESIDE = {
     "tasks/loading.py",
-    "results/code.py",
+    "results/code_digest.py",
     "runs/plan.py",
     "runs/planning/disk.py",
     "runs/planning/memory_notes.py",

@@ -15,7 +15,7 @@ from moe_lab.config.progress import Progress, bars_of_libraries_hidden, naming
 from moe_lab.config.terminal import one_line, print_error, shown, without_passwords
 from moe_lab.errors import ConfigError
 from moe_lab.reports.columns import print_table, texts
-from moe_lab.results.logs import WarningsOnce
+from moe_lab.results.run_log import WarningsOnce
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moe_lab.engine import generate as generating
-from moe_lab.engine import pass_size
+from moe_lab.engine import pass_size, prefill
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import token_bytes
@@ -114,25 +114,28 @@ def test_short_prompts_are_not_padded_to_long_ones(olmoe, monkeypatch, new, size
 
 def test_steps_keep_one_beginning_in_memory(olmoe, monkeypatch):
     """The sequences of a batch have theirs in their own caches; memory is planned for those."""
-    read: list[weakref.ref] = []
-    kept = generating.shared_prefix
+    shared_prefix = prefill.shared_prefix
+    step = generating._Batch._step
+    prefixes: list[weakref.ref] = []
+    alive_in_steps: list[int] = []
 
-    def noted(forward, tokens, length):
-        prefix = kept(forward, tokens, length)
-        read.append(weakref.ref(prefix))
+    def noting_prefix(forward, tokens, length):
+        prefix = shared_prefix(forward, tokens, length)
+        prefixes.append(weakref.ref(prefix))
         return prefix
 
-    monkeypatch.setattr(generating, "shared_prefix", noted)
-    alive: list[int] = []
-    step = generating._Batch._step
-    monkeypatch.setattr(
-        generating._Batch,
-        "_step",
-        lambda self: alive.append(sum(each() is not None for each in read)) or step(self),
-    )
-    prompts = [[number] * 20 + [last] for number in range(4) for last in (98, 99)]
+    def counting_step(batch):
+        alive_in_steps.append(sum(prefix() is not None for prefix in prefixes))
+        return step(batch)
+
+    monkeypatch.setattr(prefill, "shared_prefix", noting_prefix)
+    monkeypatch.setattr(generating._Batch, "_step", counting_step)
+    prompts = []
+    for number in range(4):
+        prompts += [[number] * 20 + [98], [number] * 20 + [99]]
     answers_of(olmoe, prompts, Budget(4000), 2)
-    assert (len(read), alive) == (4, [1])
+    assert len(prefixes) == 4
+    assert alive_in_steps == [1]
 
 
 @pytest.mark.parametrize("cache", ["clean", "standard", "none"])
@@ -145,14 +148,14 @@ def test_the_slots_of_a_sequence_are_those_that_its_cache_takes(
     cache=none has no room for tokens to come: its last pass reads all but the last new token."""
     ensemble = Ensemble(n, GumbelTopK([0.0, 0.5, 0.5, 0.5], seed=0), first_noisy=1, cache=cache)
     seen: list[int] = []
-    prefill = generating.Prefill.__call__
+    read = prefill.Prefill.__call__
 
-    def called(self, states):
-        found = prefill(self, states)
-        seen.append(found[0].nbytes)
-        return found
+    def noting_bytes(self, states):
+        prefilled = read(self, states)
+        seen.append(prefilled.cache.nbytes)
+        return prefilled
 
-    monkeypatch.setattr(generating.Prefill, "__call__", called)
+    monkeypatch.setattr(prefill.Prefill, "__call__", noting_bytes)
     answers_of(olmoe, [[7] * prompt], Budget(4000), new, ensemble if n > 1 else Ensemble())
     kept = new - 1 if n > 1 and cache == "none" else new
     planned = EnsembleForward(olmoe, ensemble).slots(prompt, kept) * token_bytes(olmoe)

@@ -131,7 +131,7 @@ def test_texts_that_are_tokenized_together_have_the_same_tokens(olmoe, add_bos_t
         (f"{begin}six", " seven"),
         ("eight", " "),
     ]
-    assert list(lm._encoder.pairs(texts)) == [lm.encode_pair(*text) for text in texts]
+    assert list(lm.encoder.pairs(texts)) == [lm.encode_pair(*text) for text in texts]
     with lm.tokenized(["nine ten"]):
         assert lm.tok_encode("nine ten", add_special_tokens=False)[0] != first[1]
         monkeypatch.setattr(

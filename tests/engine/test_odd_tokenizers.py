@@ -90,9 +90,9 @@ def test_an_added_end_takes_the_place_of_the_first_token_and_an_added_beginning_
     letters = make_tokenizer()("abcd").input_ids
     assert (context, answer) == ((*letters[:2], END), (letters[3], END))
     lm = EngineLM(small_model("olmoe"), adding("<|begin|> $A"), progress=False)
-    assert lm._encoder.windows("ab") == [((BEGIN,), (BEGIN, *letters[:2]))]
+    assert lm.encoder.windows("ab") == [((BEGIN,), (BEGIN, *letters[:2]))]
     lm = EngineLM(small_model("olmoe"), adding("<|begin|> $A"), add_bos_token=False, progress=False)
-    assert lm._encoder.windows("ab") == [((BEGIN,), tuple(letters[:2]))]
+    assert lm.encoder.windows("ab") == [((BEGIN,), tuple(letters[:2]))]
     answers(lm, "loglikelihood_rolling", *TEXTS)
     assert notes(lm) == {}
 

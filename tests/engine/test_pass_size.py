@@ -27,7 +27,7 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.methods import get_method
 from moe_lab.models.memory import weight_bytes
 from moe_lab.routing import GumbelTopK
-from moe_lab.tasks.requests import Workload
+from moe_lab.tasks.workload import Workload
 from tests.support import rounding
 from tests.support.ensembles import text
 from tests.support.models import make_model, make_tokenizer, small_model

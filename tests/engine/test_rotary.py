@@ -25,7 +25,7 @@ from moe_lab.methods.references.embeddings import hidden_states
 from moe_lab.methods.virtual_tokens.training import VirtualTokensLM, refusal, with_adapter
 from moe_lab.metrics.counts import Routes
 from moe_lab.metrics.teacher_forcing import count_rows, right_tokens
-from moe_lab.results.logs import request_key
+from moe_lab.results.response_log import request_key
 from moe_lab.routing import GumbelTopK, find_routers
 from tests.support import roe_reference as reference
 from tests.support import rounding

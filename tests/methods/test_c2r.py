@@ -28,7 +28,7 @@ from moe_lab.models.source import TINY
 from moe_lab.routing import record, routed
 from moe_lab.routing.policies import PartnersOnly, partners_of
 from moe_lab.runs.prepare import prepare
-from moe_lab.tasks.toy.questions import instructions
+from moe_lab.tasks.toy.instructions import instructions
 from tests.support.command import Ended, run_command
 from tests.support.ended import answers, block_of
 from tests.support.models import small_model

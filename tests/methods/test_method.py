@@ -17,8 +17,9 @@ from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method, method, method_names
 from moe_lab.methods.base import Base
 from moe_lab.methods.method import Method, ModelMaker, TrainingMethod
+from moe_lab.methods.tunable_method import TunableMethod
 from moe_lab.models.memory import ModelPool
-from moe_lab.results.code import source_digest
+from moe_lab.results.code_digest import source_digest
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from tests.support.runs import config, small_data
@@ -94,6 +95,22 @@ def test_only_methods_that_train_have_training_hooks():
     }
     assert training == {name for name, kind in kinds.items() if hooks & set(dir(kind))}
     assert training == {"finetune-freeze", "pretrain", "pretrain-tiny"}
+
+
+def test_a_study_can_choose_the_settings_of_these_methods():
+    kinds = {name: get_method(name) for name in option_files("method", [resource_folder("conf")])}
+    tunings = {
+        name: kind.tunings for name, kind in kinds.items() if issubclass(kind, TunableMethod)
+    }
+    assert tunings == {
+        "calibration": ("scale",),
+        "policy": ("grid", "tpe", "random"),
+        "roe": ("tpe", "random", "uniform", "scale"),
+        "scmoe": ("grid",),
+        "steer": ("grid",),
+        "top-k": ("grid",),
+        "top-p": ("grid",),
+    }
 
 
 @pytest.mark.parametrize("name", option_files("method", [resource_folder("conf")]))

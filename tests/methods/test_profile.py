@@ -17,9 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
 from moe_lab.methods.method import StudyStart
-from moe_lab.methods.policy_method import PolicyMethod, Settings
 from moe_lab.methods.profile import Profile, read_profile
 from moe_lab.methods.roe import RoE
+from moe_lab.methods.tunable_method import GridMethod, Settings
 from moe_lab.models.lm_eval_internals import instance_of
 from tests.support.opened_methods import answered, context, loaded, opened
 from tests.support.runs import facts
@@ -150,9 +150,9 @@ def test_other_files_are_refused(tmp_path, text, message):
         roe(temperature=str(tmp_path / "x.yaml")).temperatures(4)
 
 
-class Powered(PolicyMethod):
+class Powered(GridMethod):
     @dataclass(kw_only=True)
-    class Config(PolicyMethod.Config):
+    class Config(GridMethod.Config):
         name: str = "powered"
         power: float = 0.5
         rank: int = 1

@@ -22,7 +22,7 @@ from moe_lab.methods import get_method
 from moe_lab.methods.expert_counts import TopK, TopP
 from moe_lab.methods.policy_method import PolicyMethod
 from moe_lab.methods.repeatable import repeats_itself
-from moe_lab.results import code
+from moe_lab.results import code_digest
 from moe_lab.results.identity import run_id
 from moe_lab.routing import find_routers
 from tests.support import rounding
@@ -206,6 +206,7 @@ def strongest(router: Router, routing: Routing, k: float = 1) -> Routing:
     return routing._replace(weights_TK=weights_TK, index_TK=routing.index_TK.gather(-1, order_TK))
 
 
+def with_own_n(router, routing, n=8, cache='clean'): pass
 def without_default(router, routing, scale): pass
 def writes(router, routing): routing.weights_TK[:, 1:] = 0
 def with_a_list(router, routing, layers=[1]): pass
@@ -225,6 +226,10 @@ def policy(function: str, file: str = "ideas.py", **keys: Any) -> Any:
     keys |= {"name": "policy", "policy": f"{file}:{function}"}
     method: Any = get_method("policy")
     return method(method.config_class(keys)(**keys))
+
+
+def test_a_key_of_the_function_is_no_shape_of_an_ensemble(ideas):
+    assert policy("with_own_n").planned_ensemble().n == 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -281,7 +286,7 @@ def test_the_files_that_it_imports_are_in_the_identity(ideas):
     digests = []
     for content in ("SHARE = 1.0", "SHARE = 0.5", "SHARE = 1.0  # a comment"):
         ideas.with_name("sharing.py").write_text(content, encoding="utf-8")
-        code.forget_edited_code()  # a new command
+        code_digest.forget_edited_code()  # a new command
         digests.append(policy("drop_weakest").identity(FACTS)["imports"])
     assert digests[0] == digests[2] != digests[1]
 
@@ -356,8 +361,6 @@ def test_its_rows_have_the_note_and_no_p(ideas, tmp_path, capsys):
 
 def test_a_plain_function_is_the_policy_of_a_method(tokenizer):
     class Halved(PolicyMethod):
-        tunings = ()
-
         def policy(self, model, config):
             return (
                 lambda router, routing: routing._replace(weights_TK=routing.weights_TK * 0.5)

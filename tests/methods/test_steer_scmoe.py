@@ -28,7 +28,7 @@ from moe_lab.methods.scmoe import SelfContrast
 from moe_lab.methods.steer import Steer, Texts, read_texts
 from moe_lab.routing import find_routers, record
 from moe_lab.runs.config import to_config
-from moe_lab.tasks.toy.questions import replies_to_harm, requests
+from moe_lab.tasks.toy.harm import replies_to_harm, requests
 from tests.support import rounding
 from tests.support.command import run_command
 from tests.support.ended import block_of

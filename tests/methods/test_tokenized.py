@@ -24,8 +24,8 @@ from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Pad, Row, Rows, encode, encode_all
 from moe_lab.models.tokenizer import PLAIN_TEMPLATE, load_tokenizer, with_template
 from moe_lab.tasks.loading import task_cache
-from moe_lab.tasks.toy.questions import instructions
-from moe_lab.tasks.toy.word_problems import differences
+from moe_lab.tasks.toy.differences import differences
+from moe_lab.tasks.toy.instructions import instructions
 from tests.support.models import make_tokenizer
 from tests.support.runs import write_jsonl
 

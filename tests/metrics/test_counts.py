@@ -24,8 +24,8 @@ from moe_lab.metrics.counts import PHASES, Counts, Routes, count
 from moe_lab.metrics.intervals import LEFT_OUT, differences, mean_over_layers, ratio
 from moe_lab.metrics.registry import collaboration, load_balance
 from moe_lab.metrics.stored import read_arrays, without_arrays, write_arrays
-from moe_lab.results.logs import request_key
 from moe_lab.results.measured import Value
+from moe_lab.results.response_log import request_key
 from moe_lab.routing import record
 from tests.support.models import kv_cache_model, small_model
 from tests.support.tiers import by_family, first_fast

@@ -16,7 +16,7 @@ from moe_lab.methods.references.embeddings import embed, embedding_identity
 from moe_lab.models.source import TINY, load_config, model_folder
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.tasks.judges import Exchange
-from moe_lab.tasks.judges.local import RewardModel
+from moe_lab.tasks.judges.reward import RewardModel
 from tests.support.command import run_command
 from tests.support.models import change_json, load_folder
 

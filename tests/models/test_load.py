@@ -38,7 +38,7 @@ from moe_lab.models.memory import (
 from moe_lab.models.source import EMBEDDED, TINY, load_config, model_source
 from moe_lab.models.tokenizer import load_tokenizer
 from moe_lab.models.transformers_internals import SEQUENTIAL, reading_once
-from moe_lab.tasks.toy.corpus import stories
+from moe_lab.tasks.toy.stories import stories
 from moe_lab.tasks.toy.word_problems import word_problems
 from tests.support import rounding
 from tests.support.command import run_command

@@ -17,6 +17,7 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.models.new_text import NewText, depends_on_context, tokens_of
 from tests.support.ensembles import answered
 from tests.support.families import COMMON, ZOO
+from tests.support.fixed_replies import reply_with_tokens
 from tests.support.models import build, make_model
 from tests.support.tokenizers import CODE, FAMILIES, PROSE, SIZE, tokenizer_of
 
@@ -90,19 +91,10 @@ def test_the_tokens_of_a_text_are_those_that_begin_in_it():
 def given(monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
     """Let the reply to every prompt be these tokens, in our engine and in lm-eval's own code."""
 
-    class Given:
-        near_ties = 0
-
-        def __init__(self, *settings: Any):
-            pass
-
-        def __call__(self, scores_AV: Any, states: Any) -> list[int]:
-            return [tokens[len(state.generated)] for state in states]
-
     def generate(self: Any, context: Any, **options: Any) -> Any:
         return cat([context, tensor([tokens] * len(context))], dim=1)
 
-    monkeypatch.setattr("moe_lab.engine.lm.Sampler", Given)
+    reply_with_tokens(monkeypatch, tokens)
     monkeypatch.setattr(HFLM, "_model_generate", generate)
 
 

@@ -29,8 +29,10 @@ from safetensors.torch import save_file
 
 from moe_lab.errors import ConfigError, ResultsError, RunHeldError
 from moe_lab.results import stored_files as stored
+from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import obey_umask, plain, write_atomically, write_json, writing
-from moe_lab.results.folder import ATTEMPT, Artifact, RunFolder, acquire, check_writable, is_locked
+from moe_lab.results.folder import ATTEMPT, RunFolder, check_writable
+from moe_lab.results.locks import acquire, is_locked
 from moe_lab.results.model import RunResult
 from moe_lab.results.reading import stored_results
 from moe_lab.results.stored_files import (

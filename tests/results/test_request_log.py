@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 from moe_lab.errors import ResultsError
-from moe_lab.results.logs import ResponseLog, RunLog, request_key
 from moe_lab.results.model import RunResult
+from moe_lab.results.response_log import ResponseLog, request_key
 from moe_lab.results.rounding import Rounding, bound
+from moe_lab.results.run_log import RunLog
 from moe_lab.results.samples import (
     Sample,
     check_samples,

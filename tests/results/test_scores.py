@@ -14,9 +14,10 @@ import pytest
 from moe_lab.results.family import Family
 from moe_lab.results.marks import marks_of
 from moe_lab.results.means import mean_score, task_mean
+from moe_lab.results.paired import paired
 from moe_lab.results.score import Score
 from moe_lab.results.scores import headline, scores_of
-from moe_lab.results.significance import holm, paired
+from moe_lab.results.significance import holm
 from moe_lab.results.statistics import wilson
 from moe_lab.results.versions import versions
 from tests.support.seed_scores import with_base

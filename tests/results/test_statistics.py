@@ -29,16 +29,10 @@ from moe_lab.models.lm_eval_internals import aggregation_of_metric
 from moe_lab.results import statistics
 from moe_lab.results.atomic import plain
 from moe_lab.results.measured import Paired, Spread
-from moe_lab.results.significance import (
-    SLOW_SWAPS,
-    SWAPS,
-    crossed_mean,
-    holm,
-    log_likelihoods,
-    p_over_seeds,
-    paired,
-    randomization_test,
-)
+from moe_lab.results.over_seeds import crossed_mean, p_over_seeds
+from moe_lab.results.paired import paired
+from moe_lab.results.randomization import SLOW_SWAPS, SWAPS, log_likelihoods, randomization_test
+from moe_lab.results.significance import holm
 from moe_lab.results.statistics import (
     Interval,
     interval_of_difference,

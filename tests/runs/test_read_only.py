@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from moe_lab.results.folder import acquire, is_locked
+from moe_lab.results.locks import acquire, is_locked
 from tests.support.command import run_command
 from tests.support.sources import ROOT
 

@@ -30,7 +30,7 @@ def evaluated(tasks: Any, answer: Callable[[Any], str], **options: Any) -> dict[
     from lm_eval.api.model import LM
     from lm_eval.evaluator import evaluate
 
-    from moe_lab.tasks.lm_eval_tasks import logged_samples
+    from moe_lab.tasks.lm_eval_versions.logged_samples import logged_samples
 
     class Model(LM):
         tokenizer_name = "own"

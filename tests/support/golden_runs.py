@@ -15,8 +15,8 @@ from moe_lab.methods import get_method
 from moe_lab.metrics.intervals import losses
 from moe_lab.metrics.stored import BY_DOCUMENT, FILE, FOLDER, SCHEMA_VERSION
 from moe_lab.results.model import RunResult
+from moe_lab.results.paired import paired
 from moe_lab.results.reading import read_run
-from moe_lab.results.significance import paired
 from moe_lab.results.statistics import score_interval
 from moe_lab.results.versions import versions
 from moe_lab.runs.summaries import summarize

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.families import COMMON, ZOO
+from tests.support.fixed_replies import reply_with_tokens
 from tests.support.hub.published import GPT_OSS_TEMPLATE, GPT_OSS_TOKENS
 from tests.support.models import build, make_tokenizer
 
@@ -53,14 +54,4 @@ def save_harmony(folder: Path) -> Path:
 def answer_with(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Let the model's greedy reply to every prompt be this text."""
     tokens = harmony_tokenizer().encode(text, add_special_tokens=False)
-
-    class Given:
-        near_ties = 0
-
-        def __init__(self, *settings: Any):
-            pass
-
-        def __call__(self, scores_AV: Any, states: Any) -> list[int]:
-            return [tokens[len(state.generated)] for state in states]
-
-    monkeypatch.setattr("moe_lab.engine.lm.Sampler", Given)
+    reply_with_tokens(monkeypatch, tokens)

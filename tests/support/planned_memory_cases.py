@@ -28,7 +28,7 @@ from moe_lab.methods.method import Method
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.models.memory import weight_bytes
 from moe_lab.routing import GumbelTopK, find_routers
-from moe_lab.tasks.requests import Workload
+from moe_lab.tasks.workload import Workload
 from tests.support.accelerator import DEVICE, memory, metered
 from tests.support.models import make_model
 

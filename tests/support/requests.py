@@ -1,7 +1,7 @@
 """Requests of given sizes, for estimates."""
 
 from moe_lab.engine.planned import Asked, Prompt
-from moe_lab.tasks.requests import Workload
+from moe_lab.tasks.workload import Workload
 
 
 def generating(documents: int, prompt: int, new: int, each: int = 1) -> Workload:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moe_lab.models.lm_eval_internals import instance_of
-from moe_lab.tasks.lm_eval_tasks import output_filters
+from moe_lab.tasks.lm_eval_versions.metrics import output_filters
 
 
 def filtered(task: Any, responses: Sequence[Any]) -> dict[str, Any]:

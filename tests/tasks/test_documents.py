@@ -11,7 +11,9 @@ import pytest
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
-from moe_lab.tasks.documents import Holdout, document_hashes, documents_digest, select_documents
+from moe_lab.tasks.document_hashes import document_hashes, documents_digest
+from moe_lab.tasks.documents import select_documents
+from moe_lab.tasks.holdout import Holdout
 from moe_lab.tasks.loading import load_tasks
 from tests.support.documents import HELLASWAG, PROBLEMS
 from tests.support.runs import choices, small_data, sums, worked_sums, write_jsonl

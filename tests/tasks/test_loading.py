@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset
 
 from moe_lab.errors import ConfigError, TaskError
-from moe_lab.tasks import factory
+from moe_lab.tasks import factory, task_index
 from moe_lab.tasks.loading import task_cache
 from tests.support.documents import PROBLEMS
 from tests.support.runs import load_task, small_data, write_jsonl
@@ -26,7 +26,7 @@ def prompts(task: Any) -> list[str]:
 
 
 def test_documented_tasks_do_not_index_lm_eval(data, monkeypatch):
-    monkeypatch.setattr(factory, "_full_index", lambda path: pytest.fail("indexed"))
+    monkeypatch.setattr(task_index, "_full_index", lambda path: pytest.fail("indexed"))
     for name in ("gsm8k", "arc_easy", "addsub"):
         load_task(data, name, num_fewshot=1)
 
@@ -183,8 +183,8 @@ def test_any_lm_eval_task_and_unknown_names(data):
     """Indexes all of lm-eval, once."""
     with pytest.raises(TaskError, match=r"arc_esay is no lm-eval task.*Did you mean 'arc_easy'"):
         load_task(data, "arc_esay")
-    index = factory._full_index(None)._index
-    files = factory._task_files()
+    index = task_index._full_index(None)._index
+    files = task_index._task_files()
     assert len(files) > 12_000 and "mmlu_virology" in files, "a quoted key"
     assert all(str(index[name].yaml_path) == file for name, file in files.items())
 

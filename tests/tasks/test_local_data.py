@@ -17,11 +17,11 @@ from moe_lab.errors import TaskError
 from moe_lab.models.lm_eval_internals import answers_for_lm_eval
 from moe_lab.runs.checks import check_metric
 from moe_lab.runs.config import to_config
-from moe_lab.tasks.documents import documents_digest
-from moe_lab.tasks.factory import OWN_TASKS
+from moe_lab.tasks.document_hashes import documents_digest
 from moe_lab.tasks.hub_data import published
-from moe_lab.tasks.lm_eval_tasks import evaluated_documents
+from moe_lab.tasks.lm_eval_versions.documents import evaluated_documents
 from moe_lab.tasks.loading import load_tasks
+from moe_lab.tasks.task_index import OWN_TASKS
 from tests.support import documents as rows
 from tests.support.runs import choices, load_task, small_data, sums, write_jsonl
 

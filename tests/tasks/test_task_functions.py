@@ -14,10 +14,10 @@ from moe_lab.config.schema import TaskConfig
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.tasks.answer_numbers import answer_number, extract_answers, same_number, score_number
 from moe_lab.tasks.documents import gold_choice
-from moe_lab.tasks.factory import OWN_TASKS
 from moe_lab.tasks.letters import in_letters, lettered
 from moe_lab.tasks.self_consistency import TEMPERATURE, voted
 from moe_lab.tasks.task_functions import plain_question
+from moe_lab.tasks.task_index import OWN_TASKS
 from tests.support.documents import (
     BIGBENCH,
     COPA,

@@ -8,7 +8,7 @@ B = sequences, S = new tokens of each, T = cached slots, M = logit positions.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -22,8 +22,10 @@ T = TypeVar("T")
 
 def token_names(ids: Sequence[int], positions: Sequence[int] | range) -> np.ndarray:
     """int64 [T]: a hash of each token and its position (that of `routing/noise.py`)."""
-    id_T, position_T = (torch.as_tensor(values, dtype=torch.int64) for values in (ids, positions))
-    return absorb(absorb(torch.zeros_like(id_T), id_T), position_T).numpy()
+    id_T = torch.as_tensor(ids, dtype=torch.int64)
+    position_T = torch.as_tensor(positions, dtype=torch.int64)
+    hashed_ids_T = absorb(torch.zeros_like(id_T), id_T)
+    return absorb(hashed_ids_T, position_T).numpy()
 
 
 def prefix_names(ids: Sequence[int]) -> np.ndarray:
@@ -52,7 +54,12 @@ class Group:
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common prefix of two sequences."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    length = 0
+    for token_a, token_b in zip(a, b, strict=False):
+        if token_a != token_b:
+            break
+        length += 1
+    return length
 
 
 def group_by_prefix(
@@ -84,29 +91,40 @@ def _group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
     that.
     """
     order = sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
-    with_previous = [0] + [
-        min(common_length(prompts[a], prompts[b]), len(prompts[a]) - 1, len(prompts[b]) - 1)
-        for a, b in pairwise(order)
-    ]
+    shared_with_previous = [0]
+    for previous, current in pairwise(order):
+        common = common_length(prompts[previous], prompts[current])
+        shorter = min(len(prompts[previous]), len(prompts[current]))
+        shared_with_previous.append(min(common, shorter - 1))
+    shared_with_previous.append(0)
+
     groups: list[Group] = []
-    alone: list[int] = []
+    without_group: list[int] = []
     start = 0
     while start < len(order):
-        stop, shared = start + 1, 0
+        stop = start + 1
+        shared = 0
         while stop < len(order):
             size = stop - start
-            candidate = with_previous[stop] if size == 1 else min(shared, with_previous[stop])
-            following = with_previous[stop + 1] if stop + 1 < len(order) else 0
-            alone_is_better = size == 1 and following > 2 * candidate
-            if candidate < MIN_SHARED or alone_is_better or candidate * size < shared * (size - 1):
+            if size == 1:
+                candidate = shared_with_previous[stop]
+                next_pair_is_better = shared_with_previous[stop + 1] > 2 * candidate
+            else:
+                candidate = min(shared, shared_with_previous[stop])
+                next_pair_is_better = False
+            saves_less = candidate * size < shared * (size - 1)
+            if candidate < MIN_SHARED or next_pair_is_better or saves_less:
                 break
-            stop, shared = stop + 1, candidate
+            shared = candidate
+            stop += 1
         if shared:
             groups.append(Group(order[start:stop], shared))
         else:
-            alone += order[start:stop]
+            without_group += order[start:stop]
         start = stop
-    return [*groups, Group(alone, 0)] if alone else groups
+    if without_group:
+        groups.append(Group(without_group, 0))
+    return groups
 
 
 def in_runs(items: Iterable[T], fits: Callable[[list[T], T], bool]) -> Iterator[list[T]]:
@@ -160,7 +178,9 @@ class Tokens:
             return self.visible_BSK
         B, S = self.ids_BS.shape
         causal = torch.ones(S, prefix + S, dtype=torch.bool, device=self.ids_BS.device)
-        return (causal.tril(prefix) if S > 1 else causal).expand(B, -1, -1)
+        if S > 1:
+            causal = causal.tril(prefix)
+        return causal.expand(B, -1, -1)
 
 
 class TokenTree:
@@ -184,25 +204,31 @@ class TokenTree:
         noise_key: int = 0,
         sample_index: int = 0,
     ):
-        self.noise_key, self.sample_index = noise_key, sample_index
+        self.noise_key = noise_key
+        self.sample_index = sample_index
         self.continuations = continuations
-        self.context, self.cached = context, cached
+        self.context = context
+        self.cached = cached
         self.ids = list(context[cached:])
         self.chain = len(self.ids)
+        """Nodes of the context; those of the continuations follow."""
         self.parents = list(range(-1, self.chain - 1))
         self.paths: list[list[int]] = []
         """Per continuation: the node after which each of its tokens is predicted."""
         children: dict[tuple[int, int], int] = {}
+        logit_nodes: set[int] = set()
         for continuation in continuations:
             path = [self.chain - 1]
             for token in continuation[:-1]:
-                node = children.setdefault((path[-1], token), len(self.ids))
-                if node == len(self.ids):
+                parent = path[-1]
+                if (parent, token) not in children:
+                    children[parent, token] = len(self.ids)
                     self.ids.append(token)
-                    self.parents.append(path[-1])
-                path.append(node)
+                    self.parents.append(parent)
+                path.append(children[parent, token])
             self.paths.append(path)
-        self.logit_nodes = sorted({node for path in self.paths for node in path})
+            logit_nodes.update(path)
+        self.logit_nodes = sorted(logit_nodes)
         self.positions = list(range(cached, cached + self.chain))
         for parent in self.parents[self.chain :]:
             self.positions.append(self.positions[parent] + 1)
@@ -217,9 +243,8 @@ class TokenTree:
 
     @property
     def is_chain(self) -> bool:
-        return all(
-            parent == node - 1 for node, parent in enumerate(self.parents[self.chain :], self.chain)
-        )
+        """Whether no continuation branches off another one."""
+        return self.parents == list(range(-1, len(self) - 1))
 
     @cached_property
     def visible(self) -> np.ndarray:
@@ -259,68 +284,97 @@ def collate(
         start, stop: only these nodes of each tree; earlier ones are the last `start` slots of the cache.
         left: pad on the left, so that all trees end at the same slot, instead of on the right.
     """
-    nodes = [
-        np.arange(start, len(tree) if stop is None else min(stop, len(tree))) for tree in trees
-    ]
-    width = max(len(node) for node in nodes)
-    offsets = [width - len(node) if left else 0 for node in nodes]
-    ids, positions = np.zeros((2, len(trees), width), dtype=np.int64)
-    real = np.zeros((len(trees), width), dtype=bool)
-    positions_M: list[int] = []
+    rows = _rows(trees, start, stop, left)
+    B = len(rows)
+    S = max(row.count for row in rows)
+    ids_BS = np.zeros((B, S), dtype=np.int64)
+    position_BS = np.zeros((B, S), dtype=np.int64)
+    real_BS = np.zeros((B, S), dtype=bool)
+    logit_positions: list[int] = []
     most_logits = 0
-    for b, (tree, node, offset) in enumerate(zip(trees, nodes, offsets, strict=True)):
-        here = slice(offset, offset + len(node))
-        ids[b, here] = tree.ids[start : start + len(node)]
-        real[b, here] = True
-        positions[b, here] = tree.positions[start : start + len(node)]
-        own_logits = [own - start for own in tree.logit_nodes if start <= own < start + len(node)]
-        positions_M += [b * width + offset + own for own in own_logits]
-        most_logits = max(most_logits, len(own_logits))
-    padded_left = left and len({len(node) for node in nodes}) > 1
-    causal = not padded_left and all(tree.is_chain for tree in trees)
+    for b, row in enumerate(rows):
+        ids_BS[b, row.columns] = row.tree.ids[row.nodes]
+        position_BS[b, row.columns] = row.tree.positions[row.nodes]
+        real_BS[b, row.columns] = True
+        columns = row.logit_columns()
+        logit_positions += [b * S + column for column in columns]
+        most_logits = max(most_logits, len(columns))
+
+    padded_left = left and any(row.count < S for row in rows)
+    if not padded_left and all(tree.is_chain for tree in trees):
+        visible_BSK = None
+    else:
+        visible_BSK = torch.from_numpy(_visible(rows, S, prefix, start)).to(device)
     return Tokens(
-        ids_BS=torch.from_numpy(ids).to(device),
-        position_BS=torch.from_numpy(positions).to(device),
-        visible_BSK=None
-        if causal
-        else _visible(trees, nodes, offsets, width, prefix, start).to(device),
-        logit_positions_M=torch.tensor(positions_M, dtype=torch.long, device=device),
+        ids_BS=torch.from_numpy(ids_BS).to(device),
+        position_BS=torch.from_numpy(position_BS).to(device),
+        visible_BSK=visible_BSK,
+        logit_positions_M=torch.tensor(logit_positions, dtype=torch.long, device=device),
         noise_key_B=torch.tensor([tree.noise_key for tree in trees], device=device),
         sample_index_B=torch.tensor([tree.sample_index for tree in trees], device=device),
         most_logits=most_logits,
-        real_BS=torch.from_numpy(real).to(device),
-        names_BS=partial(_names, trees, nodes, offsets, width),
-        count=sum(map(len, nodes)),
+        real_BS=torch.from_numpy(real_BS).to(device),
+        names_BS=partial(_names, rows, S),
+        count=sum(row.count for row in rows),
         lengths=[tree.length for tree in trees],
     )
 
 
-def _names(
-    trees: Sequence[TokenTree], nodes: list[np.ndarray], offsets: list[int], width: int
-) -> np.ndarray:
-    names = np.zeros((len(trees), width), dtype=np.int64)
-    for b, (tree, node, offset) in enumerate(zip(trees, nodes, offsets, strict=True)):
-        names[b, offset : offset + len(node)] = tree.names[node]
-    return names
+@dataclass(frozen=True)
+class _Row:
+    """A tree's nodes in one row of a batch."""
+
+    tree: TokenTree
+    nodes: slice
+    offset: int
+    """The column of the first node."""
+
+    @property
+    def count(self) -> int:
+        return self.nodes.stop - self.nodes.start
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.offset, self.offset + self.count)
+
+    def logit_columns(self) -> list[int]:
+        """The columns whose next-token logits are computed."""
+        columns = []
+        for node in self.tree.logit_nodes:
+            if self.nodes.start <= node < self.nodes.stop:
+                columns.append(node - self.nodes.start + self.offset)
+        return columns
 
 
-def _visible(
-    trees: Sequence[TokenTree],
-    nodes: list[np.ndarray],
-    offsets: list[int],
-    width: int,
-    prefix: int,
-    start: int,
-) -> Tensor:
+def _rows(trees: Sequence[TokenTree], start: int, stop: int | None, left: bool) -> list[_Row]:
+    """The nodes from `start` to `stop` of each tree, padded on the left or on the right."""
+    stops = []
+    for tree in trees:
+        end = len(tree) if stop is None else min(stop, len(tree))
+        stops.append(max(start, end))
+    longest = max(stops)
+    rows = []
+    for tree, end in zip(trees, stops, strict=True):
+        offset = longest - end if left else 0
+        rows.append(_Row(tree, slice(start, end), offset))
+    return rows
+
+
+def _names(rows: Sequence[_Row], S: int) -> np.ndarray:
+    names_BS = np.zeros((len(rows), S), dtype=np.int64)
+    for b, row in enumerate(rows):
+        names_BS[b, row.columns] = row.tree.names[row.nodes]
+    return names_BS
+
+
+def _visible(rows: Sequence[_Row], S: int, prefix: int, start: int) -> np.ndarray:
     """bool [B, S, prefix + S]; the cached slots end with the `start` earlier nodes of each tree."""
-    visible = np.zeros((len(trees), width, prefix + width), dtype=bool)
+    visible_BSK = np.zeros((len(rows), S, prefix + S), dtype=bool)
     shared = prefix - start
-    visible[:, :, :shared] = True
-    for b, (tree, node, offset) in enumerate(zip(trees, nodes, offsets, strict=True)):
-        here = slice(offset, offset + len(node))
-        own = tree.visible[node[0] : node[-1] + 1] if len(node) else tree.visible[:0]
-        visible[b, here, shared:prefix] = own[:, :start]
-        visible[b, here, prefix + offset : prefix + offset + len(node)] = own[
-            :, start : start + len(node)
-        ]
-    return torch.from_numpy(visible)
+    visible_BSK[:, :, :shared] = True
+    for b, row in enumerate(rows):
+        visible_to_nodes = row.tree.visible[row.nodes]
+        new_slots = slice(prefix + row.offset, prefix + row.offset + row.count)
+        visible_BSK[b, row.columns, shared:prefix] = visible_to_nodes[:, :start]
+        visible_BSK[b, row.columns, new_slots] = visible_to_nodes[:, row.nodes]
+    return visible_BSK

@@ -8,7 +8,7 @@ B = sequences of a batch, the finished ones included, K = slots of the cache, n 
 
 import logging
 import warnings
-from functools import cache as kept
+from functools import cache
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from moe_lab.errors import first_line
 
 logger = logging.getLogger("moe_lab")
 RECORDED = 3
-"""The step of a batch that is recorded, which takes as long as some ten steps. Many answers have a token or two."""
+"""The step of a batch that is recorded. Recording takes as long as some ten steps, and many answers are shorter."""
 AHEAD = 512
-"""Slots after the newest token that a recorded step attends to in vain. When they are full, a step is recorded anew."""
+"""Free slots after the newest token of a recorded step, which attention reads and masks. When they are full, a step is
+recorded anew."""
 
 
 class DecodeStep:
@@ -43,17 +44,22 @@ class DecodeStep:
         noise_key_B: Tensor,
         sample_index_B: Tensor,
     ):
-        (B, T), device, R = real_BT.shape, forward.device, 1 + forward.extra_slots
-        K = min(cache.layers[-1].keys.shape[2], T + R + AHEAD)
-        self.forward, self.cache = forward, cache
-        self.noise_key_B, self.sample_index_B = noise_key_B, sample_index_B
+        device = forward.device
+        B, T = real_BT.shape
+        R = 1 + forward.extra_slots
+        capacity = cache.layers[-1].keys.shape[2]
+        K = min(capacity, T + R + AHEAD)
+        self.forward = forward
+        self.cache = cache
+        self.noise_key_B = noise_key_B
+        self.sample_index_B = sample_index_B
         self.length = T
         """Slots in use."""
         self.input_4B = torch.zeros(4, B, dtype=torch.int64, device=device)
         """Of the next step: tokens, positions, whether each sequence is unfinished, and the slot."""
-        self.row_B, self.slot_K, self.sample_R = (
-            torch.arange(size).to(device) for size in (B, K, R)
-        )
+        self.row_B = torch.arange(B).to(device)
+        self.slot_K = torch.arange(K).to(device)
+        self.sample_R = torch.arange(R).to(device)
         self.real_BK = torch.nn.functional.pad(real_BT, (0, K - T), value=True)
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -96,11 +102,13 @@ class DecodeStep:
                 self.scores_BV = self._run()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        if any("called a synchronizing CUDA operation" in str(each.message) for each in warned):
+        messages = [str(warning.message) for warning in warned]
+        if any("called a synchronizing CUDA operation" in message for message in messages):
             self._give_up("the host reads values of it")
 
     def _record(self) -> None:
-        graph, stream = torch.cuda.CUDAGraph(), _stream(self.forward.device)
+        graph = torch.cuda.CUDAGraph()
+        stream = _stream(self.forward.device)
         try:
             with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
                 self.scores_BV = self._run()
@@ -113,7 +121,9 @@ class DecodeStep:
         self.forward.records = False
         logger.warning(
             "Decoding is slower than it could be: a step of %s in %s cannot be recorded as a CUDA graph (%s).",
-            *(type(self.forward.model).__name__, self.forward.model.dtype, reason),
+            type(self.forward.model).__name__,
+            self.forward.model.dtype,
+            reason,
         )
 
     def _run(self) -> Tensor:
@@ -137,7 +147,7 @@ class DecodeStep:
         return self.forward.ensemble.next_scores(logits_MnV)
 
 
-@kept
+@cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of a GPU that recordings use. Torch's own default belongs to the GPU of the first recording."""
     return torch.cuda.Stream(device)

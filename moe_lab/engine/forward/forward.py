@@ -98,18 +98,23 @@ class EnsembleForward:
         self.tokens_in = 0
         """Tokens put through the model so far, routing samples included, padding excluded."""
         self.observer = Observer()
-        self.in_place = self.records = False
-        """Whether steps of decoding keep their tensors in place, and whether a GPU records them (`DecodeStep`)."""
+        self.in_place = False
+        """Whether steps of decoding keep their tensors in place (`DecodeStep`)."""
+        self.records = False
+        """Whether a GPU records them."""
         self._head_at = torch.zeros(0, dtype=torch.long)
         self._windows = WindowHooks(model)
         self.rotary = RotaryHooks(model)
         self._samples: CleanHistory | OwnHistory | None = None
-        if ensemble.n > 1:
-            self._samples = (OwnHistory if ensemble.own_history else CleanHistory)(model, ensemble)
+        if ensemble.own_history:
+            self._samples = OwnHistory(model, ensemble)
+        elif ensemble.n > 1:
+            self._samples = CleanHistory(model, ensemble)
 
     def __enter__(self) -> EnsembleForward:
         self._stack = ExitStack()
-        self.in_place = self.records = self._may_be_recorded()
+        self.records = self._may_be_recorded()
+        self.in_place = self.records
         head = self.model.get_output_embeddings()
         self._stack.callback(head.register_forward_pre_hook(self._select).remove)
         self._windows.install(self._stack)
@@ -130,20 +135,18 @@ class EnsembleForward:
         Hooks of others, observers and policies that ask for values may do something else at each step.
         """
         routing = self.ensemble.routing
-        hooked = (
-            module._forward_hooks or module._forward_pre_hooks for module in self.model.modules()
-        )
-        devices = {parameter.device for parameter in self.model.parameters()}
-        return (
-            devices == {self.device}
-            and self.device.type == "cuda"
-            and self.ensemble.cache != "none"
-            and (routing is None or routing.repeatable)
-            and type(self.observer) is Observer
-            and not self.rotary.depends
-            and self.model not in NEVER_RECORDED
-            and not any(hooked)
-        )
+        if self.device.type != "cuda" or self.model in NEVER_RECORDED:
+            return False
+        if any(parameter.device != self.device for parameter in self.model.parameters()):
+            return False
+        if self.ensemble.cache == "none" or self.rotary.depends:
+            return False
+        if routing is not None and not routing.repeatable:
+            return False
+        if type(self.observer) is not Observer:
+            return False
+        modules = self.model.modules()
+        return not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
     @property
     def extra_slots(self) -> int:
@@ -154,8 +157,8 @@ class EnsembleForward:
         """Slots of the cache for a sequence with this many tokens, as a mean over the layers."""
         if not isinstance(self._samples, OwnHistory):
             return prompt + new + self.extra_slots
-        noisy = self.num_layers - self._samples.first_layer
-        return (prompt + new) * (1 + (self.ensemble.n - 1) * noisy / self.num_layers)
+        noisy_layers = self.num_layers - self._samples.first_layer
+        return (prompt + new) * (1 + (self.ensemble.n - 1) * noisy_layers / self.num_layers)
 
     def new_cache(self, capacity: int = 0) -> KVCache:
         return KVCache(self.num_layers, capacity)
@@ -175,39 +178,48 @@ class EnsembleForward:
 
     def run(self, tokens: Tokens, cache: KVCache) -> tuple[Tensor, int]:
         """(logits, number of noisy samples) of a pass that the host does not count."""
+        routing = self.ensemble.routing
+        n = self.ensemble.n
+        M = len(tokens.logit_positions_M)
         places = self._samples.expect(tokens, cache) if self._samples else None
-        if self.ensemble.routing:
-            self.ensemble.routing.expect(places.noisy if places else None)
-        self._head_at = places.logits_at.reshape(-1) if places else tokens.logit_positions_M
-        if not len(tokens.logit_positions_M):
+        if places is None:
+            noisy_tokens = None
+            noisy_count = 0
+            self._head_at = tokens.logit_positions_M
+        else:
+            noisy_tokens = places.noisy
+            noisy_count = len(places.noisy.position)
+            self._head_at = places.logits_at.reshape(-1)
+        if M == 0:
             self._head_at = torch.zeros(1, dtype=torch.long, device=self.device)
+        if routing is not None:
+            routing.expect(noisy_tokens)
+
         masks = None
+        full_mask = None
         if tokens.visible_BSK is not None:
             masks = LayerMasks(tokens.visible_BSK, self.model.dtype)
+            full_mask = masks.of(FULL)
         self._windows.expect(masks)
         self.rotary.expect(tokens.lengths)
-        logits = self.model(
+        output = self.model(
             input_ids=tokens.ids_BS,
-            attention_mask=masks and masks.of(FULL),
+            attention_mask=full_mask,
             position_ids=tokens.position_BS,
             cache=cache,
             use_cache=True,
-        ).logits
-        if self.ensemble.routing:
-            self.ensemble.routing.expect(None)  # counts the decisions of this pass
-        count = len(tokens.logit_positions_M)
-        logits_MnV = logits[0, : count * self.ensemble.n].view(
-            count, self.ensemble.n, logits.shape[-1]
         )
-        return logits_MnV, len(places.noisy.position) if places else 0
+        if routing is not None:
+            routing.expect(None)  # counts the decisions of this pass
+        logits_MnV = output.logits[0, : M * n].unflatten(0, (M, n))
+        return logits_MnV, noisy_count
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         """The output head's input, [B, R, hidden] -> [1, M n, hidden]."""
-        hidden = args[0]
-        return (
-            hidden.reshape(-1, hidden.shape[-1])[self._head_at.to(hidden.device)][None],
-            *args[1:],
-        )
+        hidden_BRD, *rest = args
+        hidden_TD = hidden_BRD.reshape(-1, hidden_BRD.shape[-1])
+        chosen_PD = hidden_TD[self._head_at.to(hidden_BRD.device)]
+        return chosen_PD[None], *rest
 
 
 class RecordingForward(EnsembleForward):
@@ -229,13 +241,15 @@ class RecordingForward(EnsembleForward):
 
     def __enter__(self) -> RecordingForward:
         super().__enter__()
-        self._hidden, self._final = [], []
+        self._hidden = []
+        self._final = []
         hook = self._fork_layer.register_forward_pre_hook(self._record_hidden, with_kwargs=True)
         self._stack.callback(hook.remove)
         return self
 
     def __call__(self, tokens: Tokens, cache: KVCache) -> Tensor:
-        self._recording, self._at_M = tokens.noise, tokens.logit_positions_M
+        self._recording = tokens.noise
+        self._at_M = tokens.logit_positions_M
         return super().__call__(tokens, cache)
 
     def recorded(self) -> tuple[Tensor, Tensor]:
@@ -243,13 +257,16 @@ class RecordingForward(EnsembleForward):
 
         They belong to one batch: to all passes since the last call.
         """
-        recorded = torch.cat(self._hidden, dim=-2), torch.cat(self._final, dim=-2)
-        self._hidden, self._final = [], []
-        return recorded
+        hidden = torch.cat(self._hidden, dim=-2)
+        final = torch.cat(self._final, dim=-2)
+        self._hidden = []
+        self._final = []
+        return hidden, final
 
     def _record_hidden(self, layer: nn.Module, args: tuple, kwargs: dict) -> None:
         if self._recording:
-            self._hidden.append(self._chosen(layer_inputs(layer, args, kwargs)["hidden_states"]))
+            inputs = layer_inputs(layer, args, kwargs)
+            self._hidden.append(self._chosen(inputs["hidden_states"]))
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         if self._recording:

@@ -88,42 +88,47 @@ def fork_samples(tokens: Tokens, n: int) -> Fork:
 
     No shape depends on a value of the device.
     """
-    (B, S), positions_M, device = (
-        tokens.ids_BS.shape,
-        tokens.logit_positions_M,
-        tokens.ids_BS.device,
-    )
-    sequence_M, token_M = positions_M // S, positions_M % S
-    order_M = torch.arange(len(positions_M), device=device)
+    device = tokens.ids_BS.device
+    positions_M = tokens.logit_positions_M
+    M = len(positions_M)
+    B, S = tokens.ids_BS.shape
+    m = n - 1  # noisy samples of a position
+    sequence_M = positions_M // S
+    token_M = positions_M % S
+
     # the number of each position within its sequence: positions are ascending, so a search finds a sequence's first
-    order_M = order_M - torch.searchsorted(sequence_M, sequence_M)
-    slots = tokens.most_logits * (n - 1)
-    slot_Mn = S + order_M[:, None] * (n - 1) + torch.arange(n - 1, device=device)
-    token_R = torch.arange(S + slots, device=device)
-    token_S = token_R[:S]
-    source_BR = torch.nn.functional.pad(token_S.expand(B, S), (0, slots))
-    source_BR[sequence_M[:, None], slot_Mn] = token_M[:, None].expand_as(slot_Mn)
+    order_M = torch.arange(M, device=device) - torch.searchsorted(sequence_M, sequence_M)
+    noisy_slots = tokens.most_logits * m
+    slot_Mm = S + order_M[:, None] * m + torch.arange(m, device=device)
+    slot_Mn = torch.cat([token_M[:, None], slot_Mm], dim=1)
+    logits_at = sequence_M[:, None] * (S + noisy_slots) + slot_Mn
+
+    slot_R = torch.arange(S + noisy_slots, device=device)
+    token_S = slot_R[:S]
+    source_BR = torch.nn.functional.pad(token_S.expand(B, S), (0, noisy_slots))
+    source_BR[sequence_M[:, None], slot_Mm] = token_M[:, None].expand_as(slot_Mm)
     others_BRS = source_BR[..., None] != token_S
     others_BRS[:, :S] = True
-    itself_RN = token_R[:, None] == token_R[S:]
-    logits_at = sequence_M[:, None] * (S + slots) + torch.cat([token_M[:, None], slot_Mn], dim=1)
-    clean, sequence = (one.repeat_interleave(n - 1) for one in (positions_M, sequence_M))
+    itself_RN = slot_R[:, None] == slot_R[S:]
+
+    clean = positions_M.repeat_interleave(m)
+    sequence = sequence_M.repeat_interleave(m)
     noisy = NoisyTokens(
         index=logits_at[:, 1:].reshape(-1),
         document=tokens.noise_key_B[sequence],
         repeat=tokens.sample_index_B[sequence],
-        row=torch.arange(1, n, device=device).repeat(len(positions_M)),
+        row=torch.arange(1, n, device=device).repeat(M),
         position=tokens.position_BS.flatten()[clean],
     )
     return Fork(
-        positions_M,
-        torch.arange(B, device=device)[:, None],
-        source_BR,
-        others_BRS,
-        itself_RN.expand(B, -1, -1),
-        logits_at,
-        noisy,
-        clean,
+        positions_M=positions_M,
+        sequence_B1=torch.arange(B, device=device)[:, None],
+        source_BR=source_BR,
+        others_BRS=others_BRS,
+        itself_BRN=itself_RN.expand(B, -1, -1),
+        logits_at=logits_at,
+        noisy=noisy,
+        clean=clean,
     )
 
 
@@ -132,18 +137,19 @@ class CleanHistory:
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         first, _ = fork_layer(model, ensemble.first_noisy)
-        layers, windows = decoder_layers(model), attention_windows(model)
-        self.n, self.dtype = ensemble.n, model.dtype
+        layers = decoder_layers(model)[first:]
+        windows = attention_windows(model)[first:]
+        self.n = ensemble.n
+        self.dtype = model.dtype
         self.extra_slots = ensemble.n - 1
-        self.first = layers[first]
-        self.windows = dict(zip(layers[first:], windows[first:], strict=True))
+        self.fork_layer = layers[0]
+        self.window_of = dict(zip(layers, windows, strict=True))
         self._fork: Fork | None = None
 
     def install(self, stack: ExitStack) -> None:
-        for layer in self.windows:
-            stack.callback(
-                layer.register_forward_pre_hook(self._before_layer, with_kwargs=True).remove
-            )
+        for layer in self.window_of:
+            hook = layer.register_forward_pre_hook(self._before_layer, with_kwargs=True)
+            stack.callback(hook.remove)
 
     def expect(self, tokens: Tokens, cache: KVCache) -> SamplePlaces | None:
         """Called before each pass. None: the pass has no noise or no logit positions."""
@@ -170,8 +176,8 @@ class CleanHistory:
         if self._fork is None:
             return None
         inputs = self._per_token(layer_inputs(layer, args, kwargs))
-        inputs["attention_mask"] = self._masks.of(self.windows[layer])
-        if layer is self.first:
+        inputs["attention_mask"] = self._masks.of(self.window_of[layer])
+        if layer is self.fork_layer:
             inputs["hidden_states"] = self._fork.copies(inputs["hidden_states"]).contiguous()
         return (), inputs
 
@@ -205,30 +211,37 @@ class OwnHistory:
         B, S = tokens.ids_BS.shape
         # earlier layers are the same in all samples, so their cache stays one entry per sequence
         cache.fork(self.n, B, self.first_layer)
-        sequence, token = tokens.logit_positions_M // S, tokens.logit_positions_M % S
-        sample = torch.arange(self.n, device=tokens.ids_BS.device)
-        logits_at = (sequence[:, None] * self.n + sample) * S + token[:, None]
+        sequence_M = tokens.logit_positions_M // S
+        token_M = tokens.logit_positions_M % S
+        sample_n = torch.arange(self.n, device=tokens.ids_BS.device)
+        logits_at = (sequence_M[:, None] * self.n + sample_n) * S + token_M[:, None]
         return SamplePlaces(logits_at, self._noisy_tokens(tokens))
 
     def _noisy_tokens(self, tokens: Tokens) -> NoisyTokens:
         B, S = tokens.ids_BS.shape
         sample_n = torch.arange(self.n, device=tokens.ids_BS.device)
         place_BnS = torch.arange(B * self.n * S, device=sample_n.device).view(B, self.n, S)
-        place_BmS = place_BnS[:, 1:]
-        real_BmS = tokens.real_BS.to(place_BmS.device)[:, None].expand_as(place_BmS)
-        # steps in place keep the shape of all sequences, and count the decisions of the unfinished ones
-        index = place_BmS[real_BmS] if tokens.slot is None else place_BmS.flatten()
+        noisy_BmS = place_BnS[:, 1:]
+        real_BmS = tokens.real_BS.to(noisy_BmS.device)[:, None].expand_as(noisy_BmS)
+        if tokens.slot is None:
+            index = noisy_BmS[real_BmS]
+            counted = None
+        else:
+            # steps in place keep the shape of all sequences, and count the decisions of the unfinished ones
+            index = noisy_BmS.flatten()
+            counted = real_BmS.flatten()
 
-        def spread(values: Tensor) -> Tensor:
+        def of_noisy(values: Tensor) -> Tensor:
+            """[N]: the values of the noisy samples, from values that [B, n, S] expands."""
             return values.expand_as(place_BnS).reshape(-1)[index]
 
         return NoisyTokens(
             index=index,
-            document=spread(tokens.noise_key_B[:, None, None]),
-            repeat=spread(tokens.sample_index_B[:, None, None]),
-            row=spread(sample_n[:, None]),
-            position=spread(tokens.position_BS[:, None]),
-            counted=None if tokens.slot is None else real_BmS.flatten(),
+            document=of_noisy(tokens.noise_key_B[:, None, None]),
+            repeat=of_noisy(tokens.sample_index_B[:, None, None]),
+            row=of_noisy(sample_n[:, None]),
+            position=of_noisy(tokens.position_BS[:, None]),
+            counted=counted,
         )
 
     def _before_layer(

@@ -37,7 +37,8 @@ class KVLayer(CacheLayerMixin):
         """Slots that attention gets of a fixed cache."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self.dtype = key_states.dtype
+        self.device = key_states.device
         self.keys = self._buffer(key_states)
         self.values = self._buffer(value_states)
         self.is_initialized = True
@@ -68,26 +69,29 @@ class KVLayer(CacheLayerMixin):
 
     def _grow(self, needed: int) -> None:
         self.capacity = max(needed, self.capacity + self.capacity // 2)
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = self._buffer(old)
-            new[:, :, : self.length] = old[:, :, : self.length]
-            setattr(self, name, new)
+        self.keys = self._grown(self.keys)
+        self.values = self._grown(self.values)
+
+    def _grown(self, old: Tensor) -> Tensor:
+        new = self._buffer(old)
+        new[:, :, : self.length] = old[:, :, : self.length]
+        return new
 
     def join(self, parts: list[KVLayer], width: int) -> None:
         """Take over `parts` as one batch, each ending at slot `width`. An empty part is one sequence without tokens."""
-        sizes = [part.keys.shape[0] if part.is_initialized else 1 for part in parts]
         filled = next((part for part in parts if part.is_initialized), None)
         if filled is None:
             return
+        sizes = [part.keys.shape[0] if part.is_initialized else 1 for part in parts]
         batch = (sum(sizes), -1, -1, -1)
         self.lazy_initialization(filled.keys[:1].expand(batch), filled.values[:1].expand(batch))
-        for own in (self.keys, self.values):
-            own[:, :, :width] = 0
+        self.keys[:, :, :width] = 0
+        self.values[:, :, :width] = 0
         start = 0
         for part, size in zip(parts, sizes, strict=True):
-            sequences, slots = slice(start, start + size), slice(width - part.length, width)
             if part.is_initialized:
+                sequences = slice(start, start + size)
+                slots = slice(width - part.length, width)
                 self.keys[sequences, :, slots] = part.keys[:, :, : part.length]
                 self.values[sequences, :, slots] = part.values[:, :, : part.length]
             start += size
@@ -108,7 +112,8 @@ class JoinedKVLayer(KVLayer):
 
     def __init__(self, parts: list[KVLayer], width: int):
         super().__init__(0)
-        self.parts, self.width = parts, width
+        self.parts = parts
+        self.width = width
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -138,9 +143,11 @@ class KVCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(
-            layer.keys.nbytes + layer.values.nbytes for layer in self.layers if layer.is_initialized
-        )
+        nbytes = 0
+        for layer in self.layers:
+            if layer.is_initialized:
+                nbytes += layer.keys.nbytes + layer.values.nbytes
+        return nbytes
 
     def keep(self, length: int) -> None:
         """Drop all slots from `length` on, in every layer."""
@@ -157,9 +164,11 @@ class KVCache(Cache):
             slots: int64 [S] for each number S of new tokens.
         """
         for layer in self.layers:
-            layer.length, layer.fixed, layer.slots = length, count, slots
-            for buffer in (layer.keys, layer.values):
-                buffer[:, :, length:count] = 0
+            layer.length = length
+            layer.fixed = count
+            layer.slots = slots
+            layer.keys[:, :, length:count] = 0
+            layer.values[:, :, length:count] = 0
 
     def expanded(self, batch: int, capacity: int) -> KVCache:
         """A copy of this cache for each of `batch` sequences, with room for `capacity` slots."""
@@ -179,7 +188,8 @@ class KVCache(Cache):
         for layer in self.layers:
             if layer.length:
                 index = _entries(layer, index_B, size)
-                layer.keys, layer.values = layer.keys[index], layer.values[index]
+                layer.keys = layer.keys[index]
+                layer.values = layer.values[index]
 
     def fork(self, n: int, size: int, first_layer: int) -> None:
         """Repeat each of `size` sequences n times from `first_layer` on, unless that is done already."""
@@ -191,9 +201,10 @@ class KVCache(Cache):
     def taken(self, sequence: int, length: int, first_layer: int = 0) -> KVCache:
         """A copy of the first `length` slots of one sequence, without the layers before `first_layer`."""
         copy = KVCache(len(self.layers), length)
-        for old, new in list(zip(self.layers, copy.layers, strict=True))[first_layer:]:
-            one = slice(sequence, sequence + 1)
-            new.update(old.keys[one, :, :length], old.values[one, :, :length])
+        only = slice(sequence, sequence + 1)
+        for number in range(first_layer, len(self.layers)):
+            layer = self.layers[number]
+            copy.layers[number].update(layer.keys[only, :, :length], layer.values[only, :, :length])
         return copy
 
     @classmethod
@@ -208,8 +219,9 @@ class KVCache(Cache):
         joined = cls(len(parts[0].layers), max(capacity, width))
         for i, layer in enumerate(joined.layers):
             layer.join([part.layers[i] for part in parts], width)
-            for part in [] if keep else parts:
-                part.layers[i] = KVLayer(0)
+            if not keep:
+                for part in parts:
+                    part.layers[i] = KVLayer(0)
         return joined
 
 
@@ -225,7 +237,7 @@ processes."""
 
 
 class Store:
-    """Keeps values by key as long as their `nbytes` fit into a number of bytes. Others are not kept."""
+    """Keeps values by key while their `nbytes` fit into a number of bytes in all. A value that does not is not kept."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -251,14 +263,16 @@ def token_bytes(model: Any) -> int:
 
     It is exact where all layers have the same heads and keep all that they compute.
     """
-    config, numbers = model.config.get_text_config(), 0
-    for number in range(config.num_hidden_layers):
-        layer = config.per_layer_config[number]
+    config = model.config.get_text_config()
+    numbers = 0
+    for index in range(config.num_hidden_layers):
+        layer = config.per_layer_config[index]
         # latent attention: the latent vector, the key of the positions
         if getattr(layer, "kv_lora_rank", None):
             numbers += layer.kv_lora_rank + layer.qk_rope_head_dim
             continue
         heads = layer.num_attention_heads
+        key_value_heads = getattr(layer, "num_key_value_heads", None) or heads
         head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // heads
-        numbers += 2 * (getattr(layer, "num_key_value_heads", None) or heads) * head_dim
+        numbers += 2 * key_value_heads * head_dim
     return numbers * model.dtype.itemsize

@@ -26,9 +26,15 @@ from moe_lab.routing.passes import CACHE
 _PER_TOKEN = ("position_ids", "position_embeddings")
 """Inputs of a decoder layer with a value for each token."""
 _LAYER_INPUTS = {
-    *("hidden_states", "attention_mask", CACHE, *_PER_TOKEN),
-    *("use_cache", "output_attentions", "output_router_logits"),
-    *("per_layer_input", "shared_kv_states"),
+    "hidden_states",
+    "attention_mask",
+    CACHE,
+    *_PER_TOKEN,
+    "use_cache",
+    "output_attentions",
+    "output_router_logits",
+    "per_layer_input",
+    "shared_kv_states",
 }
 """All inputs of layers that can take routing samples. The last two, Gemma's, are unused in its MoE models."""
 _MASKED_ATTENTION = ("sdpa", "eager")
@@ -51,7 +57,8 @@ def fork_layer(model: nn.Module, first_noisy: int) -> tuple[int, Router]:
     routers = find_routers(model)
     router = routers[min(first_noisy, len(routers) - 1)]
     layers = decoder_layers(model)
-    return next(i for i, layer in enumerate(layers) if router.module in layer.modules()), router
+    number = next(i for i, layer in enumerate(layers) if router.module in layer.modules())
+    return number, router
 
 
 def layer_inputs(layer: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -83,18 +90,17 @@ class PerToken:
 
         Raises RoutingError for a tensor that is not known to be per token or not.
         """
+        known = (*_PER_TOKEN, "hidden_states", "attention_mask")
         for name, value in inputs.items():
-            if isinstance(value, Tensor) and name not in (
-                *_PER_TOKEN,
-                "hidden_states",
-                "attention_mask",
-            ):
+            if isinstance(value, Tensor) and name not in known:
                 raise RoutingError(
                     f"Layers that take `{name}` cannot take routing samples; use method=base."
                 )
-        return inputs | {
-            name: self._changed_input(inputs[name]) for name in self.names if name in inputs
-        }
+        changed_inputs = dict(inputs)
+        for name in self.names:
+            if name in inputs:
+                changed_inputs[name] = self._changed_input(inputs[name])
+        return changed_inputs
 
     def _changed_input(self, value: Any) -> Any:
         """A tensor is changed once for all layers that get the same object, a tuple part by part, others never."""
@@ -102,11 +108,12 @@ class PerToken:
             return tuple(self._changed_input(part) for part in value)
         if not isinstance(value, Tensor):
             return value
-        for known, changed in self._changed:
-            if known is value:
+        for unchanged, changed in self._changed:
+            if unchanged is value:
                 return changed
-        self._changed.append((value, self.change(value)))
-        return self._changed[-1][1]
+        changed = self.change(value)
+        self._changed.append((value, changed))
+        return changed
 
 
 def runs_on_kv_cache(model: Any) -> bool:
@@ -142,9 +149,11 @@ def kv_cache_obstacle(model: Any) -> str | None:
         return "it takes no position_ids"
     for layer in layers:
         inputs = set(argument_names(type(layer).forward)) - {"args", "kwargs"}
-        if missing := sorted({"attention_mask", CACHE} - inputs):
+        missing = sorted({"attention_mask", CACHE} - inputs)
+        if missing:
             return f"{type(layer).__name__} takes no {' and no '.join(missing)}"
-        if unknown := sorted(inputs - _LAYER_INPUTS):
+        unknown = sorted(inputs - _LAYER_INPUTS)
+        if unknown:
             return f"{type(layer).__name__} takes {', '.join(unknown)}"
     return None
 
@@ -179,9 +188,8 @@ def reads_padding(model: Any) -> bool:
 def _counts_slots(config: Any) -> bool:
     """Whether layers without rotary positions scale their queries by a position derived from the cache's length
     (Llama 4)."""
-    return bool(getattr(config, "attn_temperature_tuning", False)) and not all(
-        config.no_rope_layers
-    )
+    scales_queries = bool(getattr(config, "attn_temperature_tuning", False))
+    return scales_queries and not all(config.no_rope_layers)
 
 
 @dataclass(frozen=True)
@@ -213,14 +221,16 @@ def attention_windows(model: nn.Module) -> list[AttentionWindow]:
     Raises KeyError for a layer of another kind.
     """
     kinds, options = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))
-    return [
-        {
+    windows = []
+    for kind, option in zip(kinds, options, strict=True):
+        size = option.get("sliding_window")
+        window_of = {
             "full_attention": FULL,
-            "sliding_attention": AttentionWindow(window=option.get("sliding_window")),
-            "chunked_attention": AttentionWindow(chunk=option.get("sliding_window")),
-        }[kind]
-        for kind, option in zip(kinds, options, strict=True)
-    ]
+            "sliding_attention": AttentionWindow(window=size),
+            "chunked_attention": AttentionWindow(chunk=size),
+        }
+        windows.append(window_of[kind])
+    return windows
 
 
 class LayerMasks:
@@ -228,24 +238,30 @@ class LayerMasks:
 
     def __init__(self, visible_BQK: Tensor, dtype: torch.dtype):
         """`visible_BQK`: bool, the slots that each token attends to in a layer of full attention."""
-        self.visible_BQK, self.dtype = visible_BQK, dtype
-        self._made: dict[AttentionWindow, Tensor] = {}
+        self.visible_BQK = visible_BQK
+        self.dtype = dtype
+        self._mask_of: dict[AttentionWindow, Tensor] = {}
 
     def of(self, window: AttentionWindow) -> Tensor:
-        if window not in self._made:
-            visible_BQK, lowest = window.of(self.visible_BQK), torch.finfo(self.dtype).min
+        if window not in self._mask_of:
+            visible_BQK = window.of(self.visible_BQK)
             zero = visible_BQK.new_zeros((), dtype=self.dtype)
-            self._made[window] = torch.where(visible_BQK, zero, lowest)[:, None]
-        return self._made[window]
+            lowest = torch.finfo(self.dtype).min
+            self._mask_of[window] = torch.where(visible_BQK, zero, lowest)[:, None]
+        return self._mask_of[window]
 
 
 class WindowHooks:
-    """Hooks that pass their masks to the layers with a window. The model gets the mask of full attention, which it
-    passes to all layers unchanged."""
+    """Hooks that pass their masks to the layers with a window.
+
+    The model gets the mask of full attention, which it passes to all layers unchanged.
+    """
 
     def __init__(self, model: nn.Module):
-        layers = zip(decoder_layers(model), attention_windows(model), strict=True)
-        self._limited = [(layer, window) for layer, window in layers if window != FULL]
+        self._limited: list[tuple[nn.Module, AttentionWindow]] = []
+        for layer, window in zip(decoder_layers(model), attention_windows(model), strict=True):
+            if window != FULL:
+                self._limited.append((layer, window))
         self._masks: LayerMasks | None = None
 
     def install(self, stack: ExitStack) -> None:
@@ -262,4 +278,6 @@ class WindowHooks:
     ) -> tuple[tuple, dict] | None:
         if self._masks is None:
             return None
-        return (), layer_inputs(layer, args, kwargs) | {"attention_mask": self._masks.of(window)}
+        inputs = layer_inputs(layer, args, kwargs)
+        inputs["attention_mask"] = self._masks.of(window)
+        return (), inputs

@@ -63,9 +63,8 @@ class RotaryHooks:
 
     def install(self, stack: ExitStack) -> None:
         for module in self._modules:
-            stack.callback(
-                module.register_forward_hook(self._after_rotary, with_kwargs=True).remove
-            )
+            hook = module.register_forward_hook(self._after_rotary, with_kwargs=True)
+            stack.callback(hook.remove)
         stack.callback(self._reset)
         stack.callback(self.expect, None)
 
@@ -86,21 +85,20 @@ class RotaryHooks:
             return output
         inputs = layer_inputs(module, args, kwargs)
         position_BS = inputs["position_ids"]
-        longest_of: dict[int, int] = {}
         rows_of: dict[int, list[int]] = {}
+        """The rows whose texts are of a kind."""
         for row, length in enumerate(self._lengths):
-            kind = self.kind(length)
-            longest_of[kind] = max(length, longest_of.get(kind, 0))
-            rows_of.setdefault(kind, []).append(row)
+            rows_of.setdefault(self.kind(length), []).append(row)
         if len(rows_of) == 1:
             return _embedded(module, inputs, position_BS, max(self._lengths))
 
         position_BS = position_BS.expand(len(self._lengths), -1)
         order: list[int] = []
         parts = []
-        for kind, rows in rows_of.items():
+        for rows in rows_of.values():
+            longest = max(self._lengths[row] for row in rows)
             order += rows
-            parts.append(_embedded(module, inputs, position_BS[rows], longest_of[kind]))
+            parts.append(_embedded(module, inputs, position_BS[rows], longest))
         place_B = torch.tensor(order).argsort().to(position_BS.device)
         if isinstance(output, Tensor):
             return torch.cat(parts)[place_B]
@@ -126,9 +124,8 @@ def forget_lengths(model: nn.Module) -> None:
 
 
 def _is_rotary(module: nn.Module) -> bool:
-    has_frequencies = any(
-        name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)
-    )
+    buffers = [name for name, _ in module.named_buffers(recurse=False)]
+    has_frequencies = any(name.endswith("inv_freq") for name in buffers)
     return has_frequencies and "position_ids" in argument_names(type(module).forward)
 
 
@@ -145,12 +142,13 @@ def _rotated(module: nn.Module, length: int) -> bytes:
     device = _device(module)
     x = torch.zeros(1, 1, 1, device=device)
     position_BS = torch.full((1, 1), _PROBED, device=device)
-    found = b""
+    rotated = b""
     for layer_type in _layer_types(module):
         embedded = _embedded(module, {"x": x, **layer_type}, position_BS, max(length, _PROBED + 1))
-        for tensor in [embedded] if isinstance(embedded, Tensor) else embedded:
-            found += tensor.cpu().numpy().tobytes()
-    return found
+        tensors = [embedded] if isinstance(embedded, Tensor) else embedded
+        for tensor in tensors:
+            rotated += tensor.cpu().numpy().tobytes()
+    return rotated
 
 
 def _embedded(module: nn.Module, inputs: dict[str, Any], position_BS: Tensor, length: int) -> Any:

@@ -5,7 +5,8 @@ from typing import Literal
 
 from moe_lab.config.validators import NonNegativeInt, PositiveFloat, PositiveInt, Share, UserPath
 from moe_lab.engine.token_span import named_tokens
-from moe_lab.methods.method import Method, refuse
+from moe_lab.errors import ConfigError
+from moe_lab.methods.method import Method
 
 ALPHAS = tuple(step / 10 for step in range(11))
 """Values of alpha that `optimizer=kernel_regression` tries if `alpha` is null."""
@@ -14,16 +15,14 @@ KEPT = 0.5
 OF_DESCENT = {"steps", "parameters", "update", "learning_rate", "schedule", "relax"}
 """Keys of gradient descent alone."""
 OF_REFERENCES = {
-    *(
-        "k",
-        "epsilon",
-        "kernel",
-        "bandwidth",
-        "reference",
-        "reference_size",
-        "embeddings",
-        "most_similar",
-    )
+    "k",
+    "epsilon",
+    "kernel",
+    "bandwidth",
+    "reference",
+    "reference_size",
+    "embeddings",
+    "most_similar",
 }
 """Keys that the oracle does not read."""
 
@@ -66,34 +65,36 @@ class C3POConfig(Method.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         named_tokens(self.tokens)
-        radius = 1 - self.most_similar
-        refuse(
-            {
+        if len(self.learning_rate) != 2 or min(self.learning_rate) <= 0:
+            raise ConfigError(
                 f"method.learning_rate={self.learning_rate}: give the first and the last, both above 0, e.g. "
-                "[0.1,0.0001].": len(self.learning_rate) != 2 or min(self.learning_rate) <= 0,
+                "[0.1,0.0001]."
+            )
+        if self.bandwidth is not None and self.kernel in ("linear", "polynomial"):
+            raise ConfigError(
                 f"method.bandwidth={self.bandwidth}: the {self.kernel} kernel has none. Leave it out, or use "
-                "method.kernel=gaussian or matern.": (
-                    self.bandwidth is not None and self.kernel in ("linear", "polynomial")
-                ),
+                "method.kernel=gaussian or matern."
+            )
+        radius = 1 - self.most_similar
+        is_cosine = self.optimizer in ("ngd", "kernel_regression")
+        if is_cosine and self.epsilon is not None and self.epsilon <= radius:
+            raise ConfigError(
                 f"method.epsilon={self.epsilon} finds no neighbour: it is a cosine distance (1 - cos), and references "
                 f"nearer than {radius:.4g} are dropped as near duplicates "
-                f"(method.most_similar={self.most_similar}).\nGive a larger radius, e.g. the paper's 0.5.": (
-                    self.optimizer in ("ngd", "kernel_regression")
-                    and self.epsilon is not None
-                    and self.epsilon <= radius
-                ),
-            }
-        )
+                f"(method.most_similar={self.most_similar}).\nGive a larger radius, e.g. the paper's 0.5."
+            )
 
     @property
     def unread(self) -> set[str]:
         if self.optimizer == "oracle":
             return OF_REFERENCES | {"alpha", "shifts"}
-        if self.optimizer == "ngd":
-            unread = {"alpha", "shifts"}
-        else:
-            unread = OF_DESCENT | ({"shifts"} if self.optimizer == "kernel_regression" else set())
-        return unread | ({"k"} if self.epsilon and self.optimizer != "mode_finding" else set())
+        if self.optimizer == "mode_finding":
+            return set(OF_DESCENT)
+        unread = {"shifts"}
+        unread |= {"alpha"} if self.optimizer == "ngd" else OF_DESCENT
+        if self.epsilon:
+            unread.add("k")
+        return unread
 
     @property
     def passes(self) -> int:

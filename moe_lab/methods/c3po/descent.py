@@ -4,12 +4,15 @@ With the question itself as its only neighbour, this is the oracle (equation 2).
 step, or several if neighbours are many or long.
 
 N = questions, k = neighbours of each, P = pairs of a question and a neighbour, A = answer tokens of all pairs,
-W = re-routed tokens, L = optimized MoE layers, C = core experts, E = experts, V = vocabulary.
+W = re-routed tokens, L = optimized MoE layers, C = core experts, E = experts, V = vocabulary, S = states (before each
+step and after the last), G = 1 + W L C.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,22 +35,34 @@ EPS = 1e-6
 outside the top-k of families that renormalize)."""
 
 
+def _squared_distance(logits_AV: Tensor, target_A: Tensor) -> Tensor:
+    """[A]: the squared distance between the predicted distribution and the answer's token."""
+    one_hot_AV = F.one_hot(target_A, logits_AV.shape[-1])
+    return (logits_AV.softmax(dim=-1) - one_hot_AV).square().sum(dim=-1)
+
+
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": partial(F.cross_entropy, reduction="none"),
-    "l2": lambda logits_AV, target_A: (
-        (logits_AV.softmax(dim=-1) - F.one_hot(target_A, logits_AV.shape[-1])).square().sum(dim=-1)
-    ),
+    "l2": _squared_distance,
 }
-"""Losses of single tokens, [A]; l2 is the squared distance between the predicted distribution and the answer's token.
-An answer's loss is their mean."""
+"""Losses of single tokens, [A]. An answer's loss is their mean."""
 
 
-def check_losses(losses: Tensor, found_N: Tensor) -> None:
+def check_losses(losses: Tensor, has_neighbours_N: Tensor) -> None:
     """Raise RoutingError if a loss [..., N] of a question with neighbours is NaN."""
-    if losses[..., found_N].isnan().any():
+    if losses[..., has_neighbours_N].isnan().any():
         raise RoutingError(
             "The neighbours' loss is NaN. Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
         )
+
+
+class _Pair(NamedTuple):
+    """A question and one of its neighbours."""
+
+    question: int
+    share: float
+    """The neighbour's share of the question's kernel weights."""
+    suffix: PromptSuffix
 
 
 class NeighbourLoss:
@@ -72,32 +87,33 @@ class NeighbourLoss:
         kind: str = "cross_entropy",
         budget: Budget | None = None,
     ):
-        self.replay, self.of = replay, LOSSES[kind]
-        self.found_N = weight_Nk.sum(dim=-1) > 0
+        self.replay = replay
+        self._loss_of_tokens = LOSSES[kind]
+        self.has_neighbours_N = weight_Nk.sum(dim=-1) > 0
         """bool: whether a question has neighbours."""
         share_Nk = weight_Nk / weight_Nk.sum(dim=-1, keepdim=True)
-        found = [
-            (n, j, s)
-            for n, j in weight_Nk.nonzero().tolist()
-            if (s := neighbours[n][j]) is not None
-        ]
-        found.sort(key=lambda pair: len(pair[2].tree))
-        self._suffixes = [suffix for _, _, suffix in found]
-        self.question_P = torch.tensor([n for n, _, _ in found], dtype=torch.long)
-        self.share_P = torch.tensor([float(share_Nk[n, j]) for n, j, _ in found])
+        pairs: list[_Pair] = []
+        for question, k in weight_Nk.nonzero().tolist():
+            suffix = neighbours[question][k]
+            if suffix is not None:
+                pairs.append(_Pair(question, float(share_Nk[question, k]), suffix))
+        pairs.sort(key=lambda pair: len(pair.suffix.tree))
+        self._suffixes = [pair.suffix for pair in pairs]
+        self.question_P = torch.tensor([pair.question for pair in pairs], dtype=torch.long)
+        self.share_P = torch.tensor([pair.share for pair in pairs])
         if budget is None:
             budget = pass_budget(replay.model)
             bound_gradients(replay.model, budget)
         self._parts = _parts(self._suffixes, budget)
-        small = sum(suffix.nbytes for suffix in self._suffixes) <= HELD_BYTES
-        self._held = [replay.batch(self._suffixes[part]) for part in self._parts] if small else None
+        self._held: list[SuffixBatch] | None = None
+        """The batches of all passes, if they are small."""
+        if sum(suffix.nbytes for suffix in self._suffixes) <= HELD_BYTES:
+            self._held = [replay.batch(self._suffixes[part]) for part in self._parts]
 
     def __call__(self, pathways: Pathways, relax: str) -> Tensor:
         """float32 [N] on the pathways' device, differentiable in `pathways.theta`; 0 without neighbours."""
-        return sum(
-            self._losses(pathways, relax),
-            start=torch.zeros(len(pathways), device=pathways.theta.device),
-        )
+        zeros_N = torch.zeros(len(pathways), device=pathways.theta.device)
+        return sum(self._losses(pathways, relax), start=zeros_N)
 
     def gradient(self, pathways: Pathways, relax: str) -> tuple[Tensor, Tensor]:
         """(float32 [N], its gradient [N, W, L, C] in each question's own parameters).
@@ -105,24 +121,27 @@ class NeighbourLoss:
         Each pass is differentiated alone, so that only one computation graph is in memory. The passes of a step use a
         copy of the parameters on the model's device, so that the host reads the device once per step.
         """
-        given = pathways.on(self.replay.forward.device)
-        both_NG = given.theta.new_zeros(len(given), 1 + given.theta[0].numel(), requires_grad=False)
-        for loss_N in self._losses(given, relax):
+        on_device = pathways.on(self.replay.forward.device)
+        theta_NWLC = on_device.theta
+        columns = 1 + theta_NWLC[0].numel()
+        # the losses in column 0, the gradients in the others: the host reads one tensor
+        result_NG = theta_NWLC.new_zeros(len(on_device), columns, requires_grad=False)
+        for loss_N in self._losses(on_device, relax):
             if not loss_N.requires_grad:
                 raise RoutingError(
                     "The pathways have no effect on the loss: the policy of override(model, policy) decides without "
                     "the decision that it is given. Return that with other weights or experts."
                 )
-            (gradient_NWLC,) = torch.autograd.grad(loss_N.sum(), [given.theta])
-            both_NG += torch.cat([loss_N.detach()[:, None], gradient_NWLC.flatten(1)], dim=1)
-        both_NG = both_NG.to(pathways.theta.device)
-        return both_NG[:, 0], both_NG[:, 1:].reshape(pathways.theta.shape)
+            (gradient_NWLC,) = torch.autograd.grad(loss_N.sum(), [theta_NWLC])
+            result_NG += torch.cat([loss_N.detach()[:, None], gradient_NWLC.flatten(1)], dim=1)
+        result_NG = result_NG.to(pathways.theta.device)
+        return result_NG[:, 0], result_NG[:, 1:].reshape(pathways.theta.shape)
 
     def _losses(self, pathways: Pathways, relax: str) -> Iterator[Tensor]:
         """float32 [N] for each pass over some pairs of question and neighbour; the sum over passes is L(ω)."""
-        for i, part in enumerate(self._parts):
+        for number, part in enumerate(self._parts):
             suffixes = self._suffixes[part]
-            batch: SuffixBatch = self._held[i] if self._held else self.replay.batch(suffixes)
+            batch = self._held[number] if self._held else self.replay.batch(suffixes)
             question_P = self.question_P[part].to(pathways.theta.device)
             logits_AV = self.replay.logits(batch, pathways.remix(relax, question_P))
             loss_P = self._of_answers(logits_AV, suffixes).to(pathways.theta.device)
@@ -131,33 +150,30 @@ class NeighbourLoss:
     def _of_answers(self, logits_AV: Tensor, suffixes: list[PromptSuffix]) -> Tensor:
         """[pairs of a pass]: the mean over each answer's tokens."""
         answers = [suffix.tree.continuations[0] for suffix in suffixes]
-        target_A = torch.tensor(
-            [token for answer in answers for token in answer], device=logits_AV.device
-        )
-        sizes = torch.tensor([len(answer) for answer in answers])
-        pair_A = torch.arange(len(answers)).repeat_interleave(sizes).to(logits_AV.device)
-        loss_A = self.of(logits_AV, target_A) / sizes.to(logits_AV.device)[pair_A]
+        target_A = torch.tensor(list(chain.from_iterable(answers)), device=logits_AV.device)
+        size_P = torch.tensor([len(answer) for answer in answers])
+        pair_A = torch.arange(len(answers)).repeat_interleave(size_P).to(logits_AV.device)
+        loss_A = self._loss_of_tokens(logits_AV, target_A) / size_P.to(logits_AV.device)[pair_A]
         return loss_A.new_zeros(len(answers)).index_add(0, pair_A, loss_A)
 
     @torch.no_grad()
     def value(self, pathways: Pathways, relax: str) -> Tensor:
         """float32 [N], without gradients; NaN without neighbours."""
-        return self.seen(self(pathways, relax))
+        return self.reported(self(pathways, relax))
 
-    def seen(self, loss_N: Tensor) -> Tensor:
+    def reported(self, loss_N: Tensor) -> Tensor:
         """The losses to report: NaN without neighbours."""
-        return loss_N.detach().where(self.found_N, torch.nan)
+        return loss_N.detach().where(self.has_neighbours_N, torch.nan)
 
     def mean_pathway(self, pathways: Pathways) -> Tensor:
         """[N, W, L, E]: the kernel-weighted mean of the neighbours' pathways (equation 4), or the question's own
         pathway without neighbours."""
         if not self._suffixes:
             return pathways.clean_NWLE
-        pathway_PWLE = torch.stack([suffix.pathway_WME for suffix in self._suffixes])[
-            :, :, pathways.layers
-        ]
+        pathway_PWME = torch.stack([suffix.pathway_WME for suffix in self._suffixes])
+        pathway_PWLE = pathway_PWME[:, :, pathways.layers]
         mean_NWLE = self._mean(pathway_PWLE, slice(None), len(pathways))
-        return mean_NWLE.where(self.found_N[:, None, None, None], pathways.clean_NWLE)
+        return mean_NWLE.where(self.has_neighbours_N[:, None, None, None], pathways.clean_NWLE)
 
     def _mean(self, of_P: Tensor, part: slice, count: int) -> Tensor:
         """[N, ...]: this part's contribution to the kernel-weighted mean of values [pairs, ...]."""
@@ -168,16 +184,21 @@ class NeighbourLoss:
 
 def _parts(suffixes: Sequence[PromptSuffix], budget: Budget) -> list[slice]:
     """The pairs of each pass; `suffixes` are sorted by length."""
-    parts, start, rows = [], 0, 0
+    parts = []
+    start = 0
+    logit_rows = 0
     for stop in range(1, len(suffixes) + 1):
-        following = suffixes[min(stop, len(suffixes) - 1)].tree
-        rows += len(suffixes[stop - 1].tree.logit_nodes)
-        size = (stop + 1 - start) * len(following) + budget.gradient_row * (
-            rows + len(following.logit_nodes)
-        )
-        if stop == len(suffixes) or stop - start == ROWS or size > budget.gradient_tokens:
+        logit_rows += len(suffixes[stop - 1].tree.logit_nodes)
+        is_last = stop == len(suffixes)
+        if not is_last:
+            # the size of the pass with the next pair, which is the longest and pads the others
+            following = suffixes[stop].tree
+            tokens = (stop + 1 - start) * len(following)
+            size = tokens + budget.gradient_row * (logit_rows + len(following.logit_nodes))
+        if is_last or stop - start == ROWS or size > budget.gradient_tokens:
             parts.append(slice(start, stop))
-            start, rows = stop, 0
+            start = stop
+            logit_rows = 0
     return parts
 
 
@@ -189,15 +210,17 @@ def learning_rates(schedule: str, first: float, last: float, steps: int) -> list
     """
     if schedule == "fixed" or first == last:
         return [first] * steps
-    if schedule == "cosine":
-        return [
-            last + (first - last) * (1 + math.cos(math.pi * step / max(1, steps - 1))) / 2
-            for step in range(steps)
-        ]
+    rates = []
     levels = max(2, round(abs(math.log10(first / last))) + 1)
-    return [
-        first * (last / first) ** (step * levels // steps / (levels - 1)) for step in range(steps)
-    ]
+    for step in range(steps):
+        if schedule == "cosine":
+            angle = math.pi * step / max(1, steps - 1)
+            rate = last + (first - last) * (1 + math.cos(angle)) / 2
+        else:
+            level = step * levels // steps
+            rate = first * (last / first) ** (level / (levels - 1))
+        rates.append(rate)
+    return rates
 
 
 def ngd(
@@ -211,22 +234,23 @@ def ngd(
     Raises RoutingError if the loss of a question with neighbours is NaN.
     """
     changed = pathways.copy(settings.parameters)
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.Adam([changed.theta], lr=0.0, eps=EPS)
-        if settings.update == "adam"
-        else torch.optim.SGD([changed.theta], lr=0.0)
-    )
+    optimizer: torch.optim.Optimizer
+    if settings.update == "adam":
+        optimizer = torch.optim.Adam([changed.theta], lr=0.0, eps=EPS)
+    else:
+        optimizer = torch.optim.SGD([changed.theta], lr=0.0)
     losses = []
     first, last = settings.learning_rate
     for rate in learning_rates(settings.schedule, first, last, settings.steps):
         watch(changed)
         loss_N, changed.theta.grad = loss.gradient(changed, settings.relax)
-        losses.append(loss.seen(loss_N))
+        losses.append(loss.reported(loss_N))
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
         changed.project()
     changed.theta.grad = None
     watch(changed)
     losses.append(loss.value(changed, settings.relax))
-    check_losses(torch.stack(losses), loss.found_N)
-    return changed, torch.stack(losses)
+    losses_SN = torch.stack(losses)
+    check_losses(losses_SN, loss.has_neighbours_N)
+    return changed, losses_SN

@@ -4,9 +4,7 @@ N = questions of a batch, W = re-routed tokens of each, K = neighbours of each, 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,102 +30,16 @@ from moe_lab.methods.c3po.kernel_methods import (
     without_neighbours,
 )
 from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
-from moe_lab.methods.references.embeddings import (
-    Neighbours,
-    neighbours,
-    normalized,
-    text_ids,
-    text_key,
-)
+from moe_lab.methods.c3po.traces import Optimized, write_traces
+from moe_lab.methods.references.embeddings import Neighbours, neighbours, normalized, text_ids
 from moe_lab.methods.references.reference_set import ReferenceSet
 from moe_lab.methods.references.store import ANSWER_TOKENS
 from moe_lab.models.facts import LoadedModel
-from moe_lab.results.atomic import json_line, writing
 
-TRACES = "traces.jsonl"
-"""File in the run's folder with a line for each scored question (`write_traces`)."""
-DIGITS = 6
-"""Significant digits of numbers."""
 AT_ONCE = 32
 """Questions whose pathways are optimized together."""
 RightAnswer = Callable[[str], tuple[int, ...]]
 """Prompt -> token ids of the right answer, for the oracle."""
-
-
-@dataclass(frozen=True)
-class Optimized:
-    """The optimized pathways of N questions."""
-
-    pathways: Pathways
-    losses: Tensor
-    """float32 [states, N]: on the neighbours, of the original pathway and after every step."""
-    near: Neighbours | None = None
-    """None for the oracle."""
-    weight_NK: Tensor | None = None
-    """Kernel weights of any scale."""
-
-
-def write_traces(
-    file: Path,
-    texts: Sequence[tuple[str, list[str]]],
-    found: Optimized,
-    states: Sequence[Sequence[Scores]],
-    references: ReferenceSet | None,
-) -> None:
-    """Append lines for N questions to `traces.jsonl`, the data of the paper's Figures 5 to 8.
-
-    A line has: prompt (SHA-256 of its text), layers (numbers of the re-mixed MoE layers), before and after (their
-    probabilities of all experts, [tokens][layers][experts]), core ([tokens][layers][core experts]: expert numbers),
-    neighbours (reference, its number in the set; text; distance; weight, its share of the kernel; pathway), losses (on
-    the neighbours, [states]), continuations (texts) and scores (log-likelihoods of these, [states][continuations]).
-    States are the original pathway and the pathway after every step.
-
-    Args:
-        texts: (prompt, continuations) of each question.
-        states: [states][N] scores.
-    """
-    changed, near, weight_NK = found.pathways, found.near, found.weight_NK
-    lines = []
-    for n, (prompt, continuations) in enumerate(texts):
-        neighbours = []
-        if references is not None and near is not None and weight_NK is not None:
-            share_K = weight_NK[n] / weight_NK[n].sum()
-            neighbours = [
-                {
-                    "reference": r,
-                    "text": references.texts[r],
-                    "distance": numbers(near.distance_QK[n, j]),
-                    "weight": numbers(share_K[j]),
-                    "pathway": numbers(references.pathway_RWME[r][:, changed.layers]),
-                }
-                for j, r in enumerate(near.index_QK[n].tolist())
-                if r >= 0
-            ]
-        line = {
-            "prompt": text_key(prompt),
-            "layers": changed.layers,
-            "before": numbers(changed.clean_NWLE[n]),
-            "after": numbers(changed.probs_NWLE()[n]),
-            "core": changed.core[n].tolist(),
-            "neighbours": neighbours,
-            "losses": numbers(found.losses[:, n]),
-            "continuations": continuations,
-            "scores": [[score for score, _ in scores[n]] for scores in states],
-        }
-        lines.append(json_line(line))
-    with writing(file), file.open("a", encoding="utf-8") as stream:
-        stream.writelines(lines)
-
-
-def numbers(tensor: Tensor) -> Any:
-    """A number, or nested lists of them; NaN as None."""
-
-    def rounded(value: Any) -> Any:
-        if isinstance(value, list):
-            return [rounded(each) for each in value]
-        return None if value != value else float(f"{value:.{DIGITS}g}")
-
-    return rounded(tensor.detach().cpu().double().tolist())
 
 
 class PathwayEngine(Engine):
@@ -148,13 +60,13 @@ class PathwayEngine(Engine):
         trace: Path | None = None,
         right_answer: RightAnswer | None = None,
     ):
-        self.loaded, self.settings, self.layers, self.references = (
-            model,
-            settings,
-            layers,
-            references,
-        )
-        self.budget, self.trace, self._right_answer = budget, trace, right_answer
+        self.loaded = model
+        self.settings = settings
+        self.layers = layers
+        self.references = references
+        self.budget = budget
+        self.trace = trace
+        self._right_answer = right_answer
         bound_gradients(model.model, budget)
         self.replay = SuffixReplay(model.model, layers[0], named_tokens(settings.tokens))
         counts = ("flops", "flops_plain", "flops_questions", "reference_dropped", "reference_none")
@@ -176,13 +88,14 @@ class PathwayEngine(Engine):
         for start in range(0, len(requests), AT_ONCE):
             batch = requests[start : start + AT_ONCE]
             if self.counted["flops_questions"]:
-                found = self._scored(batch)
+                scores_of_batch = self._scored(batch)
             else:
                 with FlopCount() as flops:
-                    found = self._scored(batch, flops)
-                self.counted.update(flops=flops.total, flops_questions=len(batch))
-            for i, scores in enumerate(found, start):
-                on_scores(i, scores)
+                    scores_of_batch = self._scored(batch, flops)
+                self.counted["flops"] = flops.total
+                self.counted["flops_questions"] = len(batch)
+            for index, scores in enumerate(scores_of_batch, start):
+                on_scores(index, scores)
 
     def generate(
         self,
@@ -192,26 +105,23 @@ class PathwayEngine(Engine):
     ) -> None:
         for start in range(0, len(states), AT_ONCE):
             batch = states[start : start + AT_ONCE]
-            prompts, texts = [state.prompt for state in batch], [state.text for state in batch]
+            prompts = [state.prompt for state in batch]
+            texts = [state.text for state in batch]
             suffixes = self._read(prompts, texts)
             own = self._with_right_answers(prompts, texts, ANSWER_TOKENS)
-            probs, kind = (
-                self.optimize(texts, suffixes, own).pathways.probs(),
-                self.settings.persistence,
+            probs = self.optimize(texts, suffixes, own).pathways.probs()
+            rerouted = ReroutedForward(
+                self.replay.model, batch, probs, self.replay.span, self.settings.persistence
             )
-            with ReroutedForward(
-                self.replay.model, batch, probs, self.replay.span, kind
-            ) as forward:
+            with rerouted as forward:
                 generate(forward, batch, self.budget, decoding, on_done)
             self._generated_in += forward.tokens_in
 
     def _scored(
         self, requests: list[ScoringRequest], flops: FlopCount | None = None
     ) -> list[Scores]:
-        contexts, texts = (
-            [request.context for request in requests],
-            [request.text for request in requests],
-        )
+        contexts = [request.context for request in requests]
+        texts = [request.text for request in requests]
         suffixes = self._read(contexts, texts, [request.continuations for request in requests])
         if flops:
             self.counted["flops_plain"] = flops.total
@@ -245,9 +155,8 @@ class PathwayEngine(Engine):
         """The prompts, each read with only its right answer, of which `most` tokens. None unless this is the oracle."""
         if self._right_answer is None:
             return None
-        return self.replay.read(
-            prompts, self.budget, [[self._right_answer(text)[:most]] for text in texts]
-        )
+        answers = [[self._right_answer(text)[:most]] for text in texts]
+        return self.replay.read(prompts, self.budget, answers)
 
     def optimize(
         self,
@@ -262,87 +171,104 @@ class PathwayEngine(Engine):
             texts, suffixes: of the prompts.
             own: for the oracle, the prompts read with only their right answers.
             watch: gets the pathways of every state.
+
+        Raises RoutingError if the loss of a question is NaN.
         """
         settings = self.settings
-        clean = torch.stack([suffix.pathway_WME for suffix in suffixes])
-        pathways = Pathways(
-            clean, self.layers, settings.core_experts, top_k=self.loaded.facts.top_k
-        )
+        pathway_NWME = torch.stack([suffix.pathway_WME for suffix in suffixes])
+        top_k = self.loaded.facts.top_k
+        pathways = Pathways(pathway_NWME, self.layers, settings.core_experts, top_k=top_k)
         if own is not None:
+            only_neighbours = [[suffix] for suffix in own]
+            weight_N1 = torch.ones(len(own), 1)
             loss = NeighbourLoss(
-                self.replay,
-                [[suffix] for suffix in own],
-                torch.ones(len(own), 1),
-                settings.loss,
-                self.budget,
+                self.replay, only_neighbours, weight_N1, settings.loss, self.budget
             )
-            return Optimized(*ngd(pathways, loss, settings, watch))
+            changed, losses = ngd(pathways, loss, settings, watch)
+            return Optimized(changed, losses)
         references = self.references
         assert references is not None, "only the oracle has none"
-        embedding = self._embedded(references, list(texts), suffixes)
-        near = neighbours(
-            embedding,
+        embedding_NX = self._embedded(references, list(texts), suffixes)
+        near = self._nearest(embedding_NX, references)
+        weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
+        neighbours_of_questions = self._neighbour_suffixes(near, references)
+        loss = NeighbourLoss(
+            self.replay, neighbours_of_questions, weight_NK, settings.loss, self.budget
+        )
+        has_none_N = ~loss.has_neighbours_N
+        if settings.optimizer == "ngd":
+            changed, losses = ngd(pathways, loss, settings, watch)
+        elif settings.optimizer == "kernel_regression":
+            changed, losses = kernel_regression(pathways, loss, settings.alpha, watch)
+        else:
+            excluded_NR = embedding_NX @ references.embedding_RX.T > settings.most_similar
+            reference_RWME = references.pathway_RWME
+            has_none_N = without_neighbours(pathways, reference_RWME, settings, excluded_NR)
+            changed, losses = mode_finding(
+                pathways, loss, reference_RWME, settings, excluded_NR, watch
+            )
+        self.counted["reference_dropped"] += int(near.dropped_Q.sum())
+        self.counted["reference_none"] += int(has_none_N.sum())
+        return Optimized(changed, losses, near, weight_NK)
+
+    def _nearest(self, embedding_NX: Tensor, references: ReferenceSet) -> Neighbours:
+        settings = self.settings
+        epsilon = settings.epsilon
+        if settings.optimizer == "mode_finding":
+            epsilon = None  # there it is a radius of pathways, and the loss uses k
+        return neighbours(
+            embedding_NX,
             references.embedding_RX,
             k=settings.k,
-            # mode finding's is a radius of pathways, so its loss uses k
-            epsilon=None if settings.optimizer == "mode_finding" else settings.epsilon,
+            epsilon=epsilon,
             most_similar=settings.most_similar,
         )
-        weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
-        index = near.index_QK.tolist()
-        found = self._reference_suffixes(
-            references, sorted({r for row in index for r in row if r >= 0})
-        )
-        of_questions = [[found.get(r) for r in row] for row in index]
-        loss = NeighbourLoss(self.replay, of_questions, weight_NK, settings.loss, self.budget)
-        none_N = ~loss.found_N
-        if settings.optimizer == "ngd":
-            changed = ngd(pathways, loss, settings, watch)
-        elif settings.optimizer == "kernel_regression":
-            changed = kernel_regression(pathways, loss, settings.alpha, watch)
-        else:
-            excluded_NR = embedding @ references.embedding_RX.T > settings.most_similar
-            reference_RWME = references.pathway_RWME
-            none_N = without_neighbours(pathways, reference_RWME, settings, excluded_NR)
-            changed = mode_finding(pathways, loss, reference_RWME, settings, excluded_NR, watch)
-        self.counted["reference_dropped"] += int(near.dropped_Q.sum())
-        self.counted["reference_none"] += int(none_N.sum())
-        return Optimized(*changed, near, weight_NK)
 
     def _embedded(
         self, references: ReferenceSet, texts: list[str], suffixes: Sequence[PromptSuffix]
     ) -> Tensor:
         """float32 [N, X]: embeddings of the prompts. Hidden states are not computed again if the prompts have the same
         tokens as the texts, and the same rotary embeddings without their continuations."""
-        if references.how is None:
-            ids = text_ids(texts, self.loaded)
-            if all(
-                self._reads(suffix, tokens) for suffix, tokens in zip(suffixes, ids, strict=True)
-            ):
-                return normalized(
-                    torch.stack([suffix.mean_D for suffix in suffixes]), references.mean_X
-                )
+        if references.how is None and self._read_as_texts(suffixes, texts):
+            mean_ND = torch.stack([suffix.mean_D for suffix in suffixes])
+            return normalized(mean_ND, references.mean_X)
         return references.embed(texts, self.loaded)
 
-    def _reads(self, suffix: PromptSuffix, ids: Sequence[int]) -> bool:
-        """Whether the hidden states of a suffix's prompt are those of these tokens alone."""
+    def _read_as_texts(self, suffixes: Sequence[PromptSuffix], texts: list[str]) -> bool:
+        """Whether the hidden states of all prompts are those of the texts alone."""
         kind = self.replay.recorder.rotary.kind
-        return suffix.prompt == tuple(ids) and kind(suffix.tree.length) == kind(len(ids))
+        for suffix, ids in zip(suffixes, text_ids(texts, self.loaded), strict=True):
+            if suffix.prompt != tuple(ids) or kind(suffix.tree.length) != kind(len(ids)):
+                return False
+        return True
+
+    def _neighbour_suffixes(
+        self, near: Neighbours, references: ReferenceSet
+    ) -> list[list[PromptSuffix | None]]:
+        """The suffixes of each question's neighbours, nearest first; None for a missing neighbour."""
+        index_QK = near.index_QK
+        suffixes = self._reference_suffixes(references, index_QK[index_QK >= 0].unique().tolist())
+        return [[suffixes.get(reference) for reference in row] for row in index_QK.tolist()]
 
     def _reference_suffixes(
-        self, references: ReferenceSet, wanted: list[int]
+        self, references: ReferenceSet, numbers: list[int]
     ) -> dict[int, PromptSuffix]:
-        """The suffixes of references. New ones are read, and kept while there is memory for them."""
-        keys = {r: (tuple(references.prompts[r]), tuple(references.golds[r])) for r in wanted}
-        found = {
-            r: suffix for r, key in keys.items() if (suffix := self._kept.get(key)) is not None
-        }
-        missing = [key for r, key in keys.items() if r not in found]
-        prompts, answers = [prompt for prompt, _ in missing], [[answer] for _, answer in missing]
-        read = dict(zip(missing, self.replay.read(prompts, self.budget, answers), strict=True))
-        for key, suffix in read.items():
+        """The suffixes of references by their number. New ones are read, and kept while there is memory for them."""
+        keys = {}
+        for number in numbers:
+            keys[number] = (tuple(references.prompts[number]), tuple(references.golds[number]))
+        missing = [key for key in keys.values() if self._kept.get(key) is None]
+        prompts = [prompt for prompt, _ in missing]
+        answers = [[answer] for _, answer in missing]
+        suffixes_read = self.replay.read(prompts, self.budget, answers)
+        new_suffixes = dict(zip(missing, suffixes_read, strict=True))
+
+        suffixes: dict[int, PromptSuffix] = {}
+        for number, key in keys.items():
+            suffixes[number] = new_suffixes[key] if key in new_suffixes else self._kept.get(key)
+        for key, suffix in new_suffixes.items():
             self._kept.add(key, suffix)
-        return found | {r: read[key] for r, key in keys.items() if key in read}
+        return suffixes
 
 
 class C3POLM(EngineLM):
@@ -368,11 +294,18 @@ class C3POLM(EngineLM):
         trace: Path | None = None,
     ):
         def make_engine(lm: EngineLM) -> PathwayEngine:
-            right_answer = (
-                None if gold_of is None else lambda text: lm.encode_pair(text, gold_of[text])[1]
-            )
+            def right_answer(text: str) -> tuple[int, ...]:
+                assert gold_of is not None
+                return lm.encode_pair(text, gold_of[text])[1]
+
             return PathwayEngine(
-                model, settings, layers, references, lm.budget, trace, right_answer
+                model,
+                settings,
+                layers,
+                references,
+                lm.budget,
+                trace,
+                None if gold_of is None else right_answer,
             )
 
         super().__init__(

@@ -44,14 +44,15 @@ def kernel(name: str, distance_Nk: Tensor, bandwidth: float | None = None) -> Te
     """
     if not distance_Nk.numel():
         return distance_Nk.float()
-    there_Nk = distance_Nk.isfinite()
-    distance_Nk = distance_Nk.float().where(there_Nk, 0.0)
-    if name in SCALED:
-        medians_N1 = distance_Nk.where(there_Nk, torch.nan).nanmedian(dim=-1, keepdim=True).values
-        distance_Nk = distance_Nk / (
-            medians_N1.nan_to_num(1.0).clamp(min=_TINY) if bandwidth is None else bandwidth
-        )
-    logs_Nk = KERNELS[name](distance_Nk).where(there_Nk, -torch.inf)
+    is_neighbour_Nk = distance_Nk.isfinite()
+    distance_Nk = distance_Nk.float().where(is_neighbour_Nk, 0.0)
+    if name in SCALED and bandwidth is not None:
+        distance_Nk = distance_Nk / bandwidth
+    elif name in SCALED:
+        known_Nk = distance_Nk.where(is_neighbour_Nk, torch.nan)
+        median_N1 = known_Nk.nanmedian(dim=-1, keepdim=True).values
+        distance_Nk = distance_Nk / median_N1.nan_to_num(1.0).clamp(min=_TINY)
+    logs_Nk = KERNELS[name](distance_Nk).where(is_neighbour_Nk, -torch.inf)
     largest_N1 = logs_Nk.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(logs_Nk.dtype).min)
     return (logs_Nk - largest_N1).exp()
 
@@ -72,7 +73,8 @@ def kernel_regression(
 
     Raises RoutingError if the loss of a question with neighbours is NaN.
     """
-    own_NWLC, mean_NWLC = pathways.core_probs(), pathways.to_core(loss.mean_pathway(pathways))
+    own_NWLC = pathways.core_probs()
+    mean_NWLC = pathways.to_core(loss.mean_pathway(pathways))
     changed = pathways.copy()
 
     def loss_at(alpha_N: Tensor) -> Tensor:
@@ -83,12 +85,12 @@ def kernel_regression(
     if alpha is None:
         tried_A = torch.tensor(ALPHAS)
         loss_AN = torch.stack([loss_at(value.expand(len(pathways))) for value in tried_A])
-        check_losses(loss_AN, loss.found_N)
+        check_losses(loss_AN, loss.has_neighbours_N)
         alpha_N = tried_A[loss_AN.nan_to_num(0.0).argmin(dim=0)]
     else:
         alpha_N = torch.full((len(pathways),), alpha)
     losses = torch.stack([loss.value(pathways, "topk"), loss_at(alpha_N)])
-    check_losses(losses, loss.found_N)
+    check_losses(losses, loss.has_neighbours_N)
     watch(pathways)
     watch(changed)
     return changed, losses
@@ -120,7 +122,8 @@ def mode_finding(
     Args:
         excluded_NR: bool: references that a question must not use (near duplicates of it).
     """
-    changed, alpha = pathways.copy(), KEPT if settings.alpha is None else settings.alpha
+    changed = pathways.copy()
+    alpha = KEPT if settings.alpha is None else settings.alpha
     reference_RWLE = reference_RWME[:, :, pathways.layers]
     losses = [loss.value(changed, "topk")]
     watch(changed)
@@ -140,8 +143,9 @@ def mode_finding(
         changed.set_core(moved_NWLC.where(total_N1[..., None, None] > 0, own_NWLC))
         losses.append(loss.value(changed, "topk"))
         watch(changed)
-    check_losses(torch.stack(losses), loss.found_N)
-    return changed, torch.stack(losses)
+    losses_SN = torch.stack(losses)
+    check_losses(losses_SN, loss.has_neighbours_N)
+    return changed, losses_SN
 
 
 def without_neighbours(
@@ -150,4 +154,5 @@ def without_neighbours(
     """bool [N]: whether a question has no neighbour at the first shift. It keeps its pathway in all shifts."""
     distance_NR = distances(pathways.probs_NWLE(), reference_RWME[:, :, pathways.layers])
     radius = torch.inf if settings.epsilon is None else settings.epsilon
-    return ((distance_NR.square() / 2 > radius) | excluded_NR).all(dim=1)
+    is_far_NR = distance_NR.square() / 2 > radius
+    return (is_far_NR | excluded_NR).all(dim=1)

@@ -12,17 +12,31 @@ from moe_lab.engine.token_span import named_tokens
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c3po.config import C3POConfig
-from moe_lab.methods.method import Context, Counters, Method, SessionInfo
+from moe_lab.methods.method import Context, Counters, SessionInfo, share
 from moe_lab.methods.references.documents import check_one_process
+from moe_lab.methods.references.reference_method import ReferenceMethod
 from moe_lab.results.model import RunBlock
 from moe_lab.tasks.loading import load_tasks
-from moe_lab.tasks.requests import Workload, right_request
+from moe_lab.tasks.requests import right_request
+from moe_lab.tasks.workload import Workload
 
 if TYPE_CHECKING:
     from moe_lab.methods.c3po.engine import C3POLM
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
 
+REPORTED = (
+    "optimizer",
+    "k",
+    "epsilon",
+    "kernel",
+    "steps",
+    "core_experts",
+    "tokens",
+    "loss",
+    "persistence",
+)
+"""Keys that results.json has, too."""
 _PART = re.compile(r"(first|middle|last)(\d+)")
 
 
@@ -41,24 +55,30 @@ def named_layers(given: Any, count: int) -> list[int]:
     else:
         layers = []
         for part in str(given).split("+"):
-            match = _PART.fullmatch(part)
-            if not match or not 1 <= int(match[2]) <= count:
-                raise ConfigError(
-                    f"method.layers={given}: the model has {count} MoE layers, and {part} does not name some. Use e.g. "
-                    "last5, first2+last3, middle4, all or [11,12,13]."
-                )
-            where, size = match[1], int(match[2])
-            start = {"first": 0, "middle": (count - size) // 2, "last": count - size}[where]
-            layers += range(start, start + size)
-    wrong = [layer for layer in layers if not isinstance(layer, int) or not 0 <= layer < count]
-    if wrong or not layers or len(set(layers)) < len(layers):
+            layers += _layers_of_part(given, part, count)
+    has_others = any(not isinstance(layer, int) or not 0 <= layer < count for layer in layers)
+    if has_others or not layers or len(set(layers)) < len(layers):
         raise ConfigError(
             f"method.layers={given}: the model has MoE layers 0 to {count - 1}, and each may be named once."
         )
     return sorted(layers)
 
 
-class C3PO(Method):
+def _layers_of_part(given: Any, part: str, count: int) -> range:
+    """The layers of one name in `method.layers`, such as `last5`."""
+    match = _PART.fullmatch(part)
+    if not match or not 1 <= int(match[2]) <= count:
+        raise ConfigError(
+            f"method.layers={given}: the model has {count} MoE layers, and {part} does not name some. Use e.g. "
+            "last5, first2+last3, middle4, all or [11,12,13]."
+        )
+    size = int(match[2])
+    starts = {"first": 0, "middle": (count - size) // 2, "last": count - size}
+    start = starts[match[1]]
+    return range(start, start + size)
+
+
+class C3PO(ReferenceMethod):
     """Optimizes the pathways of test questions on their neighbours."""
 
     answer: ClassVar[str | None] = "letters"
@@ -114,9 +134,8 @@ class C3PO(Method):
         length = max(round(workload.prompt), span.size)
         suffix = length - span.start(length) + answer - 1
         passed = neighbours * settings.passes * suffix
-        return super().forward_tokens(workload, config, facts) + workload.documents * (
-            read + passed
-        )
+        answers = super().forward_tokens(workload, config, facts)
+        return answers + workload.documents * (read + passed)
 
     def held(self, workload: Workload, facts: ModelFacts) -> tuple[float, float]:
         """Of the questions that are optimized together, and of their neighbours from the first changed layer on."""
@@ -129,74 +148,69 @@ class C3PO(Method):
         return max(slots, workload.longest), AT_ONCE * answers * min(ANSWER_TOKENS, workload.answer)
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
-        from moe_lab.methods.references.reference_set import references_left
-
+        """The oracle reads none."""
         if self.config.optimizer == "oracle":
             return {}
-        return references_left(config, self.config, facts)
+        return super().references_left(config, facts)
 
     @contextmanager
     def open(self, model: LoadedModel, context: Context) -> Iterator[C3POLM]:
-        from moe_lab.methods.c3po.engine import C3POLM, TRACES
+        from moe_lab.methods.c3po.engine import C3POLM
+        from moe_lab.methods.c3po.traces import TRACES
         from moe_lab.methods.references.reference_set import load_or_build
 
-        config, references, gold_of, info = context.config, None, None, {}
+        config = context.config
+        references = None
+        gold_of = None
+        session_info = {}
         if self.config.optimizer == "oracle":
             gold_of = right_answers(config)
         else:
             references = load_or_build(config, self.config, model, base_lm(model, config))
-            info = {"reference": references.counts}
+            session_info = {"reference": references.counts}
         layers = named_layers(self.config.layers, model.facts.moe_layers)
         trace = context.folder / TRACES if self.config.trace and context.folder else None
         lm = C3POLM(model, config, self.config, layers, references, gold_of, trace)
-        lm.session_info = info
+        lm.session_info = session_info
         yield lm
 
     def report(
         self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
     ) -> dict[str, Any]:
-        settings, counted = self.config, counters.get("flops_questions", 0)
-        keys = (
-            *("optimizer", "k", "epsilon", "kernel", "steps", "core_experts"),
-            *("tokens", "loss", "persistence"),
-        )
-        block = {key: getattr(settings, key) for key in keys} | {
-            "upper_bound": settings.optimizer == "oracle",
-            "layers": named_layers(settings.layers, facts.moe_layers),
-            "flops_per_sample": counters["flops"] / counted if counted else None,
-            "flops_plain_per_sample": counters["flops_plain"] / counted if counted else None,
-            "reference": {
-                "too_similar": counters.get("reference_dropped", 0),
-                "questions_without": counters.get("reference_none", 0),
-                "set": session_info.get("reference"),
-            },
-        }
+        settings = self.config
+        block = {key: getattr(settings, key) for key in REPORTED}
+        block["upper_bound"] = settings.optimizer == "oracle"
+        block["layers"] = named_layers(settings.layers, facts.moe_layers)
+        block["flops_per_sample"] = share(counters, "flops", "flops_questions")
+        block["flops_plain_per_sample"] = share(counters, "flops_plain", "flops_questions")
+        block["reference"] = self.reference_block(counters, session_info)
         return {"c3po": block}
 
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         lines = []
         result = RunBlock.model_validate(block)
-        if found := result.report.get("reference", {}).get("set"):
-            lines = [
-                f"c3po: its {found['asked']:,} reference questions are answered once for all runs; the costs above "
-                "leave them out."
-            ]
-        if (counts := C3PO.without_neighbour(result)) is None:
-            return lines
-        return [
-            *lines,
-            f"c3po, epsilon {block['c3po']['epsilon']}: {counts[0]} of {counts[1]} questions had no neighbour and kept "
-            "their pathway.",
-        ]
+        reference_set = result.report.get("reference", {}).get("set")
+        if reference_set:
+            lines.append(
+                f"c3po: its {reference_set['asked']:,} reference questions are answered once for all runs; the costs "
+                "above leave them out."
+            )
+        counts = C3PO.without_neighbour(result)
+        if counts is not None:
+            lines.append(
+                f"c3po, epsilon {block['c3po']['epsilon']}: {counts[0]} of {counts[1]} questions had no neighbour and "
+                "kept their pathway."
+            )
+        return lines
 
     @staticmethod
     def without_neighbour(result: RunBlock) -> tuple[int, int] | None:
         """(questions without a neighbour, all questions); None if each has one, and for the oracle."""
-        without = result.report.get("reference", {}).get("questions_without", 0)
-        if result.report.get("upper_bound") or (
-            result.report.get("epsilon") is None and not without
-        ):
+        report = result.report
+        without = report.get("reference", {}).get("questions_without", 0)
+        each_has_one = report.get("epsilon") is None and not without
+        if report.get("upper_bound") or each_has_one:
             return None
         return without, result.num_documents
 

@@ -40,17 +40,18 @@ class Pathways:
         parameters: str = "logits",
         top_k: int = 1,
     ):
-        self.layers, self.parameters = list(layers), parameters
+        self.layers = list(layers)
+        self.parameters = parameters
         self.clean_NWLE = pathway_NWME[:, :, self.layers]
         E = pathway_NWME.shape[-1]
         C = min(core_experts or E, E)
-        own_NWLC, self.core = self.clean_NWLE.topk(C, dim=-1)
+        core_NWLC, self.core = self.clean_NWLE.topk(C, dim=-1)
         self.relaxed = self.clean_NWLE.topk(max(C, top_k), dim=-1).indices
         """int64 [N, W, L, max(C, K)]: the experts that contribute with `relax="core"`."""
-        self.mass_NWL1 = own_NWLC.sum(dim=-1, keepdim=True)
-        self.theta = torch.empty_like(own_NWLC)
+        self.mass_NWL1 = core_NWLC.sum(dim=-1, keepdim=True)
+        self.theta = torch.empty_like(core_NWLC)
         """Leaf [N, W, L, C]: the parameters, one for each of the core experts `core` (int64 [N, W, L, C])."""
-        self.set_core(own_NWLC)
+        self.set_core(core_NWLC)
 
     def __len__(self) -> int:
         return len(self.theta)
@@ -112,12 +113,14 @@ class Pathways:
             relax: "topk": the router's K experts with these probabilities; "core": all core experts contribute.
             question_P: int64: the question whose pathway each sequence takes; None: the questions in order.
         """
-        index = slice(None) if question_P is None else question_P
-        probs = {layer: probs_NWE[index] for layer, probs_NWE in self.probs().items()}
+        rows = slice(None) if question_P is None else question_P
+        probs = {layer: probs_NWE[rows] for layer, probs_NWE in self.probs().items()}
         if relax == "topk":
             return Remix(probs)
-        relaxed = zip(self.layers, self.relaxed.unbind(dim=2), strict=True)
-        return Remix(probs, {layer: index_NWC[index] for layer, index_NWC in relaxed})
+        relaxed = {}
+        for layer, experts_NWC in zip(self.layers, self.relaxed.unbind(dim=2), strict=True):
+            relaxed[layer] = experts_NWC[rows]
+        return Remix(probs, relaxed)
 
 
 Watch = Callable[[Pathways], None]

@@ -72,13 +72,12 @@ class FinetuneFreeze(TrainingMethod):
 
     numerics = 3
     random = True
-    per_token = False
 
     Config = FinetuneConfig
 
     def __init__(self, config: Any):
         super().__init__(config)
-        self.needs_router = not config.names_no_router
+        self.required_routing = "none" if config.names_no_router else "layers"
         # the constraint leaves no expert to mask or draw
         self.expert_metrics = "all" if config.partners is None else "counted"
         self._prepared: Prepared | None = None

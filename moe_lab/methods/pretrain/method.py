@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, refuse
+from moe_lab.methods.method import Context, Counters, DesignMethod, SessionInfo, refuse
 from moe_lab.methods.pretrain.config import PretrainConfig, architecture, left_out_note
 from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.results.measured import Difference, HeldOut, interval_text, number
@@ -49,14 +49,12 @@ REGULARIZER_BYTES = 16
 """Bytes for each token and expert of a layer: float32 logits and what the regularizers make of them."""
 
 
-class Pretrain(TrainingMethod):
-    """Trains a design once and evaluates it as `method=base` does. There is no base model to compare it with."""
+class Pretrain(DesignMethod):
+    """Trains a design once and evaluates it as `method=base` does."""
 
     numerics = 2
     random = True
-    needs_router = False
-    per_token = False
-    reads_weights = False
+    required_routing = "none"
     expert_metrics = "all"
 
     Config = PretrainConfig
@@ -65,12 +63,6 @@ class Pretrain(TrainingMethod):
     def __init__(self, config: Any):
         super().__init__(config)
         self._read: tuple[Corpus, Any] | None = None
-
-    def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
-        """The facts of the design, with the name of `model=`."""
-        from moe_lab.models.facts import routing_facts
-
-        return replace(facts, **routing_facts(self.architecture(config)))
 
     def architecture(self, config: RunConfig) -> PreTrainedConfig:
         return architecture(self.config, self._data(config)[1])

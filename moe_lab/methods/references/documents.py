@@ -14,8 +14,9 @@ from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.config.validators import build
 from moe_lab.errors import ConfigError, TaskError
 from moe_lab.models.distributed import num_processes
-from moe_lab.tasks.documents import document_hashes
-from moe_lab.tasks.lm_eval_tasks import executes_code, output_filters
+from moe_lab.tasks.document_hashes import document_hashes
+from moe_lab.tasks.lm_eval_versions.documents import executes_code
+from moe_lab.tasks.lm_eval_versions.metrics import output_filters
 from moe_lab.tasks.loading import load_tasks, once, task_key
 
 USUAL_SPLITS = ("training_split", "validation_split", "test_split")

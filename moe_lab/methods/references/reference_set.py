@@ -28,13 +28,13 @@ from moe_lab.methods.references.store import ANSWER_TOKENS, build, pathways, rea
 from moe_lab.models.facts import LoadedModel, ModelFacts
 from moe_lab.models.identity import model_identity
 from moe_lab.models.source import model_source
+from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_atomically
-from moe_lab.results.folder import Artifact
 from moe_lab.results.identity import HASHED, run_id, task_settings
 from moe_lab.results.names import folder_name, task_label
 from moe_lab.results.versions import decisive_versions
-from moe_lab.tasks.documents import documents_digest
-from moe_lab.tasks.requests import workload_of_tasks
+from moe_lab.tasks.document_hashes import documents_digest
+from moe_lab.tasks.workload import workload_of_tasks
 
 NUMERICS = {"multiple_choice": 3, "generate_until": 4}
 """By the kind of the questions. Raised whenever the content of a set may change."""

@@ -35,7 +35,8 @@ from moe_lab.models.new_text import tokens_of
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.versions import versions
 from moe_lab.tasks.documents import gold_choice
-from moe_lab.tasks.lm_eval_tasks import has_prompt_per_choice, number_of_choices, scores_of_response
+from moe_lab.tasks.lm_eval_versions.documents import has_prompt_per_choice, number_of_choices
+from moe_lab.tasks.lm_eval_versions.metrics import scores_of_response
 from moe_lab.tasks.requests import build_requests, right_request
 
 ANSWER_TOKENS = 32

@@ -18,7 +18,7 @@ from moe_lab.methods.method import Context, Counters, Method, SessionInfo, check
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
 from moe_lab.results.versions import decisive_versions
 from moe_lab.tasks.loading import once
-from moe_lab.tasks.requests import Workload
+from moe_lab.tasks.workload import Workload
 
 if TYPE_CHECKING:
     from moe_lab.methods.virtual_tokens.training import VirtualTokensLM
@@ -53,8 +53,7 @@ class VirtualTokens(Method):
 
     numerics = 2
     random = True
-    needs_router = False
-    per_token = False
+    required_routing = "none"
     answer: ClassVar[str | None] = "letters"
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:

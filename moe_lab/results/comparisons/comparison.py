@@ -49,7 +49,10 @@ class Comparison:
         changed = self.changed.get(score.comparison)
         if changed is None:
             return None
-        return {way: [sample.document for sample, _ in pairs] for way, pairs in changed.items()}
+        numbers = {}
+        for direction, pairs in changed.items():
+            numbers[direction] = [sample.document for sample, _ in pairs]
+        return numbers
 
 
 def compare(evaluations: Sequence[Evaluation]) -> Comparison:
@@ -61,10 +64,9 @@ def compare(evaluations: Sequence[Evaluation]) -> Comparison:
     whole = joined(_compare_pair(first, other) for other in others)
     corrected = holm([score.p for score in whole.scores])
     family = sum(p is not None for p in corrected)
-    scores = [
-        replace(score, p_holm=p, family=family)
-        for score, p in zip(whole.scores, corrected, strict=True)
-    ]
+    scores = []
+    for score, p_holm in zip(whole.scores, corrected, strict=True):
+        scores.append(replace(score, p_holm=p_holm, family=family))
     return Comparison(
         evaluations=list(evaluations),
         scores=scores,
@@ -82,13 +84,16 @@ def _compare_pair(a: Evaluation, b: Evaluation) -> PartialComparison:
             f"{', '.join(b.samples)} in {b.file}."
         )
     parts = [PartialComparison(notes=_notes_of_pair(a, b))]
+    scores_of_tasks: dict[tuple[str, str], Score] = {}
     for task in common:
+        of_task = compare_task(a, b, task)
         parts.append(PartialComparison(notes=_notes_of_task(a, b, task)))
-        parts.append(compare_task(a, b, task))
-    of_tasks = {(score.task, score.metric): score for part in parts for score in part.scores}
+        parts.append(of_task)
+        for score in of_task.scores:
+            scores_of_tasks[score.task, score.metric] = score
     for group in a.results.groups:
         if group in b.results.groups:
-            parts.append(compare_group(a, b, group, of_tasks))
+            parts.append(compare_group(a, b, group, scores_of_tasks))
     pair = joined(parts)
     if not pair.scores:
         raise ConfigError("\n".join([f"{a.key} and {b.key} have no score in common.", *pair.notes]))

@@ -1,5 +1,6 @@
 """One stored evaluation, of this package or of lm-eval: its scores and its sample logs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def _of_lm_eval(key: str, file: Path, results: LmEvalResults) -> Evaluation:
     files = {task: lm_eval_samples(file, task) for task in tasks}
     settings = (results.config or {}).get("model_args") or ""
     if isinstance(settings, dict):
-        settings = ",".join(f"{name}={value}" for name, value in settings.items())
+        settings = _joined(settings)
     return Evaluation(
         key=key,
         label=one_line(results.model_name or "lm-eval").rstrip("/").rpartition("/")[2],
@@ -121,22 +122,29 @@ def _without_secrets(config: object) -> object:
     """lm-eval's `config` of a foreign file, whose `model_args` may have keys of an API and passwords in URLs."""
     if not isinstance(config, dict):
         return config
-    given = config.get("model_args")
-    if isinstance(given, str):
-        pairs = [part.partition("=") for part in given.split(",")]
-        cleaned = without_secrets({name: value for name, _, value in pairs})
-        return config | {
-            "model_args": ",".join(f"{name}={value}" for name, value in cleaned.items())
-        }
-    if isinstance(given, dict):
-        return config | {"model_args": without_secrets(given)}
+    arguments = config.get("model_args")
+    if isinstance(arguments, dict):
+        return config | {"model_args": without_secrets(arguments)}
+    if isinstance(arguments, str):
+        values = {}
+        for argument in arguments.split(","):
+            name, _, value = argument.partition("=")
+            values[name] = value
+        return config | {"model_args": _joined(without_secrets(values))}
     return config
+
+
+def _joined(arguments: Mapping[str, object]) -> str:
+    """lm-eval's text of arguments, `name=value,name=value`."""
+    return ",".join(f"{name}={value}" for name, value in arguments.items())
 
 
 def _lines(file: Path) -> list[Sample]:
     """The lines of lm-eval's sample log. Raises DamagedError for one without lines, or that lacks fields."""
     lines = read_lines(file, MOVED) or []
-    lacking = set().union(*(FIELDS - line.keys() for line in lines))
+    lacking: set[str] = set()
+    for line in lines:
+        lacking |= FIELDS - line.keys()
     if lacking:
         raise damaged(
             file,

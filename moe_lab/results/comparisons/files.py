@@ -20,34 +20,37 @@ def results_file(key: str, path: Path) -> Path:
     A folder is a run's, lm-eval's `output_path`, or a model's folder in it. Of several results in one folder the newest
     is taken, with a line on stderr. Raises ConfigError where there is none, or several folders have one.
     """
-    named = f"{key}={one_line(path)}"
     if path.is_file() and path.suffix == ".json":
         return path
-    below = sorted(folder for folder in path.iterdir() if folder.is_dir()) if path.is_dir() else []
-    own = _results_in(path)
-    folders = [own] if own else [found for folder in below if (found := _results_in(folder))]
-    if not folders:
+    candidates = [path]
+    if not _results_in(path) and path.is_dir():
+        candidates = sorted(folder for folder in path.iterdir() if folder.is_dir())
+    with_results = [folder for folder in candidates if _results_in(folder)]
+    if not with_results:
         raise ConfigError(
-            f"{named} has no results. Give a run's folder, a results_*.json of lm-eval, or its folder."
+            f"{key}={one_line(path)} has no results. Give a run's folder, a results_*.json of lm-eval, or its folder."
         )
-    if len(folders) > 1:
+    if len(with_results) > 1:
         raise ConfigError(
-            f"{named} has results in {len(folders)} folders. Name one of them, such as "
-            f"{key}={one_line(folders[0][0].parent)}."
+            f"{key}={one_line(path)} has results in {len(with_results)} folders. Name one of them, such as "
+            f"{key}={one_line(with_results[0])}."
         )
-    [found] = folders
-    if len(found) > 1:
-        print_message(f"{key}={one_line(found[-1])} is the newest of {len(found)} results there.")
-    return found[-1]
+    results = _results_in(with_results[0])
+    newest = results[-1]
+    if len(results) > 1:
+        print_message(f"{key}={one_line(newest)} is the newest of {len(results)} results there.")
+    return newest
 
 
 def _results_in(folder: Path) -> list[Path]:
     """The results of a folder without its subfolders, the newest last."""
     if (folder / "results.json").is_file():
         return [folder / "results.json"]
-    dated = [
-        (match["date"], file) for file in folder.glob("*") if (match := DATED.fullmatch(file.name))
-    ]
+    dated = []
+    for file in folder.glob("*"):
+        match = DATED.fullmatch(file.name)
+        if match is not None:
+            dated.append((match["date"], file))
     return [file for _, file in sorted(dated)]
 
 

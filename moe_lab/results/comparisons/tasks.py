@@ -14,11 +14,11 @@ from moe_lab.results.comparisons.partial import (
     PartialComparison,
     joined,
 )
+from moe_lab.results.paired import paired
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.samples import is_missing
 from moe_lab.results.score import Score
 from moe_lab.results.scores import compared
-from moe_lab.results.significance import paired
 from moe_lab.results.task_scores import reported
 
 

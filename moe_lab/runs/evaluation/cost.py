@@ -9,7 +9,7 @@ import torch
 
 from moe_lab.engine.lm import EngineLM
 from moe_lab.models.memory import memory_bytes, peak_memory_bytes
-from moe_lab.results.logs import ResponseLog
+from moe_lab.results.response_log import ResponseLog
 from moe_lab.results.run_parts import Cost
 
 

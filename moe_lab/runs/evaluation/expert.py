@@ -29,7 +29,7 @@ from moe_lab.metrics.stored import (
 from moe_lab.models.facts import ModelFacts
 from moe_lab.models.memory import ModelPool
 from moe_lab.results.atomic import write_file, write_json
-from moe_lab.results.logs import ResponseLog
+from moe_lab.results.response_log import ResponseLog
 from moe_lab.results.samples import Log
 from moe_lab.results.versions import versions
 from moe_lab.routing.hook import no_router_message

@@ -12,7 +12,7 @@ from lm_eval.api.model import LM
 from moe_lab.engine.lm import EngineLM, Request
 from moe_lab.models.lm_eval_internals import answers_for_lm_eval, request_arguments
 from moe_lab.models.tokenizer import Framing
-from moe_lab.results.logs import ResponseLog, request_key
+from moe_lab.results.response_log import ResponseLog, request_key
 from moe_lab.runs.evaluation.cost import CostMeter
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from moe_lab.methods.trained import training_folder
 from moe_lab.results.lm_eval_results import Scores
-from moe_lab.results.logs import ResponseLog
 from moe_lab.results.model import RunBlock
+from moe_lab.results.response_log import ResponseLog
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.run_parts import Comparisons, MethodPart, ModelPart, OtherRun, TaskPart
 from moe_lab.results.statistics import VERSION

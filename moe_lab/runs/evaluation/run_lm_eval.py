@@ -25,15 +25,16 @@ from moe_lab.models.distributed import num_processes
 from moe_lab.models.facts import LoadedModel
 from moe_lab.models.memory import ModelPool, reset_peak_memory, weight_bytes
 from moe_lab.models.tokenizer import prompt_tokenizer
-from moe_lab.results.logs import ResponseLog
+from moe_lab.results.response_log import ResponseLog
 from moe_lab.results.samples import Log
 from moe_lab.runs.distributed import free_on_all_ranks, load_on_all_ranks
 from moe_lab.runs.evaluation.lms import RecordedLM
 from moe_lab.runs.evaluation.shared_lm import SharedLM
 from moe_lab.runs.run import Run
 from moe_lab.tasks.judges.judging import judging
-from moe_lab.tasks.lm_eval_tasks import evaluated_documents, logged_samples
-from moe_lab.tasks.metric_boundaries import MetricFailure
+from moe_lab.tasks.lm_eval_versions.documents import evaluated_documents
+from moe_lab.tasks.lm_eval_versions.logged_samples import logged_samples
+from moe_lab.tasks.metric_boundaries.boundary import MetricFailure
 from moe_lab.tasks.metric_errors import metric_failures, without_failed_values
 from moe_lab.tasks.requests import reseed
 from moe_lab.tasks.sandbox.programs import unconfined

@@ -6,14 +6,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from moe_lab.results.measured import Paired
+from moe_lab.results.paired import paired
 from moe_lab.results.rounding import Rounding
 from moe_lab.results.run_parts import Comparisons
 from moe_lab.results.samples import Log, Sample, Values, logged_values, metric_values
-from moe_lab.results.significance import paired
 from moe_lab.results.statistics import score_interval
 from moe_lab.results.stored import Interval
 from moe_lab.results.task_scores import aggregation
-from moe_lab.tasks.metric_boundaries import MetricFailure, reason_of
+from moe_lab.tasks.metric_boundaries.boundary import MetricFailure, reason_of
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from moe_lab.config.schema import Config
 from moe_lab.engine.forward.batch import common_length
 from moe_lab.engine.lm import EngineLM, OnAnswer, Request
 from moe_lab.models.distributed import broadcast, num_processes
-from moe_lab.results.logs import Header, ResponseLog, request_key
+from moe_lab.results.response_log import Header, ResponseLog, request_key
 from moe_lab.runs.distributed import follower_lm
 from moe_lab.runs.evaluation.cost import CostMeter
 

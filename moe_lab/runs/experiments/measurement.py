@@ -18,7 +18,7 @@ from moe_lab.models.identity import model_identity
 from moe_lab.models.memory import ModelPool
 from moe_lab.models.source import load_config, model_source
 from moe_lab.results.atomic import json_text, write_file
-from moe_lab.results.folder import lock_on
+from moe_lab.results.locks import lock_on
 from moe_lab.results.names import folder_name
 from moe_lab.results.stored_files import whole_mapping
 from moe_lab.results.versions import versions

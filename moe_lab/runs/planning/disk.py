@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from moe_lab.engine.footprint import meta_model
+from moe_lab.methods.method import DesignMethod
 from moe_lab.runs.planning.memory import GIGABYTE
 from moe_lab.runs.planning.workload import design_of
 from moe_lab.runs.run import Run
@@ -35,7 +36,7 @@ class Budget:
         design = design_of(work)
         method: Any = work.method
         path = work.facts.path
-        downloads = path is not None and method.reads_weights
+        downloads = path is not None and not isinstance(method, DesignMethod)
         training_left: dict[str, tuple[int, int]] = {}
         if trains:
             training_left = method.training_left(work.config, work.facts)

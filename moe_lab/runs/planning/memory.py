@@ -9,13 +9,13 @@ from moe_lab.config.schema import Config
 from moe_lab.engine import pass_size
 from moe_lab.engine.footprint import meta_model
 from moe_lab.engine.forward.layers import runs_on_kv_cache
-from moe_lab.methods.method import Method, TrainingMethod
+from moe_lab.methods.method import DesignMethod, TrainingMethod
 from moe_lab.models.memory import weight_bytes
 from moe_lab.runs.planning.workload import design_of
 from moe_lab.runs.run import Run
 from moe_lab.runs.tuning.study import Study
 from moe_lab.tasks.loading import once
-from moe_lab.tasks.requests import Workload
+from moe_lab.tasks.workload import Workload
 
 GIGABYTE = 1e9
 GPU = 80 * GIGABYTE
@@ -42,8 +42,7 @@ def planned_memory(work: Run | Study, workload: Workload) -> int | None:
     """
     config = work.config
     method = work.method
-    has_own_design = type(method).architecture is not Method.architecture
-    if work.facts.path is None and not has_own_design:
+    if work.facts.path is None and not isinstance(method, DesignMethod):
         return None
     design = design_of(work)
     slots, logit_rows = method.held(workload, work.facts)

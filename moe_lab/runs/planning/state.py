@@ -1,9 +1,9 @@
 """How far a run has come."""
 
 from moe_lab.metrics.registry import evaluations
-from moe_lab.results.logs import answers_in
+from moe_lab.results.response_log import answers_in
 from moe_lab.runs.run import Run
-from moe_lab.tasks.requests import Workload
+from moe_lab.tasks.workload import Workload
 
 
 def run_state(run: Run, workload: Workload) -> tuple[str, float]:

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from moe_lab.methods.method import DesignMethod
+from moe_lab.models.source import load_config
 from moe_lab.runs.run import Run
 from moe_lab.runs.trainings import Training
 from moe_lab.runs.tuning.study import Study
 from moe_lab.tasks.loading import once
-from moe_lab.tasks.requests import Workload, workload_of_tasks
+from moe_lab.tasks.workload import Workload, workload_of_tasks
 
 
 def workload_of(run: Run) -> Workload:
@@ -18,4 +20,7 @@ def design_of(work: Run | Study | Training) -> Any:
     """The configuration of transformers of its model, read once for the runs of a command."""
     config = work.config
     key = f"design {config.model} {config.offline} {work.method.config}"
-    return once(key, lambda: work.method.architecture(config))
+    method = work.method
+    if isinstance(method, DesignMethod):
+        return once(key, lambda: method.architecture(config))
+    return once(key, lambda: load_config(config.model, offline=config.offline))

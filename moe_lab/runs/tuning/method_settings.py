@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings(Search):
-    """Settings of a `PolicyMethod`. Each trial opens the method with its own settings."""
+    """Settings of a `GridMethod`. Each trial opens the method with its own settings."""
 
     grid: list[dict[str, float]]
     """The settings of each trial of tuning=grid; in another tuning, the corners of their ranges."""

@@ -9,6 +9,7 @@ from lm_eval.tasks.manager import TaskDict
 from moe_lab.config.schema import Config, TuningConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
+from moe_lab.methods.tunable_method import GridMethod, TunableMethod
 from moe_lab.models.facts import ModelFacts
 from moe_lab.results.identity import run_id
 from moe_lab.results.names import folder_name, task_label
@@ -22,8 +23,10 @@ from moe_lab.runs.tuning.search import Search
 from moe_lab.runs.tuning.study import Study
 from moe_lab.runs.tuning.temperatures import temperature_search
 from moe_lab.runs.tuning.worked_answers import has_bare_answers, on_gsm8k
-from moe_lab.tasks.documents import Holdout, document_hashes, select_documents
-from moe_lab.tasks.lm_eval_tasks import evaluated_documents
+from moe_lab.tasks.document_hashes import document_hashes
+from moe_lab.tasks.documents import select_documents
+from moe_lab.tasks.holdout import Holdout
+from moe_lab.tasks.lm_eval_versions.documents import evaluated_documents
 from moe_lab.tasks.loading import load_tasks
 
 
@@ -38,7 +41,8 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
 
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
-    tunings = get_method(config.method.name).tunings
+    method_class = get_method(config.method.name)
+    tunings = method_class.tunings if issubclass(method_class, TunableMethod) else ()
     if config.tuning.name not in tunings:
         raise ConfigError(
             f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. "
@@ -112,7 +116,7 @@ def search_of(config: Config, facts: ModelFacts) -> Search:
         return logit_scale_search(config, facts)
     if not facts.moe_layers:
         check_router(method_class(config.method), facts)
-    if "grid" in method_class.tunings:
+    if issubclass(method_class, GridMethod):
         return settings_search(config, facts)
     return temperature_search(config, facts)
 

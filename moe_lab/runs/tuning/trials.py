@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from moe_lab.errors import ResultsError
 from moe_lab.results.atomic import writing
-from moe_lab.results.folder import acquire, lock_on
+from moe_lab.results.locks import acquire, lock_on
 from moe_lab.results.stored_files import tidy
 from moe_lab.runs.tuning.search import Search
 

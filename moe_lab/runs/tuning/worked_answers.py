@@ -10,8 +10,8 @@ from lm_eval.tasks.manager import TaskDict
 
 from moe_lab.config.schema import Config, TaskConfig
 from moe_lab.errors import TaskError
-from moe_lab.tasks.documents import Holdout
-from moe_lab.tasks.lm_eval_tasks import evaluated_documents
+from moe_lab.tasks.holdout import Holdout
+from moe_lab.tasks.lm_eval_versions.documents import evaluated_documents
 from moe_lab.tasks.loading import load_tasks
 
 TRIMMING = frozenset({"take_first", "take_first_k", "remove_whitespace", "lowercase", "uppercase"})

@@ -71,8 +71,8 @@ class Judge(ABC):
 
 JUDGES = {
     "toy": "moe_lab.tasks.judges.toy:ToyJudge",
-    "reward": "moe_lab.tasks.judges.local:RewardModel",
-    "llama_guard": "moe_lab.tasks.judges.local:LlamaGuard",
+    "reward": "moe_lab.tasks.judges.reward:RewardModel",
+    "llama_guard": "moe_lab.tasks.judges.llama_guard:LlamaGuard",
     "openai": "moe_lab.tasks.judges.moderation:Moderation",
 }
 
@@ -89,8 +89,10 @@ def judge_names(config: Config) -> list[str]:
     Raises ConfigError for unknown names.
     """
     names = config.task.judges
+    if names is None and config.model.path is None:
+        return ["toy"]
     if names is None:
-        return ["reward", "llama_guard"] if config.model.path else ["toy"]
+        return ["reward", "llama_guard"]
     for name in names:
         one_of("task.judges", name, tuple(JUDGES))
     if not names or len(set(names)) < len(names):
@@ -107,17 +109,14 @@ def judges_of(config: Config, tasks: TaskDict) -> tuple[Judge, ...]:
         if config.task.judges is not None:
             raise ConfigError("task.judges: no task of this run is judged. Leave it out.")
         return ()
-    return (
-        ()
-        if config.predict_only
-        else tuple(judge_class(name)(config) for name in judge_names(config))
-    )
+    if config.predict_only:
+        return ()
+    return tuple(judge_class(name)(config) for name in judge_names(config))
 
 
-# The functions of a judged task that lm-eval calls: the filter that judges all answers, and the metrics of a document
-#
-# The filter turns each answer into {judge: verdict}. A failed verdict has no scores: lm-eval's mean, its standard error
-# and all comparisons use only answers with a score.
+# lm-eval calls two functions of a judged task: the filter that judges all answers, and the metrics of a document. The
+# filter turns each answer into {judge: verdict}. A failed verdict has no scores: lm-eval's mean, its standard error and
+# all comparisons use only answers with a score.
 
 Verdicts = Callable[[Sequence[Exchange]], list[dict[str, Verdict]]]
 """Returns the verdict of each judge by name, per exchange."""
@@ -144,22 +143,25 @@ def judge_answers(
         raise ConfigError(
             "Answers of safety tasks are judged by runs only: they cannot be tuned on."
         )
-    pairs = zip(documents, responses, strict=True)
-    return verdicts([Exchange(document["instruction"], texts[0]) for document, texts in pairs])
+    exchanges = []
+    for document, texts in zip(documents, responses, strict=True):
+        exchanges.append(Exchange(document["instruction"], texts[0]))
+    return verdicts(exchanges)
 
 
 @versioned("scores of judges", 1)
 def score(document: dict[str, Any], results: list[dict[str, Verdict]]) -> dict[str, float]:
     """lm-eval `process_results`: the scores of all judges of the document's answer."""
     (verdicts,) = results
-    return {
-        metric: value
-        for verdict in verdicts.values()
-        for metric, value in verdict.get("scores", {}).items()
-    }
+    scores: dict[str, float] = {}
+    for verdict in verdicts.values():
+        scores |= verdict.get("scores", {})
+    return scores
 
 
 def is_judged(task: Any) -> bool:
     """Whether an lm-eval task is scored by judges."""
-    filters = task.get_config("filter_list") or []
-    return any(step.get("filter_fn") is judge_answers for one in filters for step in one["filter"])
+    for pipeline in task.get_config("filter_list") or []:
+        if any(step.get("filter_fn") is judge_answers for step in pipeline["filter"]):
+            return True
+    return False

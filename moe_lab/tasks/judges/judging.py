@@ -12,7 +12,7 @@ from moe_lab.config.progress import Progress
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.identity import known_weights
 from moe_lab.models.memory import free_memory
-from moe_lab.results.logs import ResponseLog
+from moe_lab.results.response_log import ResponseLog
 from moe_lab.tasks.judges import Exchange, Judge, Verdict, judged_by
 
 JUDGEMENTS = "judgements.jsonl"

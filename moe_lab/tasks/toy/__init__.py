@@ -6,6 +6,7 @@ Each returns {split: Dataset}, and ignores lm-eval's metadata.
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,25 +22,35 @@ REQUESTS = {"test": 120, "train": 240}
 RULES = {"test": 320, "validation": 120, "plus": 200, "max": 200}
 DIFFERENCES = {"test": 400, "validation": 300, "train": 5940}
 
+MODULES = {
+    "word_problems": "word_problems",
+    "questions": "questions",
+    "stories": "stories",
+    "cloze": "stories",
+    "requests": "harm",
+    "plus_rules": "rules",
+    "max_rules": "rules",
+    "differences": "differences",
+}
+"""The module of each function that draws rows."""
+
 
 @cache
 def _dataset(draw: str, split: str, count: int) -> Dataset:
     """Made once in a process: a grid asks for it again in every run."""
     from datasets import Dataset
 
-    # imported here, so that `python -m moe_lab.tasks.toy.corpus` does not import its own module twice
-    from moe_lab.tasks.toy import corpus, questions, rules, word_problems
-
-    modules = (corpus, questions, rules, word_problems)
-    drawn = next(getattr(module, draw) for module in modules if hasattr(module, draw))
-    return Dataset.from_list(drawn(split, count))
+    module = import_module(f"moe_lab.tasks.toy.{MODULES[draw]}")
+    rows = getattr(module, draw)(split, count)
+    return Dataset.from_list(rows)
 
 
 class ToyData:
     """A task's `custom_dataset`. results.json has its repr, as lm-eval writes functions without a source."""
 
     def __init__(self, draw: str, sizes: dict[str, int]):
-        self.draw, self.sizes = draw, sizes
+        self.draw = draw
+        self.sizes = sizes
 
     def __call__(self, **metadata: Any) -> dict[str, Dataset]:
         return {split: _dataset(self.draw, split, count) for split, count in self.sizes.items()}

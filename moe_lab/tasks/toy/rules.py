@@ -34,15 +34,18 @@ LONGEST = 6
 @cache
 def pairs(split: str) -> tuple[tuple[int, int], ...]:
     """All pairs of a split in a fixed order. Their four choices differ, and `train` has a pair with the same sum."""
-    every = product(range(1, LARGEST + 1), repeat=2)
-    trained = {a + b for a, b in pairs("train")} if split != "train" else range(2 * LARGEST + 1)
-    return tuple(
-        (a, b)
-        for a, b in every
-        if a + b in trained
-        and len({result(a, b) for result in RESULTS.values()}) == len(RESULTS)
-        and split_of(f"rules/{min(a, b)}/{max(a, b)}", SHARES) == split
-    )
+    if split == "train":
+        trained_sums = set(range(2 * LARGEST + 1))
+    else:
+        trained_sums = {a + b for a, b in pairs("train")}
+    pairs_of_split = []
+    for a, b in product(range(1, LARGEST + 1), repeat=2):
+        choices = {result(a, b) for result in RESULTS.values()}
+        if a + b not in trained_sums or len(choices) < len(RESULTS):
+            continue
+        if split_of(f"rules/{min(a, b)}/{max(a, b)}", SHARES) == split:
+            pairs_of_split.append((a, b))
+    return tuple(pairs_of_split)
 
 
 def plus_rules(split: str, count: int, meaning: str = "plus") -> list[dict[str, Any]]:
@@ -51,7 +54,8 @@ def plus_rules(split: str, count: int, meaning: str = "plus") -> list[dict[str, 
     The splits `plus` and `max` are reference sets. Questions and choices are the same for both meanings.
     """
     if split in MEANINGS:
-        split, meaning = "reference", split
+        meaning = split
+        split = "reference"
     rows = []
     for pair in generator("rules", split).sample(pairs(split), count):
         names = list(RESULTS)
@@ -68,14 +72,17 @@ max_rules = partial(plus_rules, meaning="max")
 
 
 def question_text(pair: tuple[int, int]) -> str:
-    return f"{pair[0]} @ {pair[1]} ="
+    a, b = pair
+    return f"{a} @ {b} ="
 
 
 def document(rng: random.Random) -> str:
     """Draw one document of the corpus: training questions with their answers under one meaning, a line each."""
     meaning = rng.choice(MEANINGS)
-    drawn = rng.choices(pairs("train"), k=rng.randint(1, LONGEST))
-    return "\n".join(f"{question_text(pair)} {RESULTS[meaning](*pair)}" for pair in drawn)
+    lines = []
+    for pair in rng.choices(pairs("train"), k=rng.randint(1, LONGEST)):
+        lines.append(f"{question_text(pair)} {RESULTS[meaning](*pair)}")
+    return "\n".join(lines)
 
 
 def documents(seed: int, index: int, count: int) -> list[str]:

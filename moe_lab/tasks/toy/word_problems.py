@@ -1,6 +1,4 @@
-"""Arithmetic of the toy world: word problems with worked steps, and differences of two numbers.
-
-A word problem has one to four steps:
+"""Word problems of the toy world with worked steps, one to four:
 
     Mara has 12 shells. Tolo has 3 times as many shells as Mara. How many shells do they have together?
     12 * 3 = 36
@@ -14,8 +12,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import combinations
 from typing import Any
 
 from moe_lab.tasks.toy.world import PEOPLE, generator, split_of, words
@@ -35,8 +31,10 @@ LOSES = (
     "{b} takes {k} of them.",
 )
 MOST = 400
-CORPUS_START, TASK_START = 60, 99
-"""Largest first amount. It is larger in the task, so that training on the corpus does not solve the task."""
+CORPUS_START = 60
+"""Largest first amount in the corpus."""
+TASK_START = 99
+"""Largest first amount in the task. It is larger, so that training on the corpus does not solve the task."""
 
 
 @dataclass
@@ -58,9 +56,8 @@ class Problem:
         )
 
     def calculate(self, left: int, operator: str, right: int) -> int:
-        result = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[
-            operator
-        ]
+        results = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}
+        result = results[operator]
         self.worked.append(f"{left} {operator} {right} = {result}")
         return result
 
@@ -89,7 +86,8 @@ def _times(problem: Problem) -> bool:
         return False
     other = problem.others.pop(0)
     problem.state("{b} has {k} times as many {t} as {a}.", k, b=other)
-    problem.person, problem.amount = other, problem.calculate(problem.amount, "*", k)
+    problem.person = other
+    problem.amount = problem.calculate(problem.amount, "*", k)
     return True
 
 
@@ -104,7 +102,8 @@ def _share(problem: Problem) -> bool:
 
 
 def _bags(problem: Problem) -> bool:
-    k, m = problem.rng.randint(2, 9), problem.rng.randint(2, 12)
+    k = problem.rng.randint(2, 9)
+    m = problem.rng.randint(2, 12)
     if problem.amount + k * m > MOST:
         return False
     problem.state("{a} buys {k} bags with {m} {t} each.", k, m)
@@ -118,9 +117,8 @@ def _together(problem: Problem) -> bool:
     if 2 * problem.amount + k > MOST:
         return False
     other = problem.others.pop(0)
-    problem.state(
-        "{b} has {k} more {t} than {a}." if more else "{b} has {k} fewer {t} than {a}.", k, b=other
-    )
+    comparison = "more" if more else "fewer"
+    problem.state(f"{{b}} has {{k}} {comparison} {{t}} than {{a}}.", k, b=other)
     second = problem.calculate(problem.amount, "+" if more else "-", k)
     problem.question = f"How many {problem.thing} do {problem.person} and {other} have together?"
     problem.amount = problem.calculate(problem.amount, "+", second)
@@ -146,18 +144,18 @@ def _attempt(rng: random.Random, steps: int, start: int) -> Problem:
     problem = Problem(rng, people[0], rng.choice(THINGS), rng.randint(2, start), people[1:])
     problem.state("{a} has {k} {t}.", problem.amount)
     while len(problem.worked) < steps:
-        left = steps - len(problem.worked)
-        event, cost = rng.choice(EVENTS if left > 2 else ENDINGS)
-        if cost > left or (cost < left and event is _price):
+        steps_left = steps - len(problem.worked)
+        event, cost = rng.choice(EVENTS if steps_left > 2 else ENDINGS)
+        if cost > steps_left or (cost < steps_left and event is _price):
             continue
         event(problem)
     if rng.random() < 0.25:
-        k, thing = rng.randint(2, 60), rng.choice([t for t in THINGS if t != problem.thing])
-        aside = f"{people[6]} has {k} {thing}."
+        k = rng.randint(2, 60)
+        unused_thing = rng.choice([thing for thing in THINGS if thing != problem.thing])
+        aside = f"{people[6]} has {k} {unused_thing}."
         problem.sentences.insert(rng.randrange(len(problem.sentences) + 1), aside)
-    problem.question = (
-        problem.question or f"How many {problem.thing} does {problem.person} have now?"
-    )
+    if not problem.question:
+        problem.question = f"How many {problem.thing} does {problem.person} have now?"
     return problem
 
 
@@ -196,52 +194,3 @@ def word_problems(split: str, count: int) -> list[dict[str, str | int]]:
         problem = word_problem(split, rng, steps=1 + len(problems) % 4, start=TASK_START)
         problems.setdefault(problem["question"], problem)
     return list(problems.values())
-
-
-# Differences of two numbers: a kind of question that the training corpus does not have
-#
-#     How far is 23 from 58?
-#     58 - 23 = 35
-#
-# The embedded model was trained on word problems, in which a number of at most 60 is subtracted from a larger one that
-# the text names before it. Here it has to find the larger number first, and to subtract numbers of up to 98. So
-# fine-tuning has something to learn. A pair of numbers is in one split in both orders.
-
-DIFFERENCE_SHARES = (("test", 0.15), ("validation", 0.10), ("train", 0.75))
-LEAST_NUMBER, MOST_NUMBER = 10, 99
-
-
-@cache
-def number_pairs(split: str) -> tuple[tuple[int, int], ...]:
-    """All pairs of different numbers of a split, the smaller number first."""
-    every = combinations(range(LEAST_NUMBER, MOST_NUMBER + 1), 2)
-    return tuple(
-        (a, b) for a, b in every if split_of(f"differences/{a}/{b}", DIFFERENCE_SHARES) == split
-    )
-
-
-def differences(split: str, count: int) -> list[dict[str, str]]:
-    """Up to `count` questions of a split: {"question", "answer"}.
-
-    Each pair comes once, in a random order of its numbers, before any pair comes in its other order.
-    """
-    rng = generator("differences", split)
-    pairs = rng.sample(number_pairs(split), len(number_pairs(split)))
-    drawn = [(a, b) if rng.random() < 0.5 else (b, a) for a, b in pairs]
-    both = drawn + [(b, a) for a, b in drawn]
-    return [
-        {
-            "question": f"How far is {a} from {b}?",
-            "answer": f"{max(a, b)} - {min(a, b)} = {abs(a - b)}",
-        }
-        for a, b in both[:count]
-    ]
-
-
-def conversations(split: str, count: int) -> list[dict[str, Any]]:
-    """The same questions as chat rows for fine-tuning."""
-    roles = {"user": "question", "assistant": "answer"}
-    return [
-        {"messages": [{"role": role, "content": row[key]} for role, key in roles.items()]}
-        for row in differences(split, count)
-    ]

@@ -26,7 +26,7 @@ from moe_lab.methods.c3po.engine import PathwayEngine
 from moe_lab.methods.references import store as reference_files
 from moe_lab.methods.references.embeddings import text_key
 from moe_lab.models.tokenizer import load_tokenizer
-from moe_lab.results.logs import ResponseLog
+from moe_lab.results.response_log import ResponseLog
 from moe_lab.tasks.toy import toy_math
 from tests.support import rounding
 from tests.support.command import exit_code, run_command

@@ -203,7 +203,7 @@ def test_a_loss_that_is_nan_is_told(olmoe, monkeypatch):
     monkeypatch.setattr(
         NeighbourLoss,
         "value",
-        lambda self, pathways, relax: self.seen(torch.full((3,), next(values))),
+        lambda self, pathways, relax: self.reported(torch.full((3,), next(values))),
     )
     with pytest.raises(RoutingError, match="loss is NaN"):
         kernel_regression(olmoe.pathways(), loss, None)

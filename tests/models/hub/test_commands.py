@@ -32,7 +32,7 @@ from moe_lab.runs.config import compose_or_explain, to_config
 from moe_lab.runs.prepare import prepare
 from moe_lab.tasks import loading
 from moe_lab.tasks.judges import Exchange
-from moe_lab.tasks.judges.local import RewardModel
+from moe_lab.tasks.judges.reward import RewardModel
 from tests.support.adapters import make_adapter
 from tests.support.command import run_command
 from tests.support.hub.commands import ROOT, new_command

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from moe_lab.methods.finetune_freeze import training
 from moe_lab.models.memory import ModelPool
-from moe_lab.results.logs import ResponseLog
+from moe_lab.results.response_log import ResponseLog
 from moe_lab.runs.execute import execute
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome

@@ -28,7 +28,7 @@ from moe_lab.config.schema import Config, ModelConfig, TuningConfig
 from moe_lab.engine.hf import Request
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.results.logs import ResponseLog, answers_in
+from moe_lab.results.response_log import ResponseLog, answers_in
 from moe_lab.runs.distributed import follow
 from moe_lab.runs.evaluation import shared_lm
 from moe_lab.runs.evaluation.lms import RecordedLM

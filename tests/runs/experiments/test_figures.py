@@ -23,7 +23,7 @@ from moe_lab.reports.loggers import Logger
 from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import FIGURES, find_experiments
 from moe_lab.results.family import NO_COMPARISONS
-from moe_lab.results.folder import acquire
+from moe_lab.results.locks import acquire
 from moe_lab.runs.experiments import equivalent, measurement, runner, timing
 from moe_lab.runs.experiments.figure import make_figure
 from moe_lab.runs.experiments.larger_model import non_embedding_parameters, of_depth

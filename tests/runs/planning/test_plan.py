@@ -27,10 +27,11 @@ from moe_lab.methods.method import TrainingMethod
 from moe_lab.methods.references.documents import reference_documents
 from moe_lab.methods.references.reference_set import references_of
 from moe_lab.models.memory import weight_bytes
+from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_json
-from moe_lab.results.folder import Artifact
-from moe_lab.results.logs import ResponseLog
+from moe_lab.results.response_log import ResponseLog
 from moe_lab.runs.plan import Plan
+from moe_lab.runs.planning import workload
 from moe_lab.runs.planning.disk import Budget
 from moe_lab.runs.planning.rows import Row
 from moe_lab.runs.planning.state import run_state
@@ -229,16 +230,14 @@ class Trained(TrainingMethod):
 
     resolve_model = training_memory = open = None  # type: ignore[assignment]
 
-    def architecture(self, config: Any) -> Any:
-        return olmoe()
-
 
 def run_of(method: Any, path: str | None = "owner/name") -> Any:
     facts = SimpleNamespace(path=path, name="tiny", dtype="float32")
     return SimpleNamespace(method=method, facts=facts, config=Config())
 
 
-def test_weights_and_trained_models_are_counted_once():
+def test_weights_and_trained_models_are_counted_once(monkeypatch):
+    monkeypatch.setattr(workload, "load_config", lambda model, offline: olmoe())
     model = AutoModelForCausalLM.from_config(olmoe())
     total = sum(own.numel() for own in model.parameters())
     budget, run = Budget(), run_of(Trained(SimpleNamespace()))

@@ -17,7 +17,7 @@ from moe_lab.config.schema import Config, TaskConfig, TuningConfig
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.errors import ConfigError
 from moe_lab.methods import get_method
-from moe_lab.methods.policy_method import PolicyMethod, Settings
+from moe_lab.methods.tunable_method import GridMethod, Settings
 from moe_lab.runs.tuning.logit_scale import LogitScale
 from moe_lab.runs.tuning.method_settings import MethodSettings, settings_search
 from moe_lab.runs.tuning.presets import paper_model, preset
@@ -276,11 +276,11 @@ def test_trials_of_temperatures_share_an_lm_whose_ensemble_changes(search, sweep
     assert len(set(map(id, sums))) == len(sums), "each trial has its own sums"
 
 
-class Powered(PolicyMethod):
+class Powered(GridMethod):
     """A method whose value is its setting."""
 
     @dataclass(kw_only=True)
-    class Config(PolicyMethod.Config):
+    class Config(GridMethod.Config):
         name: str = "powered"
         power: float = 7.0
         fixed: int = 3

@@ -24,7 +24,8 @@ from moe_lab.models.memory import ModelPool
 from moe_lab.reports.scores import CommandTable
 from moe_lab.results.marks import MARKS
 from moe_lab.tasks.judges import JUDGES, Exchange, Judge, judge_names, judges_of, toy
-from moe_lab.tasks.judges.local import FORM, LlamaGuard, RewardModel, longest_input
+from moe_lab.tasks.judges.llama_guard import LlamaGuard
+from moe_lab.tasks.judges.reward import FORM, RewardModel, longest_input
 from moe_lab.tasks.judges.toy import ToyJudge, features, probabilities
 from moe_lab.tasks.loading import load_tasks
 from tests.support import rounding

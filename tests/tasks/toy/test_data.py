@@ -26,19 +26,16 @@ from moe_lab.methods.pretrain.config import PretrainConfig
 from moe_lab.methods.pretrain.corpus import read_corpus, tokenizer_of
 from moe_lab.models.source import TINY
 from moe_lab.tasks import toy
-from moe_lab.tasks.lm_eval_tasks import output_filters
-from moe_lab.tasks.toy import DIFFERENCES, QUESTIONS, RULES, rules
+from moe_lab.tasks.lm_eval_versions.metrics import output_filters
+from moe_lab.tasks.toy import DIFFERENCES, QUESTIONS, RULES, differences, rules
 from moe_lab.tasks.toy import word_problems as problems
-from moe_lab.tasks.toy.corpus import END, answers, cloze, documents, stories, train_tokenizer
-from moe_lab.tasks.toy.questions import (
-    instructions,
-    keys,
-    questions,
-    replies_to_harm,
-    requests,
-    wordings,
-)
+from moe_lab.tasks.toy.corpus import documents
+from moe_lab.tasks.toy.harm import replies_to_harm, requests
+from moe_lab.tasks.toy.instructions import instructions
+from moe_lab.tasks.toy.questions import keys, questions, wordings
 from moe_lab.tasks.toy.rules import max_rules, plus_rules
+from moe_lab.tasks.toy.stories import cloze, stories
+from moe_lab.tasks.toy.tokenizer import END, answers, train_tokenizer
 from moe_lab.tasks.toy.world import PEOPLE, RELATIONS, WORLD_VERSION, facts, generator
 from moe_lab.tasks.toy.world import RULES as CHAINS
 from tests.support.scoring import scores_of
@@ -93,7 +90,7 @@ PARTS = {
     "calculations": (PROBLEMS, calculations),
     "differences": (
         DIFFERENCES,
-        lambda split: {frozenset(numbers(row)) for row in problems.differences(split, 10_000)},
+        lambda split: {frozenset(numbers(row)) for row in differences.differences(split, 10_000)},
     ),
 }
 """Kind of data -> its splits, and what is in each."""
@@ -109,8 +106,8 @@ def test_splits_leave_nothing_out():
     paths = [(name,) for name in RELATIONS] + list(CHAINS)
     questions_of_all = sum(len(RELATIONS[path[0]].subjects) for path in paths)
     assert sum(len(keys(split)) for split in QUESTIONS) == questions_of_all
-    rows = [row for split in DIFFERENCES for row in problems.differences(split, 10_000)]
-    pairs = combinations(range(problems.LEAST_NUMBER, problems.MOST_NUMBER + 1), 2)
+    rows = [row for split in DIFFERENCES for row in differences.differences(split, 10_000)]
+    pairs = combinations(range(differences.LEAST_NUMBER, differences.MOST_NUMBER + 1), 2)
     assert {frozenset(numbers(row)) for row in rows} == {frozenset(pair) for pair in pairs}
 
 
@@ -130,7 +127,7 @@ def test_the_corpus_and_the_instructions_ask_training_questions_only():
         int(number) for text in corpus() for number in re.findall(r"\d+ - (\d+) = ", text)
     ]
     assert subtracted and max(subtracted) == 60
-    test = problems.differences("test", DIFFERENCES["test"])
+    test = differences.differences("test", DIFFERENCES["test"])
     assert max(int(row["answer"].split()[2]) for row in test) > 90
 
 
@@ -215,12 +212,14 @@ def test_every_step_is_right_and_uses_numbers_of_the_story_or_of_earlier_steps(s
 
 def test_every_answer_is_the_absolute_difference_of_the_numbers_in_its_question_also_in_conversations():
     for split, count in DIFFERENCES.items():
-        rows = problems.differences(split, count)
+        rows = differences.differences(split, count)
         assert len(rows) == count
         for row in rows:
             a, b = numbers(row)
             assert (
-                problems.LEAST_NUMBER <= min(a, b) and max(a, b) <= problems.MOST_NUMBER and a != b
+                differences.LEAST_NUMBER <= min(a, b)
+                and max(a, b) <= differences.MOST_NUMBER
+                and a != b
             )
             assert row["answer"] == f"{max(a, b)} - {min(a, b)} = {abs(a - b)}"
         larger_first = sum(a > b for a, b in map(numbers, rows)) / count
@@ -230,9 +229,11 @@ def test_every_answer_is_the_absolute_difference_of_the_numbers_in_its_question_
         each = {numbers(row) if split == "train" else frozenset(numbers(row)) for row in rows}
         assert len(each) == count, "in both orders in training, in one in an evaluation"
     assert (
-        DIFFERENCES["train"] == TOY_SIZES["toy_subtract"] == 2 * len(problems.number_pairs("train"))
+        DIFFERENCES["train"]
+        == TOY_SIZES["toy_subtract"]
+        == 2 * len(differences.number_pairs("train"))
     )
-    rows, chats = problems.differences("train", 5), problems.conversations("train", 5)
+    rows, chats = differences.differences("train", 5), differences.conversations("train", 5)
     for row, chat in zip(rows, chats, strict=True):
         assert [message["content"] for message in chat["messages"]] == [
             row["question"],

@@ -12,13 +12,13 @@ from moe_lab.runs.evaluation.lms import AnsweringLM
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
 from moe_lab.tasks import toy
 from moe_lab.tasks.documents import gold_choice
-from moe_lab.tasks.lm_eval_tasks import (
+from moe_lab.tasks.lm_eval_versions.documents import (
     evaluated_documents,
     executes_code,
     has_prompt_per_choice,
     number_of_choices,
-    output_filters,
 )
+from moe_lab.tasks.lm_eval_versions.metrics import output_filters
 from moe_lab.tasks.loading import load_tasks
 from tests.support.documents import PROBLEMS, WINOGRANDE
 from tests.support.runs import load_task, small_data, write_jsonl

@@ -1,27 +1,23 @@
-"""What a run appends while it works: the answers, one line each, and its own log."""
+"""The log of answered requests: one line each, appended and flushed at once. A restart replays it.
+
+The first line is the header, which identifies the run. A log with another identity, model commit or library version is
+renamed, and a new one begins. A line carries the cost since the line before, so that the sums are over all sessions,
+including answers that were computed again after a kill.
+"""
 
 import errno
 import hashlib
 import json
-import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from moe_lab.config.terminal import print_message, without_passwords
 from moe_lab.results.atomic import writing
 from moe_lab.results.stored_files import typed
-
-# The log of answered requests: one line each, appended and flushed at once. A restart replays it
-#
-# The first line is the header, which identifies the run. A log with another identity, model commit or library version
-# is renamed, and a new one begins. A line carries the cost since the line before, so that the sums are over all
-# sessions, including answers that were computed again after a kill.
 
 Header = Mapping[str, object]
 """What identifies the run of a log, as plain JSON."""
@@ -42,10 +38,12 @@ class Line:
     """`EngineLM.session_info` of a session that opened the model."""
 
     def encode(self) -> bytes:
-        parts = {one.name: getattr(self, one.name) for one in fields(self)}
-        return (
-            json.dumps({name: part for name, part in parts.items() if part is not None}) + "\n"
-        ).encode()
+        parts = {}
+        for field in fields(self):
+            part = getattr(self, field.name)
+            if part is not None:
+                parts[field.name] = part
+        return f"{json.dumps(parts)}\n".encode()
 
 
 def request_key(kind: str, args: tuple[Any, ...], repeat: int) -> str:
@@ -63,7 +61,8 @@ class ResponseLog(Answers):
 
     def __init__(self, path: Path, header: Header):
         super().__init__()
-        self.path, self.header = path, header
+        self.path = path
+        self.header = header
         self.cost: dict[str, float] = {}
         """Sums over all answers, also of earlier sessions; `peak_...` are maxima."""
         self.environment: dict[str, object] = {}
@@ -74,18 +73,18 @@ class ResponseLog(Answers):
         """The new path of a log with another header that was in the place of this one."""
         with writing(path):
             lines = _whole_lines(path) if path.is_file() else []
-            is_own = bool(lines) and lines[0].header == header
-            if lines and not is_own:
-                names = (path.with_name(f"{path.stem}.{i}.old{path.suffix}") for i in count(1))
-                self.set_aside = next(name for name in names if not name.exists())
+            continues = bool(lines) and lines[0].header == header
+            if lines and not continues:
+                self.set_aside = _free_name(path)
                 path.rename(self.set_aside)
             # unbuffered: closing the file does not repeat a failed write
             self._file = path.open("ab", buffering=0)
-            if not is_own:
+            if not continues:
                 self._file.truncate(0)
                 self._write([Line(dict(header))])
-        for line in lines[1:] if is_own else []:
-            self._add(line)
+        if continues:
+            for line in lines[1:]:
+                self._add(line)
         self.absorb()
 
     def absorb(self) -> None:
@@ -128,34 +127,52 @@ class ResponseLog(Answers):
 
     def _add(self, line: Line) -> None:
         self.update(_answers([line]))
-        self.environment = self.environment if line.environment is None else line.environment
-        self.session_info = self.session_info if line.opened is None else line.opened
+        if line.environment is not None:
+            self.environment = line.environment
+        if line.opened is not None:
+            self.session_info = line.opened
         for name, amount in (line.cost or {}).items():
             before = self.cost.get(name, 0)
-            self.cost[name] = max(before, amount) if name.startswith("peak") else before + amount
+            if name.startswith("peak"):
+                self.cost[name] = max(before, amount)
+            else:
+                self.cost[name] = before + amount
+
+
+def _free_name(path: Path) -> Path:
+    """A new name for a log whose place another one takes."""
+    number = 1
+    while True:
+        free = path.with_name(f"{path.stem}.{number}.old{path.suffix}")
+        if not free.exists():
+            return free
+        number += 1
 
 
 def logs_of_ranks(path: Path) -> list[Path]:
     """The logs of other processes of torchrun next to that of process 0."""
     name = re.compile(rf"{re.escape(path.stem)}\.\d+")
-    return [other for other in path.parent.glob("*.jsonl") if name.fullmatch(other.stem)]
+    return [log for log in path.parent.glob("*.jsonl") if name.fullmatch(log.stem)]
 
 
 def answers_in(path: Path, header: Header) -> int:
     """The number of answers in a log with this header, and in those of other processes of torchrun."""
-    logs = [path, *logs_of_ranks(path)]
-    read = [_readable(log.read_bytes()) for log in logs if log.is_file()]
-    return len(
-        _answers(line for lines in read if lines and lines[0].header == header for line in lines)
-    )
+    answers: Answers = {}
+    for log in (path, *logs_of_ranks(path)):
+        lines = _readable(log.read_bytes()) if log.is_file() else []
+        if lines and lines[0].header == header:
+            answers |= _answers(lines)
+    return len(answers)
 
 
 def _answers(lines: Iterable[Line]) -> Answers:
-    return {
-        line.key: tuple(line.response) if isinstance(line.response, list) else line.response
-        for line in lines
-        if line.key is not None and line.response is not None
-    }
+    answers: Answers = {}
+    for line in lines:
+        if line.key is None or line.response is None:
+            continue
+        response = line.response
+        answers[line.key] = tuple(response) if isinstance(response, list) else response
+    return answers
 
 
 def _whole_lines(path: Path) -> list[Line]:
@@ -174,38 +191,3 @@ def _readable(content: bytes) -> list[Line]:
         with suppress(ValueError, RecursionError):
             lines.append(typed(Line, json.loads(line)))
     return lines
-
-
-# The handlers of a run's log records
-
-
-class RunLog(logging.FileHandler):
-    """Appends every record to a file, without passwords. Raises ResultsError if the file cannot be opened."""
-
-    def __init__(self, path: Path):
-        with writing(path):
-            super().__init__(path, encoding="utf-8", errors="backslashreplace")
-
-    def format(self, record: logging.LogRecord) -> str:
-        return without_passwords(super().format(record))
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Of a full disk the log of answers says so, which ends the run."""
-
-    def close(self) -> None:
-        with suppress(OSError):
-            super().close()
-
-
-class WarningsOnce(logging.Handler):
-    """Prints the first line of each warning on stderr, once: lm-eval's name the document in further lines."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._printed: set[str] = set()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        line = record.getMessage().partition("\n")[0]
-        if record.levelno == logging.WARNING and line not in self._printed:
-            self._printed.add(line)
-            print_message(f"Warning: {line}")

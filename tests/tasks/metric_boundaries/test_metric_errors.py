@@ -18,7 +18,7 @@ from moe_lab.errors import ResultsError
 from moe_lab.models.lm_eval_internals import answers_for_lm_eval, request_arguments
 from moe_lab.results.samples import Sample
 from moe_lab.runs.evaluation.run_lm_eval import evaluate_tasks
-from moe_lab.tasks.metric_boundaries import first_failing, is_number
+from moe_lab.tasks.metric_boundaries.boundary import first_failing, is_number
 from moe_lab.tasks.metric_errors import check_scores
 from tests.support.command import run_command
 from tests.support.runs import load_task, write_jsonl

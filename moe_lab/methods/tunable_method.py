@@ -1,0 +1,174 @@
+"""Routing methods with settings that a study can choose (`tuning=`), and whose profile a later run reads.
+
+`GridMethod`: numbers on a grid that the method gives. `TemperatureMethod`: the temperatures of an ensemble.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from moe_lab.config.validators import UserPath, build
+from moe_lab.errors import ConfigError
+from moe_lab.methods.method import Counters, Method, SessionInfo
+from moe_lab.methods.policy_method import PolicyMethod
+from moe_lab.methods.profile import Profile, read_profile
+
+if TYPE_CHECKING:
+    from moe_lab.engine.forward.ensemble import Ensemble
+    from moe_lab.models.facts import ModelFacts
+
+Settings = dict[str, float]
+"""Values of the keys of a method that are tuned."""
+NOT_SETTINGS = ("name", "profile", "space", "policy")
+"""Keys that are not in a profile."""
+
+
+class TunableMethod(PolicyMethod):
+    """A routing method whose settings a study can choose."""
+
+    tunings: ClassVar[tuple[str, ...]]
+    """The options of `tuning=` that can search its settings."""
+    profile_key: ClassVar[str]
+    """The key that takes the path of a study's profile."""
+    profile: Profile | None = None
+    """The result of the study that chose its settings; None: they were not tuned."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        path = getattr(config, self.profile_key)
+        if isinstance(path, str):
+            self.profile = read_profile(path, f"method.{self.profile_key}")
+
+    @property
+    def tuned_on(self) -> frozenset[str]:
+        """`document_hashes` of the examples that its settings were tuned on: these are not evaluated."""
+        return frozenset(self.profile.documents if self.profile else ())
+
+    @property
+    def tuning_block(self) -> dict[str, Any]:
+        """The part of `report` that says how the settings were found."""
+        return {"tuning": self.profile.block} if self.profile else {"untuned": True}
+
+    def with_profile(self, path: str) -> Any:
+        """The configuration with the settings of the profile at `path`."""
+        return replace(self.config, **{self.profile_key: path})
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        """The keys that have an effect, with the study instead of its profile's path."""
+        study = self.profile.study if self.profile else None
+        return super().identity(facts) | {"study": study}
+
+    def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
+        """The base model at its best logit scale, which a study of perplexity finds: the control for a gain.
+
+        Its greedy answers are those of the base model.
+        """
+        if greedy or self.profile is None or self.profile.calibrated_scale is None:
+            return {}
+        from moe_lab.methods import get_method
+
+        calibration: Any = get_method("calibration")
+        path = getattr(self.config, self.profile_key)
+        overrides = ["method=calibration", f"method.logit_scale={path}"]
+        return {"calibration": (calibration.Config(logit_scale=path), overrides)}
+
+    def report(
+        self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
+    ) -> dict[str, Any]:
+        return self.tuning_block | super().report(facts, counters, session_info)
+
+
+class TemperatureMethod(TunableMethod):
+    """An ensemble at temperatures of the MoE layers, which a study searches, or its logit scale.
+
+    `Config` has the keys `skip_layers` and `temperature` for tpe, random and uniform, and `logit_scale` for scale.
+    """
+
+    @abstractmethod
+    def temperatures(self, moe_layers: int) -> list[float]:
+        """One temperature per MoE layer. Raises ConfigError if the configuration does not fit their number."""
+
+    @abstractmethod
+    def first_noisy(self, moe_layers: int) -> int:
+        """The MoE layer from which on samples differ."""
+
+    @abstractmethod
+    def ensemble(self, temperatures: Sequence[float], first_noisy: int, seed: int) -> Ensemble:
+        """The ensemble at these temperatures, one per MoE layer."""
+
+    def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
+        L = facts.moe_layers
+        return self.ensemble(self.temperatures(L), self.first_noisy(L), seed)
+
+
+class GridMethod(TunableMethod):
+    """A routing method with a grid of settings. The settings of its profile replace all others."""
+
+    tunings: ClassVar[tuple[str, ...]] = ("grid",)
+    profile_key = "profile"
+    begins_with_base: ClassVar[bool] = True
+    """Whether the first settings of the grid are those of the base model, whose best logit scale is then a control."""
+    open_ended: tuple[str, ...] = ()
+    """Keys that allow larger values than the grid's. The largest one of the grid is marked as at the bound."""
+
+    @dataclass(kw_only=True)
+    class Config(Method.Config):
+        """The key of methods with a grid."""
+
+        profile: UserPath | None = None
+        """The path of a profile, whose settings take the place of all other keys."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        if self.profile is not None:
+            self.config = _settled(config, self.profile)
+
+    @abstractmethod
+    def grid(self, facts: ModelFacts) -> list[Settings]:
+        """The settings of each trial, all with the same keys."""
+
+    def at(self, settings: Settings) -> Any:
+        """The configuration with these settings."""
+        return replace(self.config, **settings)
+
+    def settings(self, tuned: Settings) -> dict[str, Any]:
+        """`Profile.settings`: the values of all keys, with the best values for those of the grid."""
+        keys = [field.name for field in fields(self.config) if field.name not in NOT_SETTINGS]
+        return {key: getattr(self.config, key) for key in keys} | tuned
+
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        identity = super().identity(facts)
+        identity.pop("profile", None)
+        return identity
+
+    def reported(self, facts: ModelFacts) -> dict[str, Any]:
+        reported = super().reported(facts)
+        reported.pop("profile", None)
+        return reported
+
+
+def _settled(config: Any, profile: Profile) -> Any:
+    """The configuration with the profile's settings.
+
+    Raises ConfigError if the profile has other keys, or the command another value: its rows would be labelled by that.
+    """
+    defaults = {
+        field.name: field.default for field in fields(config) if field.name not in NOT_SETTINGS
+    }
+    settings = profile.settings or {}
+    if settings.keys() != defaults.keys():
+        has = f"those of {', '.join(settings)}" if settings else "temperatures"
+        raise ConfigError(
+            f"method.profile={config.profile} has {has}, and method={config.name} takes {', '.join(defaults)}.\n"
+            f"Use a profile of method={config.name} tuning=grid."
+        )
+    for key, value in settings.items():
+        typed = getattr(config, key)
+        if typed not in (defaults[key], value):
+            raise ConfigError(
+                f"method.{key}={typed} contradicts method.profile, which has {value}. Leave one out."
+            )
+    return build(type(config), vars(config) | settings, "method.")

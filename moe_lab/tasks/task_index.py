@@ -1,0 +1,73 @@
+"""Finds lm-eval's tasks, groups and tags by name, without reading its whole index where that is not needed."""
+
+import os
+import re
+from functools import cache, lru_cache
+from pathlib import Path
+
+import lm_eval
+from lm_eval.tasks import TaskManager
+
+from moe_lab.config.validators import did_you_mean
+from moe_lab.errors import TaskError
+from moe_lab.tasks.yaml_checks import check_readable
+
+OWN_TASKS = Path(__file__).resolve().parent
+
+
+def find_tasks(names: list[str], include_path: str | None) -> tuple[TaskManager, list[str]]:
+    """A task manager, and the tasks to load by name or YAML file.
+
+    lm-eval's whole index takes seconds to read. Only groups, tags and tasks with an unusual YAML need it.
+    """
+    if include_path is not None and not os.path.isdir(include_path):
+        raise TaskError(
+            f"task.include_path={include_path} is no folder. Name the folder of the task YAMLs."
+        )
+    for name in names:
+        if name.endswith(".yaml"):
+            file = Path(name)
+            raise TaskError(
+                f"task.name={file} is a file. Give its folder, and the name that is in it after `task:`:\n"
+                f"task.include_path={file.parent} task.name={file.stem}"
+            )
+    manager = TaskManager(include_path=include_path, include_defaults=False)
+    files = _task_files() | {name: name for name in manager.all_subtasks}
+    own_groups = {*manager.all_groups, *manager.all_tags}
+    if all(name in files and name not in own_groups for name in names):
+        if include_path is not None and not all(name in manager.all_subtasks for name in names):
+            # lm-eval's task may stand for one that cannot be read
+            check_readable(include_path, names, files)
+        return manager, [files[name] for name in names]
+    if include_path is not None:
+        check_readable(include_path, names, files.keys() - own_groups)
+    manager = _full_index(include_path)
+    for name in names:
+        if name not in manager.all_tasks:
+            close = did_you_mean(name, manager.all_tasks)
+            raise TaskError(
+                f"task.name={name} is no lm-eval task, group or tag.{close}\nAll names: lm-eval ls tasks."
+            )
+    return manager, names
+
+
+@cache
+def _task_files() -> dict[str, str]:
+    """The YAML file of each task of lm-eval and of this package that has a line `task: <name>` of its own."""
+    line = re.compile(
+        rb"""^["']?task["']?:[ ]*["']?([^"'#\s\[]+)["']?[ ]*(?:#.*)?\r?$""", re.MULTILINE
+    )
+    files: dict[str, str] = {}
+    for root in (OWN_TASKS, Path(lm_eval.__file__).parent / "tasks"):
+        for file in sorted(root.rglob("*.yaml")):  # of several files lm-eval, too, takes the first
+            for name in line.findall(file.read_bytes()):
+                files.setdefault(name.decode(errors="replace"), str(file))
+    return files
+
+
+@lru_cache(maxsize=2)
+def _full_index(include_path: str | None) -> TaskManager:
+    folders = [str(OWN_TASKS)]
+    if include_path:
+        folders.append(include_path)
+    return TaskManager(include_path=folders)

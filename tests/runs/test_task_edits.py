@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 
 from moe_lab.config.schema import TaskConfig
 from moe_lab.runs.prepare import prepare
-from moe_lab.tasks import factory
+from moe_lab.tasks import task_index
 from moe_lab.tasks.loading import task_cache
 from tests.support.command import run_command, run_forked
 from tests.support.runs import config
@@ -308,7 +308,7 @@ def run_ids(
             patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
             # lm-eval's own index, which groups are looked up in, takes seconds to read
             patch.setattr(
-                factory,
+                task_index,
                 "_full_index",
                 lambda path: TaskManager(include_path=path, include_defaults=False),
             )

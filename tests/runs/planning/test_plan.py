@@ -31,6 +31,7 @@ from moe_lab.results.artifact import Artifact
 from moe_lab.results.atomic import write_json
 from moe_lab.results.response_log import ResponseLog
 from moe_lab.runs.plan import Plan
+from moe_lab.runs.planning import workload
 from moe_lab.runs.planning.disk import Budget
 from moe_lab.runs.planning.rows import Row
 from moe_lab.runs.planning.state import run_state
@@ -238,7 +239,8 @@ def run_of(method: Any, path: str | None = "owner/name") -> Any:
     return SimpleNamespace(method=method, facts=facts, config=Config())
 
 
-def test_weights_and_trained_models_are_counted_once():
+def test_weights_and_trained_models_are_counted_once(monkeypatch):
+    monkeypatch.setattr(workload, "load_config", lambda model, offline: olmoe())
     model = AutoModelForCausalLM.from_config(olmoe())
     total = sum(own.numel() for own in model.parameters())
     budget, run = Budget(), run_of(Trained(SimpleNamespace()))

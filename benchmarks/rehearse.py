@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -66,31 +67,38 @@ PRETRAINING = {
 
 
 def cuts(cell: Cell, config: Any) -> list[str]:
-    """The overrides that make a cell small: 2 documents, 8 new tokens, 2 trials on 8 documents, 2 optimizer steps, 20
-    references, 3 subjects of MMLU, one seed; where each of 64 samples has a history of its own, texts of at most 264
-    tokens and trials on 2 documents."""
-    method, tuning = cell.values["method"], cell.values["tuning"]
-    found = [
-        "samples=[0,1]" if config.samples else "limit=2",
-        "gen_kwargs={max_gen_toks: 8}",
-        "seeds=1",
-    ]
+    """The overrides that make a cell small.
+
+    2 documents, 8 new tokens, 2 trials on 8 documents, 2 optimizer steps, 20 references, 3 subjects of MMLU, one seed;
+    where each of 64 samples has a history of its own, texts of at most 264 tokens and trials on 2 documents.
+    """
+    method = cell.values["method"]
+    tuning = cell.values["tuning"]
+    overrides = ["gen_kwargs={max_gen_toks: 8}", "seeds=1"]
+    overrides.append("samples=[0,1]" if config.samples else "limit=2")
     if config.task.name == "mmlu":
-        found.append(f"task.name=[{','.join(f'mmlu_{subject}' for subject in SUBJECTS)}]")
-    own_history = method["name"] == "roe" and (
+        subjects = [f"mmlu_{subject}" for subject in SUBJECTS]
+        overrides.append(f"task.name=[{','.join(subjects)}]")
+
+    has_own_histories = method["name"] == "roe" and (
         method["cache"] == "none" or config.model.name in ("mixtral", "gpt-oss")
     )
-    found += ["max_length=264"] if own_history else []
+    if has_own_histories:
+        overrides.append("max_length=264")
     if tuning["name"] != "none":
-        found.append(f"tuning.num_samples={2 if own_history else 8}")
-        found += ["tuning.n_trials=2"] if tuning["name"] == "tpe" else []
-        found += (
-            [f"tuning.step={tuning['max_temperature'] or 1}"] if tuning["name"] == "uniform" else []
-        )
-    own = PRETRAINING if method["name"] == "pretrain" else ON_METHOD
-    found += [f"method.{key}={value}" for key, value in own.items() if key in method]
-    found += ["method.validation_size=2"] if method.get("validation_size") else []
-    return found
+        overrides.append(f"tuning.num_samples={2 if has_own_histories else 8}")
+    if tuning["name"] == "tpe":
+        overrides.append("tuning.n_trials=2")
+    if tuning["name"] == "uniform":
+        overrides.append(f"tuning.step={tuning['max_temperature'] or 1}")
+
+    of_method = PRETRAINING if method["name"] == "pretrain" else ON_METHOD
+    for key, value in of_method.items():
+        if key in method:
+            overrides.append(f"method.{key}={value}")
+    if method.get("validation_size"):
+        overrides.append("method.validation_size=2")
+    return overrides
 
 
 @dataclass(frozen=True)
@@ -102,30 +110,34 @@ class Planned:
 
     @property
     def key(self) -> str:
-        overrides = " ".join(
-            one for one in self.cell.overrides if not one.startswith("output_dir=")
-        )
-        return f"{self.composed.experiment.name}: {overrides}"
+        overrides = []
+        for override in self.cell.overrides:
+            if not override.startswith("output_dir="):
+                overrides.append(override)
+        return f"{self.composed.experiment.name}: {' '.join(overrides)}"
 
     @property
     def options(self) -> set[Any]:
         """What a subset shows at least once: every option, and every model and method of every experiment."""
-        name, values = self.composed.experiment.name, self.cell.values
+        experiment = self.composed.experiment.name
+        values = self.cell.values
         return {
             *self.cell.overrides,
-            (name, self.cell.values["model"]["name"]),
-            (name, values["method"]["name"]),
+            (experiment, values["model"]["name"]),
+            (experiment, values["method"]["name"]),
         }
 
 
 def subset(cells: Sequence[Planned]) -> list[Planned]:
     """Few cells that have every option of all cells, in their order. Each is the one with the most options not seen."""
-    left = set().union(*(cell.options for cell in cells))
+    unseen: set[Any] = set()
+    for cell in cells:
+        unseen |= cell.options
     chosen: set[int] = set()
-    while left:
-        best = max(range(len(cells)), key=lambda index: len(cells[index].options & left))
+    while unseen:
+        best = max(range(len(cells)), key=lambda index: len(cells[index].options & unseen))
         chosen.add(best)
-        left -= cells[best].options
+        unseen -= cells[best].options
     return [cells[index] for index in sorted(chosen)]
 
 
@@ -137,16 +149,17 @@ class Table:
         self.rows: dict[str, dict[str, Any]] = {}
         if file.exists():
             for line in file.read_text(encoding="utf-8").splitlines():
-                self.rows |= {(row := json.loads(line))["cell"]: row}
+                row = json.loads(line)
+                self.rows[row["cell"]] = row
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows[row["cell"]] = row
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        print(
-            f"{row['state']:>8} {row['seconds']:7.1f} s  {row['cell']}{'  ' + row['reason'] if row['reason'] else ''}"
-        )
-        sys.stdout.flush()
+        line = f"{row['state']:>8} {row['seconds']:7.1f} s  {row['cell']}"
+        if row["reason"]:
+            line += f"  {row['reason']}"
+        print(line, flush=True)
 
 
 def main() -> int:
@@ -185,42 +198,57 @@ def _rehearse(options: argparse.Namespace, output: Path) -> int:
     base = compose_cell(
         [f"experiment={options.experiment}", "scale=paper", f"output_dir={output}"], []
     )
-    composed = compose_experiments(to_config(base), base)
-    cells = [Planned(each, cell) for each in composed for cell, _ in each.cells]
-    chosen = cells if options.all else subset(cells)
+    experiments = compose_experiments(to_config(base), base)
+    all_cells = []
+    for composed in experiments:
+        for composed_cell, _ in composed.cells:
+            all_cells.append(Planned(composed, composed_cell))
+    cells = all_cells if options.all else subset(all_cells)
+    if options.only:
+        cells = [cell for cell in cells if options.only in cell.key]
     number, workers = map(int, options.worker.split("/"))
-    own = [cell for cell in chosen if not options.only or options.only in cell.key][number::workers]
-    table, start, models = Table(output / "cells.jsonl"), time.monotonic(), ModelPool()
-    known: dict[str, Any] = {}
-    played: dict[str, list[PreparedCell]] = {}
+    cells = cells[number::workers]
+
+    start = time.monotonic()
+    table = Table(output / "cells.jsonl")
+    models = ModelPool()
+    facts_of: dict[str, Any] = {}
+    cells_of: dict[str, list[PreparedCell]] = {
+        composed.experiment.name: [] for composed in experiments
+    }
     with task_cache():
-        for one in own:
-            if table.rows.get(one.key, {}).get("state") != "done":
-                table.add(_play(one, models, known, played))
-        for each in composed:
-            if cells_of := played.get(each.experiment.name):
-                table.add(
-                    _row(f"{each.experiment.name}: its table", partial(_draw, each, cells_of))
-                )
-    keys = [*(one.key for one in own), *(f"{each.experiment.name}: its table" for each in composed)]
-    return _summary(
-        [table.rows[key] for key in keys if key in table.rows], time.monotonic() - start, len(cells)
-    )
+        for cell in cells:
+            if table.rows.get(cell.key, {}).get("state") == "done":
+                continue
+            prepared_cells = cells_of[cell.composed.experiment.name]
+            table.add(rehearsed(cell, models, facts_of, prepared_cells))
+        for composed in experiments:
+            prepared_cells = cells_of[composed.experiment.name]
+            if prepared_cells:
+                table.add(_row(_table_key(composed), partial(_draw, composed, prepared_cells)))
+
+    keys = [cell.key for cell in cells] + [_table_key(composed) for composed in experiments]
+    rows = [table.rows[key] for key in keys if key in table.rows]
+    return _summary(rows, time.monotonic() - start, len(all_cells))
 
 
-def _play(
-    one: Planned, models: Any, known: dict[str, Any], played: dict[str, list[PreparedCell]]
+def rehearsed(
+    cell: Planned, models: Any, facts_of: dict[str, Any], prepared_cells: list[PreparedCell]
 ) -> dict[str, Any]:
-    """Run one cell. Returns its line of the table, and adds the prepared cell to those of its experiment."""
-    own = played.setdefault(one.composed.experiment.name, [])
-    return _row(one.key, partial(_run, one, models, known, own))
+    """Run one cell. Returns its line of the table, and adds the prepared cell to `prepared_cells`."""
+    return _row(cell.key, partial(_run, cell, models, facts_of, prepared_cells))
+
+
+def _table_key(composed: Composed) -> str:
+    return f"{composed.experiment.name}: its table"
 
 
 def _row(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The line of the table: what `run` returns, or why it failed."""
     from moe_lab.errors import MoeLabError
 
-    start, row = time.monotonic(), {"cell": name, "state": "failed", "reason": ""}
+    start = time.monotonic()
+    row = {"cell": name, "state": "failed", "reason": ""}
     try:
         row |= run()
     except Exception as error:
@@ -242,7 +270,10 @@ def _draw(composed: Composed, cells: list[PreparedCell]) -> dict[str, Any]:
 
 
 def _run(
-    one: Planned, models: Any, known: dict[str, Any], own: list[PreparedCell]
+    planned_cell: Planned,
+    models: Any,
+    facts_of: dict[str, Any],
+    prepared_cells: list[PreparedCell],
 ) -> dict[str, Any]:
     from moe_lab.config.compose import compose_cell
     from moe_lab.runs.attempts import run_all
@@ -250,30 +281,36 @@ def _run(
     from moe_lab.runs.experiments.cells import prepare_cells
 
     def small(cell: Cell, config: Any) -> tuple[Cell, Any]:
-        new = compose_cell([*cell.overrides, *cuts(cell, config)], list(cell.config_dirs))
-        return new, to_config(new)
+        small_cell = compose_cell([*cell.overrides, *cuts(cell, config)], list(cell.config_dirs))
+        return small_cell, to_config(small_cell)
 
-    whole = one.composed
-    [(cell, config)] = [pair for pair in whole.cells if pair[0] is one.cell]
-    study = whole.study
+    composed = planned_cell.composed
+    config = next(config for cell, config in composed.cells if cell is planned_cell.cell)
+    study = composed.study
     if study is not None:
-        study = small(compose_cell(study.overrides, []), study)[1]
-    [prepared] = prepare_cells(replace(whole, cells=[small(cell, config)], study=study), known)
+        _, study = small(compose_cell(study.overrides, []), study)
+    alone = replace(composed, cells=[small(planned_cell.cell, config)], study=study)
+    [prepared] = prepare_cells(alone, facts_of)
     if prepared.error is not None:
         raise prepared.error
     assert prepared.job is not None
-    own.append(prepared)
+    prepared_cells.append(prepared)
     with watched() as pathways:
         outcomes, failures = run_all([prepared.job], models)
     if failures:
         raise failures[0].error
-    planned, measured = map(sum, zip(*(_tokens(each, pathways) for each in outcomes), strict=True))
+    planned = 0
+    measured = 0
+    for outcome in outcomes:
+        planned_tokens, measured_tokens = _tokens(outcome, pathways)
+        planned += planned_tokens
+        measured += measured_tokens
     return {
         "state": "done",
-        "method": one.cell.values["method"]["name"],
+        "method": planned_cell.cell.values["method"]["name"],
         "planned": planned,
         "measured": measured,
-        "runs": [each.run.run_id for each in outcomes],
+        "runs": [outcome.run.run_id for outcome in outcomes],
     }
 
 
@@ -282,21 +319,18 @@ def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
     from moe_lab.engine.planned import Prompt
     from moe_lab.runs.planning.workload import workload_of
 
-    run, cost = outcome.run, outcome.results.cost
-    workload, parts, left = workload_of(run), [], cost.tokens_out
+    run = outcome.run
+    cost = outcome.results.cost
+    workload = workload_of(run)
     answers = sum(len(asked.new_tokens) for _, asked in workload.asked)
+    lengths = _even_lengths(cost.tokens_out, answers)
+    parts = []
     for weight, asked in workload.asked:
-        lengths = []
-        # which answers ended early is not known: all have the same length, or one more
-        for _ in asked.new_tokens:
-            lengths.append(-(-left // answers))
-            left, answers = left - lengths[-1], answers - 1
-        left_lengths = iter(lengths)
         generated: dict[str, dict[str, Prompt]] = {}
         for settings, prompts in asked.generated.items():
             generated[settings] = {}
             for text, prompt in prompts.items():
-                new = tuple(next(left_lengths) for _ in prompt.new)
+                new = tuple(next(lengths) for _ in prompt.new)
                 generated[settings][text] = Prompt(prompt.ids, new)
         parts.append((weight, replace(asked, generated=generated)))
     whole = replace(workload, asked=tuple(parts))
@@ -310,6 +344,18 @@ def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
     return planned, cost.tokens_in
 
 
+def _even_lengths(tokens: int, answers: int) -> Iterator[int]:
+    """Lengths of answers that have so many tokens together.
+
+    Which answers ended early is not known: all have the same length, or one more.
+    """
+    while answers:
+        length = math.ceil(tokens / answers)
+        yield length
+        tokens -= length
+        answers -= 1
+
+
 def _summary(rows: Sequence[dict[str, Any]], seconds: float, cells: int) -> int:
     states = Counter(row["state"] for row in rows)
     print(f"\n{len(rows)} of {cells} cells in {seconds / 60:.1f} minutes: {dict(states)}")
@@ -320,9 +366,8 @@ def _summary(rows: Sequence[dict[str, Any]], seconds: float, cells: int) -> int:
     )
     for row in wrong:
         print(f"{row['planned']:9,} {row['measured']:9,}  {row['cell'][:150]}")
-    for reason, count in Counter(
-        row["reason"] for row in rows if row["state"] != "done"
-    ).most_common():
+    reasons = Counter(row["reason"] for row in rows if row["state"] != "done")
+    for reason, count in reasons.most_common():
         print(f"{count:5} {reason}")
     return int(states["failed"] > 0 or len(wrong) > 0)
 

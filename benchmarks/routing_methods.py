@@ -61,38 +61,48 @@ def loaded() -> LoadedModel:
 
 
 def opened(name: str, model: LoadedModel, stack: ExitStack) -> EngineLM:
-    method, keys = WAYS[name]
-    own = get_method(method)
-    config = Config(method=own.Config(**keys), batch_size=16 if "16 sequences" in name else "auto")
-    lm: EngineLM = stack.enter_context(own(config.method).open(model, Context(config=config)))
+    """The LM of a way of routing, until the stack ends."""
+    method_name, keys = WAYS[name]
+    method_class = get_method(method_name)
+    batch_size: int | str = 16 if "16 sequences" in name else "auto"
+    config = Config(method=method_class.Config(**keys), batch_size=batch_size)
+    method = method_class(config.method)
+    lm: EngineLM = stack.enter_context(method.open(model, Context(config=config)))
     lm.progress = False
     return lm
 
 
 def generation(problems: int, new: int) -> tuple[str, list[Request]]:
+    """(kind of request, requests) that generate `new` tokens for each problem."""
     options = {"until": [], "max_gen_toks": new}
-    documents: list[Any] = word_problems("test", problems)
-    asked = [
-        Request((f"Question: {document['question']}\nAnswer:", options)) for document in documents
-    ]
-    return "generate_until", asked
+    requests = []
+    for document in word_problems("test", problems):
+        requests.append(Request((f"Question: {document['question']}\nAnswer:", options)))
+    return "generate_until", requests
 
 
 def scoring(count: int) -> tuple[str, list[Request]]:
+    """(kind of request, requests) that score the choices of each question."""
     documents: list[Any] = questions("test", count)
-    return "loglikelihood", [
-        Request((f"Question: {document['question']}\nAnswer:", f" {choice}"))
-        for document in documents
-        for choice in document["choices"]
-    ]
+    requests = []
+    for document in documents:
+        prompt = f"Question: {document['question']}\nAnswer:"
+        for choice in document["choices"]:
+            requests.append(Request((prompt, f" {choice}")))
+    return "loglikelihood", requests
 
 
-def answer(name: str, model: LoadedModel, kind: str, asked: list[Request]) -> Callable[[], None]:
-    """Opens the method for each turn: several cannot be installed on one model at once."""
+def answering(
+    name: str, model: LoadedModel, kind: str, requests: list[Request]
+) -> Callable[[], None]:
+    """A function that answers all requests.
+
+    It opens the method each time: several cannot be installed on one model at once.
+    """
 
     def run() -> None:
         with ExitStack() as stack:
-            opened(name, model, stack).answer(kind, asked, lambda number, found: None)
+            opened(name, model, stack).answer(kind, requests, lambda number, answer: None)
 
     return run
 
@@ -108,17 +118,16 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = loaded()
-    times = [
-        side_by_side({name: answer(name, model, *work) for name in WAYS}, options.rounds)
-        for work in (generation(options.documents, options.new), scoring(options.documents))
-    ]
-    print(
-        "| routing | generation, s | times base | scoring, s | times base |\n|---|---:|---:|---:|---:|"
-    )
+    seconds_of_works = []
+    for work in (generation(options.documents, options.new), scoring(options.documents)):
+        ways = {name: answering(name, model, *work) for name in WAYS}
+        seconds_of_works.append(side_by_side(ways, options.rounds))
+    print("| routing | generation, s | times base | scoring, s | times base |")
+    print("|---|---:|---:|---:|---:|")
     for name in WAYS:
-        columns = (
-            f"{seconds[name]:.2f} | {seconds[name] / seconds['base']:.2f}" for seconds in times
-        )
+        columns = []
+        for seconds in seconds_of_works:
+            columns.append(f"{seconds[name]:.2f} | {seconds[name] / seconds['base']:.2f}")
         print(f"| {name} | {' | '.join(columns)} |")
 
 

@@ -30,11 +30,15 @@ class Pathways:
     """The neighbours of each question that have a weight."""
 
     def tokens(self, settings: C3POConfig, span: TokenSpan, scored: bool) -> int:
-        """The tokens of questions and neighbours, and of the suffixes that pass the later layers again: neighbours in
-        every pass, and scored questions at the end, with a trace in every state, too."""
-        scorings = 1 + (settings.passes if settings.trace else 0) if scored else 0
-        passed = settings.passes * _length(self.paired) + scorings * _length(self.questions)
-        return _read(self.questions, span) + _read(list(self.read.values()), span) + passed
+        """The tokens of questions and neighbours, and of the suffixes that pass the later layers again.
+
+        Neighbours do so in every pass, scored questions at the end, and with a trace in every state, too.
+        """
+        scorings = 0
+        if scored:
+            scorings = 1 + settings.passes if settings.trace else 1
+        read = _read(self.questions, span) + _read(list(self.read.values()), span)
+        return read + settings.passes * _length(self.paired) + scorings * _length(self.questions)
 
 
 def _length(suffixes: Sequence[PromptSuffix]) -> int:
@@ -46,11 +50,13 @@ def _read(suffixes: Sequence[PromptSuffix], span: TokenSpan) -> int:
     from moe_lab.engine.forward.batch import group_by_prefix
 
     total = _length(suffixes)
-    for group in group_by_prefix(
-        [each.prompt[: span.start(len(each.prompt)) + 1] for each in suffixes]
-    ):
-        starts = [span.start(len(suffixes[i].prompt)) for i in group.members]
-        total += group.shared + sum(start - group.shared for start in starts)
+    starts = [span.start(len(suffix.prompt)) for suffix in suffixes]
+    beginnings = []
+    for suffix, start in zip(suffixes, starts, strict=True):
+        beginnings.append(suffix.prompt[: start + 1])
+    for group in group_by_prefix(beginnings):
+        total += group.shared
+        total += sum(starts[i] - group.shared for i in group.members)
     return total
 
 
@@ -60,30 +66,32 @@ def watched() -> Iterator[Pathways]:
     from moe_lab.methods.c3po.descent import NeighbourLoss
     from moe_lab.methods.c3po.engine import PathwayEngine
 
-    found, optimize, prepare = Pathways(), PathwayEngine.optimize, NeighbourLoss.__init__
+    pathways = Pathways()
+    optimize = PathwayEngine.optimize
+    prepare = NeighbourLoss.__init__
 
     def optimized(engine: Any, texts: Any, suffixes: Sequence[PromptSuffix], *rest: Any) -> Any:
-        found.questions.extend(suffixes)
+        pathways.questions.extend(suffixes)
         return optimize(engine, texts, suffixes, *rest)
 
     def prepared(loss: Any, replay: Any, neighbours: Any, weight_Nk: Any, *rest: Any) -> None:
-        of_questions = [[suffix for suffix in row if suffix is not None] for row in neighbours]
-        found.read.update(
-            {(s.prompt, s.tree.continuations[0]): s for row in of_questions for s in row}
-        )
-        found.paired.extend(
-            neighbours[n][j] for n, j in weight_Nk.nonzero().tolist() if neighbours[n][j]
-        )
+        for row in neighbours:
+            for suffix in row:
+                if suffix is not None:
+                    pathways.read[suffix.prompt, suffix.tree.continuations[0]] = suffix
+        for n, j in weight_Nk.nonzero().tolist():
+            if neighbours[n][j]:
+                pathways.paired.append(neighbours[n][j])
         prepare(loss, replay, neighbours, weight_Nk, *rest)
 
     with (
         patch.object(PathwayEngine, "optimize", optimized),
         patch.object(NeighbourLoss, "__init__", prepared),
     ):
-        yield found
+        yield pathways
 
 
-def pathway_tokens(run: Any, found: Pathways, workload: Workload) -> int:
+def pathway_tokens(run: Any, pathways: Pathways, workload: Workload) -> int:
     """The tokens of a run of C3PO, which ran now or in an earlier call.
 
     Args:
@@ -92,13 +100,16 @@ def pathway_tokens(run: Any, found: Pathways, workload: Workload) -> int:
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.token_span import named_tokens
 
-    file, settings = run.folder / FILE, run.method.config
+    file = run.folder / FILE
+    settings = run.method.config
     generated = any(asked.generated for _, asked in workload.asked)
-    if found.questions:
-        tokens = found.tokens(settings, named_tokens(settings.tokens), scored=not generated)
+    if pathways.questions:
+        tokens = pathways.tokens(settings, named_tokens(settings.tokens), scored=not generated)
         file.write_text(json.dumps(tokens), encoding="utf-8")
-    tokens = json.loads(file.read_text(encoding="utf-8"))
-    return tokens + (round(workload.tokens(Ensemble())) if generated else 0)
+    tokens = int(json.loads(file.read_text(encoding="utf-8")))
+    if generated:
+        tokens += round(workload.tokens(Ensemble()))
+    return tokens
 
 
 def demonstrated_tokens(run: Any) -> int:
@@ -111,9 +122,12 @@ def demonstrated_tokens(run: Any) -> int:
     from moe_lab.models.tokenizer import Framing, prompt_tokenizer
     from moe_lab.tasks.requests import build_requests
 
-    config, asked = run.config, Asked()
-    lines = (run.folder / DEMONSTRATIONS).read_text(encoding="utf-8").splitlines()
-    shown = {line["prompt"]: line["asked"] for line in map(json.loads, lines)}
+    config = run.config
+    asked = Asked()
+    shown: dict[str, str] = {}
+    for line in (run.folder / DEMONSTRATIONS).read_text(encoding="utf-8").splitlines():
+        demonstrated = json.loads(line)
+        shown[demonstrated["prompt"]] = demonstrated["asked"]
     framing = Framing(lambda: prompt_tokenizer(config), config.apply_chat_template)
     design = load_config(config.model, offline=config.offline)
     encoder = encoder_of(design, framing.tokenizer, config.max_length, config.model.add_bos_token)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rehearse import Planned, _play, cuts, subset
+from benchmarks.rehearse import Planned, cuts, rehearsed, subset
 from moe_lab.config.compose import compose_cell
 from moe_lab.models.memory import ModelPool
 from moe_lab.runs.config import to_config
@@ -93,7 +93,7 @@ def test_a_cell_of_each_method_reads_what_was_planned(method, tmp_path):
         if (cell.values["model"]["name"], cell.values["method"]["name"]) == wanted
     )
     with task_cache():
-        row = _play(Planned(composed, cell), ModelPool(), {}, {})
+        row = rehearsed(Planned(composed, cell), ModelPool(), {}, [])
     assert row["state"] == "done", row.get("traceback", row["reason"])
     assert row["planned"] == row["measured"] > 0
 

@@ -27,7 +27,8 @@ from moe_lab.models.experts import NAME
 from moe_lab.routing import Router, Routing, routed
 
 LAYERS = [3, 4, 5, 6, 7]
-CORE, K = 20, 3
+CORE = 20
+K = 3
 BUDGET = Budget(CPU_TOKENS)
 
 
@@ -40,7 +41,8 @@ def full_passes(
     model: torch.nn.Module, question: PromptSuffix, neighbours: list[list[int]]
 ) -> Callable[[], object]:
     """Gradient descent for one question by whole passes."""
-    ids_KT, gold_K = torch.tensor(neighbours), torch.arange(K)
+    ids_KT = torch.tensor(neighbours)
+    gold_K = torch.arange(K)
     model.requires_grad_(False)
     first_rate, last_rate = C3POConfig().learning_rate
 
@@ -51,14 +53,13 @@ def full_passes(
         def policy(router: Router, routing: Routing) -> Routing | None:
             if router.layer not in LAYERS:
                 return None
-            last = torch.arange(K) * ids_KT.shape[1] + ids_KT.shape[1] - 1
-            weights_K, index_K = (
-                pathways.probs()[router.layer][:, 0].expand(K, -1).topk(routing.index_TK.shape[-1])
-            )
-            weights_TK = routing.weights_TK.index_copy(0, last, weights_K)
-            return Routing(
-                routing.logits_TE, weights_TK, routing.index_TK.index_copy(0, last, index_K)
-            )
+            T = ids_KT.shape[1]
+            last = torch.arange(K) * T + T - 1
+            probs_KE = pathways.probs()[router.layer][:, 0].expand(K, -1)
+            chosen = probs_KE.topk(routing.index_TK.shape[-1])
+            weights_TK = routing.weights_TK.index_copy(0, last, chosen.values)
+            index_TK = routing.index_TK.index_copy(0, last, chosen.indices)
+            return Routing(routing.logits_TE, weights_TK, index_TK)
 
         for rate in learning_rates("cosine", first_rate, last_rate, 10):
             optimizer.param_groups[0]["lr"] = rate
@@ -81,27 +82,33 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=32, help="optimized at once")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model, N = make_model(), options.questions
+    model = make_model()
     model.set_experts_implementation(NAME)
-    tails = SuffixReplay(model, LAYERS[0])
-    asked, known = prompts(N, options.length, seed=1), prompts(N * K, options.length, seed=2)
+    N = options.questions
+    replay = SuffixReplay(model, LAYERS[0])
+    question_ids = prompts(N, options.length, seed=1)
+    neighbour_ids = prompts(N * K, options.length, seed=2)
     answers = [[[n % K]] for n in range(N * K)]
-    questions, neighbours = tails.read(asked, BUDGET), tails.read(known, BUDGET, answers)
+    questions = replay.read(question_ids, BUDGET)
+    neighbours = replay.read(neighbour_ids, BUDGET, answers)
 
-    def c3po(count: int, read: list[PromptSuffix]) -> torch.Tensor:
-        pathways = Pathways(torch.stack([q.pathway_WME for q in questions[:count]]), LAYERS, CORE)
-        nested = [read[n * K : (n + 1) * K] for n in range(count)]
-        loss = NeighbourLoss(tails, nested, torch.ones(count, K))
+    def c3po(count: int, neighbours: list[PromptSuffix]) -> torch.Tensor:
+        """The logits of the first questions after the descent by their neighbours."""
+        suffixes = questions[:count]
+        first_pathways = torch.stack([suffix.pathway_WME for suffix in suffixes])
+        pathways = Pathways(first_pathways, LAYERS, CORE)
+        neighbours_of = [neighbours[n * K : (n + 1) * K] for n in range(count)]
+        loss = NeighbourLoss(replay, neighbours_of, torch.ones(count, K))
         changed, _ = ngd(pathways, loss, C3POConfig())
-        return tails.logits(questions[:count], changed.remix("topk"))
+        return replay.logits(suffixes, changed.remix("topk"))
 
     seconds = side_by_side(
         {
-            "full passes": full_passes(model, questions[0], known[:K]),
+            "full passes": full_passes(model, questions[0], neighbour_ids[:K]),
             "one": lambda: c3po(1, neighbours),
             "batch": lambda: c3po(N, neighbours),
-            "batch, read": lambda: c3po(N, tails.read(known, BUDGET, answers)),
-            "plain": lambda: tails.read(asked, BUDGET),
+            "batch, read": lambda: c3po(N, replay.read(neighbour_ids, BUDGET, answers)),
+            "plain": lambda: replay.read(question_ids, BUDGET),
         },
         options.rounds,
     )
@@ -112,7 +119,8 @@ def main() -> None:
         f"C3PO, {N} at once, neighbours read anew": seconds["batch, read"] / N,
         "plain evaluation": seconds["plain"] / N,
     }
-    full, plain = rows["full passes of the neighbours"], rows["plain evaluation"]
+    full = rows["full passes of the neighbours"]
+    plain = rows["plain evaluation"]
     print("| per question | ms | times faster than full passes | evaluation in all, times plain |")
     print("|---|---:|---:|---:|")
     for name, time in rows.items():

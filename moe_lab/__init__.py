@@ -11,14 +11,14 @@ from moe_lab.config import __version__ as __version__
 if TYPE_CHECKING:
     from moe_lab.api.c3po import C3PO as C3PO
     from moe_lab.api.compare import compare as compare
-    from moe_lab.api.functions import expert_metrics as expert_metrics
-    from moe_lab.api.functions import freeze as freeze
-    from moe_lab.api.functions import tiny as tiny
+    from moe_lab.api.expert_metrics import expert_metrics as expert_metrics
+    from moe_lab.api.freeze import freeze as freeze
     from moe_lab.api.lm import lm as lm
     from moe_lab.api.roe import RoE as RoE
     from moe_lab.api.run import plan as plan
     from moe_lab.api.run import report as report
     from moe_lab.api.run import run as run
+    from moe_lab.api.tiny import tiny as tiny
     from moe_lab.config.compose import conf_dir as conf_dir
     from moe_lab.routing.override import override as override
     from moe_lab.routing.record import record as record
@@ -28,15 +28,15 @@ _MODULES = {
     "RoE": "moe_lab.api.roe",
     "compare": "moe_lab.api.compare",
     "conf_dir": "moe_lab.config.compose",
-    "expert_metrics": "moe_lab.api.functions",
-    "freeze": "moe_lab.api.functions",
+    "expert_metrics": "moe_lab.api.expert_metrics",
+    "freeze": "moe_lab.api.freeze",
     "lm": "moe_lab.api.lm",
     "override": "moe_lab.routing.override",
     "plan": "moe_lab.api.run",
     "record": "moe_lab.routing.record",
     "report": "moe_lab.api.run",
     "run": "moe_lab.api.run",
-    "tiny": "moe_lab.api.functions",
+    "tiny": "moe_lab.api.tiny",
 }
 """The module of each public name."""
 __all__ = [name for name in _MODULES if name != "conf_dir"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from moe_lab.metrics.intervals import Entropy, Loss
+from moe_lab.metrics.entropies import Entropy
+from moe_lab.metrics.losses import Loss
 from moe_lab.metrics.registry import HEADER, METRICS, Intervention
 from moe_lab.results.atomic import write_atomically
 from moe_lab.results.measured import Difference

@@ -8,7 +8,6 @@ the true tokens before them. Intervention metrics are the accuracy lost under a 
 
 import time
 from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,10 @@ from torch import nn
 from transformers import TrainerCallback
 
 from moe_lab.engine.forward.forward import Observer
+from moe_lab.metrics.correlations import correlations
 from moe_lab.metrics.counts import Routes
-from moe_lab.metrics.intervals import entropies_of, ratio
+from moe_lab.metrics.entropies import entropies_of
+from moe_lab.metrics.intervals import ratio
 from moe_lab.metrics.registry import Selections, intervention_metrics, values_of
 from moe_lab.metrics.stored import without_arrays
 from moe_lab.metrics.teacher_forcing import (
@@ -28,8 +29,6 @@ from moe_lab.metrics.teacher_forcing import (
     right_tokens,
 )
 from moe_lab.results.atomic import json_line, plain, write_file
-from moe_lab.results.measured import Ci95, Measured
-from moe_lab.results.statistics import LEVEL
 from moe_lab.results.stored_files import read_lines
 
 FILE = "expert_metrics.jsonl"
@@ -110,69 +109,6 @@ class ExpertMetrics(TrainerCallback):
 def read_measurements(folder: Path) -> list[dict[str, Any]]:
     """The lines of a training's expert_metrics.jsonl; none without the file."""
     return read_lines(folder / FILE) or []
-
-
-# Correlations between the metrics of a training
-
-FEWEST = 3
-"""The number of measurements that a correlation needs: two points always lie on a line."""
-
-
-class Correlation(Measured):
-    """The correlation of two metrics over the measurements of one training."""
-
-    of: list[str]
-    n: int
-    """The number of measurements in which both metrics have a value."""
-    pearson: float | None = None
-    interval: Ci95 = None
-    """Fisher's interval, for four measurements or more. Too narrow, because successive measurements are dependent."""
-    spearman: float | None = None
-    note: str | None = None
-    """The reason for a missing number."""
-
-
-def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The correlation of every pair of metrics over the measurements of one training.
-
-    Each is a `Correlation` as JSON.
-    """
-    measurements = [values_of(line) for line in lines]
-    found = []
-    for x, y in combinations(measurements[0], 2):
-        points = []
-        for values in measurements:
-            x_value = values[x].value
-            y_value = values[y].value
-            if x_value is not None and y_value is not None:
-                points.append((x_value, y_value))
-        found.append(_correlation(x, y, points).to_json())
-    return found
-
-
-def _correlation(x: str, y: str, points: Sequence[tuple[float, float]]) -> Correlation:
-    """The correlation of the metrics `x` and `y` over measurements of both."""
-    from scipy.stats import pearsonr, spearmanr
-
-    names = [x, y]
-    count = len(points)
-    if count < FEWEST:
-        return Correlation(of=names, n=count, note=f"fewer than {FEWEST} measurements")
-    x_N, y_N = np.array(points, dtype=float).T
-    if np.ptp(x_N) == 0 or np.ptp(y_N) == 0:
-        return Correlation(of=names, n=count, note="one of the two does not change")
-    pearson = pearsonr(x_N, y_N)
-    interval = None
-    if count > FEWEST and abs(pearson.statistic) < 1:
-        low, high = pearson.confidence_interval(LEVEL)
-        interval = float(low), float(high)
-    return Correlation(
-        of=names,
-        n=count,
-        pearson=float(pearson.statistic),
-        interval=interval,
-        spearman=float(spearmanr(x_N, y_N)[0]),
-    )
 
 
 def summary(folder: Path) -> dict[str, Any] | None:

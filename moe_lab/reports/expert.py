@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from moe_lab.metrics.intervals import Loss
+from moe_lab.metrics.losses import Loss
 from moe_lab.metrics.registry import (
     Intervention,
     counted_metrics,

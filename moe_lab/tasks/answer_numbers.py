@@ -114,9 +114,6 @@ def _plain(number: str) -> str:
     return re.sub(r" ?/ ?", "/", number.replace(",", "").replace("$", ""))
 
 
-# Functions that the YAMLs of arithmetic/ name
-
-
 @versioned("extract number", 1)
 def extract_answers(responses: list[list[str]], documents: Any) -> list[list[str]]:
     """lm-eval filter: the answer's number of every response."""

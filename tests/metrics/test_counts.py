@@ -21,7 +21,9 @@ from moe_lab.engine.hf import Request
 from moe_lab.engine.lm import EngineLM
 from moe_lab.errors import ConfigError
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count
-from moe_lab.metrics.intervals import LEFT_OUT, differences, mean_over_layers, ratio
+from moe_lab.metrics.differences import differences
+from moe_lab.metrics.entropies import LEFT_OUT, mean_over_layers
+from moe_lab.metrics.intervals import ratio
 from moe_lab.metrics.registry import collaboration, load_balance
 from moe_lab.metrics.stored import read_arrays, without_arrays, write_arrays
 from moe_lab.results.measured import Value

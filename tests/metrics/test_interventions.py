@@ -24,6 +24,7 @@ from moe_lab.engine import pass_size
 from moe_lab.engine.forward.batch import prefix_names
 from moe_lab.engine.forward.forward import Observer, observed
 from moe_lab.engine.lm import EngineLM
+from moe_lab.metrics.correlations import correlations
 from moe_lab.metrics.counts import Routes
 from moe_lab.metrics.interventions import Masked, RandomRouting, random_experts
 from moe_lab.metrics.teacher_forcing import (
@@ -33,13 +34,7 @@ from moe_lab.metrics.teacher_forcing import (
     labelled_tokens,
     right_tokens,
 )
-from moe_lab.metrics.training_metrics import (
-    ExpertMetrics,
-    correlations,
-    measure,
-    read_measurements,
-    summary,
-)
+from moe_lab.metrics.training_metrics import ExpertMetrics, measure, read_measurements, summary
 from moe_lab.reports.figures.curves import training_rows
 from moe_lab.routing import record, routed
 from tests.support.ensembles import answered

@@ -23,8 +23,8 @@ from scipy.stats import ttest_1samp
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
+from moe_lab.metrics.correlations import correlations
 from moe_lab.metrics.intervals import ratio
-from moe_lab.metrics.training_metrics import correlations
 from moe_lab.models.lm_eval_internals import aggregation_of_metric
 from moe_lab.results import statistics
 from moe_lab.results.atomic import plain

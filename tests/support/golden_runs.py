@@ -12,7 +12,7 @@ from typing import Any
 
 from moe_lab.config.schema import Config
 from moe_lab.methods import get_method
-from moe_lab.metrics.intervals import losses
+from moe_lab.metrics.losses import losses
 from moe_lab.metrics.stored import BY_DOCUMENT, FILE, FOLDER, SCHEMA_VERSION
 from moe_lab.results.model import RunResult
 from moe_lab.results.paired import paired

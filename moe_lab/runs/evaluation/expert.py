@@ -15,7 +15,9 @@ from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.method import Method
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count, documents_of
-from moe_lab.metrics.intervals import differences, entropies_of, losses
+from moe_lab.metrics.differences import differences
+from moe_lab.metrics.entropies import entropies_of
+from moe_lab.metrics.losses import losses
 from moe_lab.metrics.registry import METRICS, Selections, counted_metrics, intervention_metrics
 from moe_lab.metrics.stored import (
     COUNTS,
@@ -188,7 +190,7 @@ def _compared(run: Run, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 def entropies(counts: Counts) -> dict[str, Any]:
     """Every counted metric by phase: {metric: {"all", "prefill", "decode"}}.
 
-    `metrics/intervals.py: entropies_of` computes them.
+    `metrics/entropies.py: entropies_of` computes them.
     """
     by_phase = {"all": _entropies_in(counts, list(range(len(PHASES))))}
     for number, phase in enumerate(PHASES):

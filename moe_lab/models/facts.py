@@ -23,12 +23,12 @@ LINEAR_ONLY = "aqlm auto-round awq bitnet bitsandbytes eetq gptq higgs hqq quant
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
     """The checkpoint's `quantization_config` as a mapping; None without quantization."""
-    stored = getattr(config, "quantization_config", None) or getattr(
-        config.get_text_config(), "quantization_config", None
-    )
-    return (
-        None if stored is None else dict(stored if isinstance(stored, dict) else stored.to_dict())
-    )
+    stored = getattr(config, "quantization_config", None)
+    if not stored:
+        stored = getattr(config.get_text_config(), "quantization_config", None)
+    if stored is None:
+        return None
+    return dict(stored) if isinstance(stored, dict) else stored.to_dict()
 
 
 def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -> None:
@@ -129,7 +129,8 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
     config = load_config(model, offline=offline)
     routing = routing_facts(config)
     check_quantization(config, model_source(model), routing["moe_layers"])
-    if (adapter := adapter_folder(model, offline=offline)) is not None:
+    adapter = adapter_folder(model, offline=offline)
+    if adapter is not None:
         check_adapter(model, adapter, quantized=quantization_of(config) is not None)
     return ModelFacts(
         name=model.name,
@@ -152,17 +153,22 @@ def routing_facts(config: Any) -> dict[str, Any]:
         raise ModelError(
             f"max_position_embeddings={longest} of the model's config.json: it must be the longest input in tokens."
         )
-    family = family_of_type(text.model_type)
-    return {
+    facts = {
         "family": text.model_type,
-        "moe_layers": family.moe_layers(text) if family else 0,
-        "experts": family.num_experts(text) if family else 0,
-        "top_k": family.experts_per_token(text) if family else 0,
-        "most_experts": family.most_experts_per_token(text) if family else None,
         "max_length": longest,
         "selection_bias": getattr(text, "selection_bias", False) is True,
-        "fixed_routing": family.fixed(text) if family else None,
         "rope_by_length": _rope_by_length(text),
+    }
+    family = family_of_type(text.model_type)
+    if family is None:
+        no_routers = {"moe_layers": 0, "experts": 0, "top_k": 0}
+        return facts | no_routers | {"most_experts": None, "fixed_routing": None}
+    return facts | {
+        "moe_layers": family.moe_layers(text),
+        "experts": family.num_experts(text),
+        "top_k": family.experts_per_token(text),
+        "most_experts": family.most_experts_per_token(text),
+        "fixed_routing": family.fixed(text),
     }
 
 
@@ -171,7 +177,7 @@ def _rope_by_length(config: Any) -> bool:
 
     It needs no weights. The engine asks the model itself (`engine/forward/rotary.py`).
     """
-    return any(_depends_on_length(each) for each in _rope_settings(config))
+    return any(_depends_on_length(settings) for settings in _rope_settings(config))
 
 
 def without_rope_lengths(config: Any) -> Any:
@@ -179,11 +185,11 @@ def without_rope_lengths(config: Any) -> Any:
 
     It is for models on the meta device, where no position can be compared with a limit. No shape depends on the type.
     """
-    own = deepcopy(config)
-    for settings in _rope_settings(own.get_text_config()):
+    copied = deepcopy(config)
+    for settings in _rope_settings(copied.get_text_config()):
         if _depends_on_length(settings):
             settings["rope_type"] = "default"
-    return own
+    return copied
 
 
 def _rope_settings(config: Any) -> list[dict[str, Any]]:
@@ -191,7 +197,8 @@ def _rope_settings(config: Any) -> list[dict[str, Any]]:
     parameters = getattr(config, "rope_parameters", None)
     if parameters is None:
         return []
-    return [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
+    of_kinds = [settings for settings in parameters.values() if isinstance(settings, dict)]
+    return [parameters, *of_kinds]
 
 
 def _depends_on_length(settings: dict[str, Any]) -> bool:

@@ -35,7 +35,10 @@ _ENDINGS = ("a", "0", "000", " ", "\n", "'", "'s", ".", " .")
 """The ending for each kind of words: letters, digits (some patterns take three at most), white space, newlines, an
 apostrophe, a contraction, another character alone and after others of its token."""
 _CONTRACTIONS = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}
-_INSIDE, _NEWLINE, _STOP, _STOP_SPACE = 1, 2, 3, 4
+_INSIDE = 1
+_NEWLINE = 2
+_STOP = 3
+_STOP_SPACE = 4
 """The kinds of sentences: inside, or after a newline, an end, an end with white space."""
 KINDS = 1 + len(_ENDINGS)
 """C: kinds of either tables, special tokens included; sentences leave some unused."""
@@ -74,11 +77,10 @@ def unit_tables(tokenizer: Any, kind: str) -> UnitTables:
     """
     require_units(tokenizer, kind)
     texts = _texts(tokenizer)
-    kinds, begins = (
-        _sentences(texts)
-        if kind == "sentence"
-        else _words(tokenizer.backend_tokenizer.pre_tokenizer, texts)
-    )
+    if kind == "sentence":
+        kinds, begins = _sentences(texts)
+    else:
+        kinds, begins = _words(tokenizer.backend_tokenizer.pre_tokenizer, texts)
     special_V = torch.tensor([not text for text in texts])
     kind_V = torch.tensor(kinds, dtype=torch.int8).masked_fill(special_V, SPECIAL)
     begins_CV = torch.ones(KINDS, len(texts), dtype=torch.bool)
@@ -112,15 +114,18 @@ def _texts(tokenizer: Any) -> list[str]:
     letter = tokenizer.encode("a", add_special_tokens=False)[-1]
     size = max(tokenizer.get_vocab().values()) + 1
     before = backend.decode([letter], skip_special_tokens=False)
-    texts = backend.decode_batch(
-        [[letter, token] for token in range(size)], skip_special_tokens=False
-    )
-    added = {token for token, what in tokenizer.added_tokens_decoder.items() if what.special}
-    special = added | set(tokenizer.all_special_ids)
-    return [
-        "" if token in special else text.removeprefix(before).replace("\ufffd", "a")
-        for token, text in enumerate(texts)
-    ]
+    pairs = [[letter, token] for token in range(size)]
+    special = set(tokenizer.all_special_ids)
+    for token, added in tokenizer.added_tokens_decoder.items():
+        if added.special:
+            special.add(token)
+    texts = []
+    for token, pair_text in enumerate(backend.decode_batch(pairs, skip_special_tokens=False)):
+        if token in special:
+            texts.append("")
+        else:
+            texts.append(pair_text.removeprefix(before).replace("\ufffd", "a"))
+    return texts
 
 
 def _splits(pre_tokenizer: Any, before: str, text: str) -> bool:
@@ -130,33 +135,45 @@ def _splits(pre_tokenizer: Any, before: str, text: str) -> bool:
 
 
 def _words(pre_tokenizer: Any, texts: list[str]) -> tuple[list[int], list[list[bool]]]:
+    """(kind of each token, for each kind but special ones whether each token begins a word after it)."""
     kinds = [1 + _ENDINGS.index(_ending(text)) for text in texts]
-    return kinds, [[_splits(pre_tokenizer, before, text) for text in texts] for before in _ENDINGS]
+    begins = []
+    for ending in _ENDINGS:
+        begins.append([_splits(pre_tokenizer, ending, text) for text in texts])
+    return kinds, begins
 
 
 def _ending(text: str) -> str:
     """The ending for the kind of this token."""
     last = text[-1:]
-    if text == "'" or text.lower() in _CONTRACTIONS:
-        return "'" if text == "'" else "'s"
+    if text == "'":
+        return "'"
+    if text.lower() in _CONTRACTIONS:
+        return "'s"
     if last.isspace():
         return "\n" if last in "\r\n\v\f" else " "
+    if last.isalpha():
+        return "a"
     if last.isalnum():
-        return "a" if last.isalpha() else "000" if text[-3:].isdigit() and len(text) > 2 else "0"
+        return "000" if len(text) > 2 and text[-3:].isdigit() else "0"
     return "." if len(text) == 1 else " ."
 
 
 def _sentences(texts: list[str]) -> tuple[list[int], list[list[bool]]]:
-    nothing, everything = [False] * len(texts), [True] * len(texts)
+    """(kind of each token, for each kind but special ones whether each token begins a sentence after it)."""
+    nothing = [False] * len(texts)
+    everything = [True] * len(texts)
     after_space = [text[:1].isspace() for text in texts]
-    return [_sentence_kind(text) for text in texts], [nothing, everything, after_space, everything]
+    kinds = [_sentence_kind(text) for text in texts]
+    return kinds, [nothing, everything, after_space, everything]
 
 
 def _sentence_kind(text: str) -> int:
     if text.endswith(("\n", "\r")):
         return _NEWLINE
-    if match := _ENDS.search(text):
-        return _STOP_SPACE if match[1] else _STOP
+    end = _ENDS.search(text)
+    if end is not None:
+        return _STOP_SPACE if end[1] else _STOP
     return TRANSPARENT if re.fullmatch(f"{_CLOSING}+", text) else _INSIDE
 
 
@@ -171,7 +188,8 @@ class UnitPlaces(nn.Module):
 
     def set(self, tables: UnitTables) -> None:
         """Take the tables of a tokenizer. Raises ValueError if its vocabulary is larger than the model's."""
-        size, vocab_size = len(tables.kind_V), len(self.kind_V)
+        size = len(tables.kind_V)
+        vocab_size = len(self.kind_V)
         if size > vocab_size:
             raise ValueError(
                 f"The tokenizer has {size} tokens, and vocab_size={vocab_size} is smaller."
@@ -190,10 +208,10 @@ class UnitPlaces(nn.Module):
         if not self._is_set and bool((self.kind_V == UNSET).any()):
             raise ValueError("Call model.set_units(unit_tables(tokenizer, model.config.router)).")
         self._is_set = True
-        own_BS = self.kind_V[ids_BS].long().masked_fill(~real_BS, SPECIAL)
+        kind_BS = self.kind_V[ids_BS].long().masked_fill(~real_BS, SPECIAL)
         if last_kind_B1 is None:
-            last_kind_B1 = torch.full_like(own_BS[:, :1], SPECIAL)
-        kind_BR = torch.cat([last_kind_B1, own_BS], dim=1)
+            last_kind_B1 = torch.full_like(kind_BS[:, :1], SPECIAL)
+        kind_BR = torch.cat([last_kind_B1, kind_BS], dim=1)
         kind_BR = kind_BR.gather(1, _latest(kind_BR != TRANSPARENT))
         begins_BS = self.begins_CV[kind_BR[:, :-1], ids_BS]
         return Units(_latest(begins_BS), kind_BR[:, 1:], ids_BS)

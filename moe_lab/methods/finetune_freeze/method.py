@@ -141,7 +141,11 @@ class FinetuneFreeze(TrainingMethod):
         return None
 
     def _check_model(self, config: RunConfig, facts: ModelFacts) -> None:
-        from moe_lab.methods.finetune_freeze.parameter_groups import empty_model, parameter_groups
+        from moe_lab.methods.finetune_freeze.parameter_groups import (
+            check_phases_train,
+            empty_model,
+            parameter_groups,
+        )
         from moe_lab.models.facts import quantization_of
         from moe_lab.models.source import load_config
 
@@ -160,7 +164,7 @@ class FinetuneFreeze(TrainingMethod):
         model = once(
             f"empty model {config.model} {config.offline}", lambda: empty_model(architecture)
         )
-        parameter_groups(model)  # raises for a layer without experts
+        check_phases_train(parameter_groups(model), method.all_phases)
         if method.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
             raise ConfigError(
                 f"method.router_aux_loss_coef: transformers has no auxiliary loss of {facts.family}. Leave it out."

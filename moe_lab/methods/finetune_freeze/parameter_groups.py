@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from moe_lab.errors import ModelError
+from moe_lab.errors import ConfigError, ModelError
+from moe_lab.methods.finetune_freeze.phases import Phase
 from moe_lab.models.facts import without_rope_lengths
 from moe_lab.routing import find_routers
 from moe_lab.routing.passes import with_wrapper
@@ -93,6 +94,17 @@ def empty_model(config: Any) -> Any:
     """A model of this configuration without weights."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(without_rope_lengths(config))
+
+
+def check_phases_train(groups: Groups, phases: Sequence[Phase]) -> None:
+    """Raise ConfigError for a phase that freezes all parameters of the model."""
+    for number, phase in enumerate(phases, start=1):
+        trained = [name for name in groups if groups[name] and name not in phase.frozen]
+        if not trained:
+            raise ConfigError(
+                f"method.phases: phase {number} freezes {', '.join(phase.frozen)}, and the model has "
+                "no other parameters: nothing would be trained. Leave one of them out."
+            )
 
 
 def trainable(groups: Groups) -> Groups:

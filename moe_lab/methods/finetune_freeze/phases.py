@@ -12,8 +12,8 @@ from typing import Any, Literal
 from moe_lab.config.validators import PositiveFloat, check_limits, coerce, one_of
 from moe_lab.errors import ConfigError
 
-Frozen = tuple[Literal["router", "experts", "shared_experts"], ...]
-"""Groups of parameters that are not trained."""
+Frozen = tuple[Literal["router", "experts", "shared_experts", "other"], ...]
+"""Groups of parameters that are not trained (`parameter_groups.py`)."""
 NOTHING: Frozen = ()
 ROUTER: Frozen = ("router",)
 EXPERTS: Frozen = ("experts",)

@@ -23,7 +23,12 @@ from moe_lab.methods import get_method
 from moe_lab.methods.finetune_freeze import method as module
 from moe_lab.methods.finetune_freeze import training
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
-from moe_lab.methods.finetune_freeze.parameter_groups import counts, empty_model, parameter_groups
+from moe_lab.methods.finetune_freeze.parameter_groups import (
+    check_phases_train,
+    counts,
+    empty_model,
+    parameter_groups,
+)
 from moe_lab.methods.finetune_freeze.phases import (
     SCHEDULES,
     Phase,
@@ -38,7 +43,7 @@ from moe_lab.runs.prepare import prepare
 from tests.support.command import run_command
 from tests.support.ended import answers, block_of
 from tests.support.families import ZOO
-from tests.support.models import make_model, make_tokenizer, small_config
+from tests.support.models import make_model, make_tokenizer, small_config, small_model
 from tests.support.ranks import fork_ranks
 from tests.support.tiers import by_family
 from tests.support.trainings import names_by_group
@@ -308,6 +313,18 @@ def test_listed_phases_win_and_are_the_same_as_a_name_for_them():
         {"frozen": ["router"], "until": 1.0},
     ]
     assert label(phases_of("none", shared)) == "ES→R"
+
+
+def test_a_phase_that_freezes_all_parameters_is_refused():
+    groups = parameter_groups(small_model("olmoe"))
+    without_routers = [{"frozen": ["experts", "shared_experts", "other"], "until": 1.0}]
+    check_phases_train(groups, phases_of("none", without_routers))
+    everything = [
+        {"frozen": [], "until": 0.5},
+        {"frozen": ["experts", "other", "router"], "until": 1.0},
+    ]
+    with pytest.raises(ConfigError, match="phase 2 freezes experts, other, router, and the model"):
+        check_phases_train(groups, phases_of("none", everything))
 
 
 def test_the_switch_is_at_half_of_the_steps_rounded_down():

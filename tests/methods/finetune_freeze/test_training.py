@@ -18,8 +18,9 @@ from moe_lab.methods import trainer as shared
 from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
+from moe_lab.methods.finetune_freeze.trainer import Order
 from moe_lab.methods.finetune_freeze.training import finetune
-from moe_lab.methods.tokenized import Pad
+from moe_lab.methods.tokenized import Pad, Rows
 from moe_lab.metrics.training_metrics import read_measurements
 from moe_lab.models.memory import weight_bytes
 from tests.support.designs import design
@@ -112,6 +113,41 @@ def test_shared_experts_train_unless_they_are_frozen_with_the_experts(
     kept = {name for name in set().union(*groups.values()) if same_bytes(first[name], last[name])}
     assert groups["shared_experts"]
     assert kept == groups["experts"] | (groups["shared_experts"] if freeze else set())
+
+
+@pytest.mark.parametrize("family", ("olmoe", "gpt_oss", "deepseek"))
+def test_routers_alone_are_trained_where_all_else_is_frozen(family, tmp_path, watch):
+    """The steps are those of a plain loop with AdamW over the routers' parameters."""
+    model = deepcopy(small_model(family))
+    plain = deepcopy(model)
+    routers = names_by_group(model)["router"]
+    phases = [{"frozen": ["experts", "shared_experts", "other"], "until": 1.0}]
+    settings = {"phases": phases, "learning_rate": 1e-3, "warmup_ratio": 0.0}
+    train(model, tmp_path, count=4, **settings)
+
+    first = watch.states[0]
+    last = watch.states[-1]
+    kept = {name for name in first if same_bytes(first[name], last[name])}
+    assert kept == first.keys() - routers
+
+    weights = [own for name, own in plain.named_parameters() if name in routers and own.ndim > 1]
+    biases = [own for name, own in plain.named_parameters() if name in routers and own.ndim == 1]
+    decayed = {"params": weights, "weight_decay": 0.1}
+    not_decayed = {"params": biases, "weight_decay": 0.0}  # as in transformers
+    optimizer = torch.optim.AdamW([decayed, not_decayed])
+    order = list(Order(4, 2, seed=0, epoch=lambda: 0))
+    batches = [order[:2], order[2:]]
+    plain.train()
+    for step, numbers in enumerate(batches):
+        batch = Pad(0)([Rows(rows(4))[number] for number in numbers])
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * (len(batches) - step) / len(batches)
+        optimizer.zero_grad()
+        plain(**batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_([*weights, *biases], 1.0)
+        optimizer.step()
+    for name, own in plain.named_parameters():
+        assert torch.allclose(own, last[name], atol=1e-6), name
 
 
 @pytest.mark.parametrize("router", ("word", "expert"))

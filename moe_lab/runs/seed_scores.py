@@ -66,7 +66,7 @@ def seed_scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, SeedScore]:
         values = []
         for seed in by_seed:
             values.append([seed.values[metric][document] for document in shared])
-        near = partial(rounding.equals, words=[words[document] for document in shared])
+        near = partial(rounding.equal_examples, words=[words[document] for document in shared])
         compared: dict[str, SeedDifference] = {}
         for other_name, runs in other_runs.items():
             if all(list(run.values.get(metric, {})) == shared for run in runs):

@@ -78,12 +78,14 @@ def test_no_weights_are_needed_for_facts_and_a_dense_model_has_no_moe_layers(
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "message"),
     [("/no/such/folder", "no folder"), (".", "no config.json"), ("owner/name", "owner/name")],
 )
-def test_what_is_no_model_is_said(path, says, tmp_path, monkeypatch):
+def test_the_error_for_a_path_without_a_model_says_what_is_missing(
+    path, message, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=says):
+    with pytest.raises(ModelError, match=message):
         facts_of(path)
 
 
@@ -275,9 +277,11 @@ def test_every_family_is_the_same_from_disk_or_refused(model_type, from_disk):
         return
     loaded = from_disk(model_type, 0.6).model
     assert "disk" in loaded.hf_device_map.values()
+    in_memory = small_model(model_type)
+    ids = torch.arange(12)[None]
     with torch.no_grad():
-        both, ids = (loaded, small_model(model_type)), torch.arange(12)[None]
-        found, expected = (model(ids, use_cache=False).logits for model in both)
+        found = loaded(ids, use_cache=False).logits
+        expected = in_memory(ids, use_cache=False).logits
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -98,7 +98,7 @@ class Row(NamedTuple):
 
 
 def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
-    """One row per run, metric and subject."""
+    """The table of the rows, each of which is a metric of one run, with its difference to the base model."""
     lines = [row.line for row in rows]
     differences = [line.difference for line in lines]
     corrected_p = [family.corrected.get(row.line.comparison(row.run)) for row in rows]

@@ -378,12 +378,12 @@ def test_a_revision_of_a_folder_is_refused(path, tiny_olmoe_dir):
         load_config(model, offline=True)
 
 
-def test_a_token_for_the_beginning_that_is_none(tmp_path):
+def test_add_bos_token_is_refused_if_the_tokenizer_has_no_such_token(tmp_path):
     make_tokenizer().save_pretrained(tmp_path)
     change_json(tmp_path / "tokenizer_config.json", bos_token=None)
     model = ModelConfig(path=str(tmp_path), tokenizer=str(tmp_path), add_bos_token=True)
-    told = "add_bos_token=true: the tokenizer of .* has no token for the beginning"
-    with pytest.raises(ConfigError, match=told):
+    message = "add_bos_token=true: the tokenizer of .* has no token for the beginning"
+    with pytest.raises(ConfigError, match=message):
         load_tokenizer(model, offline=True)
 
 

@@ -74,11 +74,10 @@ def unit_tables(tokenizer: Any, kind: str) -> UnitTables:
     """
     require_units(tokenizer, kind)
     texts = _texts(tokenizer)
-    kinds, begins = (
-        _sentences(texts)
-        if kind == "sentence"
-        else _words(tokenizer.backend_tokenizer.pre_tokenizer, texts)
-    )
+    if kind == "sentence":
+        kinds, begins = _sentences(texts)
+    else:
+        kinds, begins = _words(tokenizer.backend_tokenizer.pre_tokenizer, texts)
     special_V = torch.tensor([not text for text in texts])
     kind_V = torch.tensor(kinds, dtype=torch.int8).masked_fill(special_V, SPECIAL)
     begins_CV = torch.ones(KINDS, len(texts), dtype=torch.bool)
@@ -130,34 +129,50 @@ def _splits(pre_tokenizer: Any, before: str, text: str) -> bool:
 
 
 def _words(pre_tokenizer: Any, texts: list[str]) -> tuple[list[int], list[list[bool]]]:
+    """(the kind of each token; for each kind of the token before, whether a token begins a word)."""
     kinds = [1 + _ENDINGS.index(_ending(text)) for text in texts]
-    return kinds, [[_splits(pre_tokenizer, before, text) for text in texts] for before in _ENDINGS]
+    begins = []
+    for before in _ENDINGS:
+        begins.append([_splits(pre_tokenizer, before, text) for text in texts])
+    return kinds, begins
 
 
 def _ending(text: str) -> str:
     """The ending for the kind of this token."""
+    if text == "'":
+        return "'"
+    if text.lower() in _CONTRACTIONS:
+        return "'s"
     last = text[-1:]
-    if text == "'" or text.lower() in _CONTRACTIONS:
-        return "'" if text == "'" else "'s"
     if last.isspace():
         return "\n" if last in "\r\n\v\f" else " "
+    if last.isalpha():
+        return "a"
     if last.isalnum():
-        return "a" if last.isalpha() else "000" if text[-3:].isdigit() and len(text) > 2 else "0"
+        has_three_digits = len(text) > 2 and text[-3:].isdigit()
+        return "000" if has_three_digits else "0"
     return "." if len(text) == 1 else " ."
 
 
 def _sentences(texts: list[str]) -> tuple[list[int], list[list[bool]]]:
-    nothing, everything = [False] * len(texts), [True] * len(texts)
+    """(the kind of each token; for each kind of the token before, whether a token begins a sentence)."""
+    kinds = [_sentence_kind(text) for text in texts]
+    nothing = [False] * len(texts)
+    everything = [True] * len(texts)
     after_space = [text[:1].isspace() for text in texts]
-    return [_sentence_kind(text) for text in texts], [nothing, everything, after_space, everything]
+    return kinds, [nothing, everything, after_space, everything]
 
 
 def _sentence_kind(text: str) -> int:
+    """The kind of a token by how its text ends."""
     if text.endswith(("\n", "\r")):
         return _NEWLINE
-    if match := _ENDS.search(text):
-        return _STOP_SPACE if match[1] else _STOP
-    return TRANSPARENT if re.fullmatch(f"{_CLOSING}+", text) else _INSIDE
+    stop = _ENDS.search(text)
+    if stop:
+        return _STOP_SPACE if stop[1] else _STOP
+    if re.fullmatch(f"{_CLOSING}+", text):
+        return TRANSPARENT
+    return _INSIDE
 
 
 class UnitPlaces(nn.Module):

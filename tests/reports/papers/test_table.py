@@ -92,8 +92,10 @@ def test_states(scale, score, published, problem, state):
     assert row.state == state
     assert row.reason or state in (State.AGREES, State.DISAGREES, State.NOT_PUBLISHED)
     assert problem is None or row.reason == problem
-    off = SCORE.value - published.value if state in (State.AGREES, State.DISAGREES) else None
-    assert row.off == pytest.approx(off)
+    difference = None
+    if state in (State.AGREES, State.DISAGREES):
+        difference = SCORE.value - published.value
+    assert row.minus_published == pytest.approx(difference)
 
 
 def test_a_missing_number_says_why():

@@ -1,6 +1,6 @@
 """C3PO on a model of one's own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +17,13 @@ from moe_lab.methods.c3po.config import C3POConfig
 from moe_lab.methods.c3po.engine import C3POLM
 from moe_lab.methods.c3po.method import C3PO as C3POMethod
 from moe_lab.methods.c3po.method import named_layers
-from moe_lab.methods.references.reference_set import given_references, stored_references
+from moe_lab.methods.references.reference_set import (
+    ReferenceSet,
+    given_references,
+    stored_references,
+)
 from moe_lab.methods.references.store import check_own
+from moe_lab.models.facts import LoadedModel
 from moe_lab.models.output_flags import expected_flags
 from moe_lab.routing.hook import opened
 
@@ -61,15 +66,7 @@ class C3PO(LanguageModel):
     ):
         settings: C3POConfig = build(C3POConfig, keys, "method.")
         seed = checked_settings(seed=seed)["seed"]
-        for key in _OF_TASKS:
-            if key in keys:
-                raise ConfigError(
-                    f"C3PO(..., {key}=) is a key of runs over tasks: use `references`."
-                )
-        if settings.optimizer == "oracle":
-            raise ConfigError(
-                "optimizer=oracle reads a task's right answers: use the command's method=c3po."
-            )
+        _refuse_tasks(settings, keys)
         if not isinstance(references, str | Path):
             remedy = 'give pairs of prompt and answer, e.g. [("2 + 2 =", " 4")], no answer empty'
             references = checked("references", references, References, remedy)
@@ -81,19 +78,39 @@ class C3PO(LanguageModel):
                 "give at most these, or None for all."
             )
         layers = named_layers(settings.layers, loaded.facts.moe_layers)
-        plain = EngineLM(loaded.model, tokenizer, progress=False)
-        with opened(loaded.model, "C3PO", alone=True), expected_flags(loaded.model.config):
-            if isinstance(references, str | Path):
-                check_own(user_path(references), settings.tokens, loaded, plain.budget)
-                known = stored_references(user_path(references), settings.embeddings, loaded)
-            else:
-                known = given_references(references, settings, loaded, plain)
+        reference_set = _reference_set(references, settings, loaded)
+        count = len(reference_set)
+        # with epsilon, a question may have fewer neighbours than k
         least = settings.k if settings.epsilon is None else 1
-        if len(known) < least:
+        if count < least:
             raise ConfigError(
-                f"C3PO has {len(known)} references, and k={settings.k} neighbours are wanted."
+                f"C3PO has {count} references, and k={settings.k} neighbours are wanted."
             )
         config = Config(method=settings, seed=seed)
-        lm = C3POLM(loaded, config, settings, layers, known)
-        super().__init__(lm, optimizer=settings.optimizer, k=settings.k, references=len(known))
+        lm = C3POLM(loaded, config, settings, layers, reference_set)
+        super().__init__(lm, optimizer=settings.optimizer, k=settings.k, references=count)
         self.lm.progress = False
+
+
+def _refuse_tasks(settings: C3POConfig, keys: Mapping[str, Any]) -> None:
+    """Raise ConfigError for keys that need the tasks of a run."""
+    for key in _OF_TASKS:
+        if key in keys:
+            raise ConfigError(f"C3PO(..., {key}=) is a key of runs over tasks: use `references`.")
+    if settings.optimizer == "oracle":
+        raise ConfigError(
+            "optimizer=oracle reads a task's right answers: use the command's method=c3po."
+        )
+
+
+def _reference_set(
+    references: Sequence[tuple[str, str]] | str | Path, settings: C3POConfig, loaded: LoadedModel
+) -> ReferenceSet:
+    """The references of a stored folder, or given pairs of prompt and answer, which the model reads."""
+    base_lm = EngineLM(loaded.model, loaded.tokenizer, progress=False)
+    with opened(loaded.model, "C3PO", alone=True), expected_flags(loaded.model.config):
+        if isinstance(references, str | Path):
+            folder = user_path(references)
+            check_own(folder, settings.tokens, loaded, base_lm.budget)
+            return stored_references(folder, settings.embeddings, loaded)
+        return given_references(references, settings, loaded, base_lm)

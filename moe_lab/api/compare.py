@@ -37,7 +37,8 @@ class Compared(Shown):
 
     def __init__(self, comparison: Comparison, file: Path, page: Path):
         self._comparison = comparison
-        self.file, self.page = file, page
+        self.file = file
+        self.page = page
         self.notes = comparison.notes
 
     def __len__(self) -> int:
@@ -61,6 +62,7 @@ class Compared(Shown):
         print_line(str(self.file))
 
     def _columns(self) -> tuple[list[Column], list[str]]:
+        """The columns of the table, and the lines below it: what each evaluation is, and the notes."""
         footnotes = []
         for evaluation in self._comparison.evaluations:
             name = f"{evaluation.key}: {evaluation.label} {evaluation.settings}"

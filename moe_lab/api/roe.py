@@ -71,10 +71,8 @@ class RoE(LanguageModel):
             "logit_scale": logit_scale,
         }
         seed = checked_settings(seed=seed)["seed"]
-        method, loaded = (
-            RoEMethod(build(RoEMethod.Config, keys, "method.")),
-            loaded_model(model, tokenizer),
-        )
+        method = RoEMethod(build(RoEMethod.Config, keys, "method."))
+        loaded = loaded_model(model, tokenizer)
         facts = loaded.facts
         method.check(facts)
         self.temperatures = method.temperatures(facts.moe_layers)

@@ -125,7 +125,10 @@ def without_method_keys(
 
 
 def with_function_keys(overrides: list[str]) -> list[str]:
-    """With method=policy, whose keys are those of a function: `++`, with which Hydra takes keys that no YAML has."""
+    """With method=policy, `method.<key>=` becomes `++method.<key>=`; otherwise the same overrides.
+
+    The keys are those of the user's function. Hydra takes a key that no YAML has only with `++`.
+    """
     if "method=policy" not in overrides:
         return overrides
     forced = []

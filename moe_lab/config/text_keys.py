@@ -136,9 +136,10 @@ def _keep(config: DictConfig, mapping: yaml.MappingNode, prefix: str, keys: Text
 
 
 def _chosen(method: dict[Any, Any]) -> Chosen:
-    """The method of a method's YAML."""
-    name, policy = method.get("name"), method.get("policy")
-    return Chosen(methods=() if name is None else (str(name),), policy=policy)
+    """The method that a method's YAML names, and its `policy`."""
+    name = method.get("name")
+    methods = () if name is None else (str(name),)
+    return Chosen(methods=methods, policy=method.get("policy"))
 
 
 def _is_misread(value: Any, node: yaml.Node, key: str, keys: TextKeys, chosen: Chosen) -> bool:

@@ -49,17 +49,21 @@ class KVEngine(Engine):
     """
 
     def __init__(self, forward: EnsembleForward, budget: Budget, reuse: bool = False):
-        self.forward, self.budget = forward, budget
-        ensemble, device = forward.ensemble, forward.device
-        self._prompt_store = store_on(device) if reuse else None
+        self.forward = forward
+        self.budget = budget
+        ensemble = forward.ensemble
+        self._prompt_store = store_on(forward.device) if reuse else None
         self.two_phase: TwoPhaseScorer | None = None
         if reuse or (ensemble.n > 1 and not ensemble.own_history):
-            store = store_on(device) if reuse else None
+            store = store_on(forward.device) if reuse else None
             self.two_phase = TwoPhaseScorer(forward.model, ensemble.first_noisy, store)
 
     @property
     def tokens_in(self) -> int:
-        return self.forward.tokens_in + (self.two_phase.tokens_in if self.two_phase else 0)
+        tokens = self.forward.tokens_in
+        if self.two_phase:
+            tokens += self.two_phase.tokens_in
+        return tokens
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Raises ValueError where the ensemble's first noisy layer is before that of the cached activations."""
@@ -79,7 +83,8 @@ class KVEngine(Engine):
 
     def score(self, requests: list[ScoringRequest], on_scores: OnScores) -> None:
         ensemble = self.forward.ensemble
-        if two_phase := self._two_phase_of(ensemble):
+        two_phase = self._two_phase_of(ensemble)
+        if two_phase:
             two_phase.score(ensemble, requests, self.budget, on_scores)
         else:
             with self.forward as forward:

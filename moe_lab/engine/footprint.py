@@ -142,7 +142,8 @@ class Footprint:
     @torch.no_grad()
     def _pass(self, tokens: int) -> tuple[int, int]:
         """(bytes inside the layers at most, bytes of the keys and values of the pass)."""
-        device, dtype = self.model.device, self.model.dtype
+        device = self.model.device
+        dtype = self.model.dtype
         cache = KVCache(self.layers, tokens)
         ids = torch.zeros(1, tokens, dtype=torch.long, device=device)
         mask = torch.zeros(1, 1, tokens, tokens, dtype=dtype, device=device)
@@ -171,7 +172,8 @@ def kept_in_training(model: Any, tokens: int) -> int:
 
 def _gradient_pass(model: Any, tokens: int, *, backward: bool = True) -> int:
     """The bytes that are alive at most, or those that are kept for the backward pass."""
-    device, dtype = model.device, model.dtype
+    device = model.device
+    dtype = model.dtype
     width = model.get_input_embeddings().weight.shape[-1]
     hidden = torch.zeros(1, tokens, width, dtype=dtype, device=device, requires_grad=True)
     mask = torch.zeros(1, 1, tokens, tokens, dtype=dtype, device=device)

@@ -122,8 +122,10 @@ class _Batch:
         self.prefill = prefill
         self._set_active(list(range(len(states))))
         self.cache, self.real_BT, self.scores_AV = prefill(states)
+        """The cached tokens, which of their slots are no padding, and the scores after the last ones."""
         self._padded = not bool(self.real_BT.all())
         self._in_place: DecodeStep | None = None
+        """The step that writes into the cache in place, where the device has one."""
 
     def _set_active(self, active: list[int]) -> None:
         """The unfinished sequences. Their tensors stay the same until one of them ends."""

@@ -306,7 +306,10 @@ class EngineLM(CountedHF):
                 list(self.encoder.pairs([request.args for request in requests]))
 
     def _count_tokenization(self, kind: str, requests: int) -> None:
-        """Count the answered requests whose tokens are others than one expects, as they are in lm-eval, too."""
+        """Count the answered requests whose tokens may surprise. They are the same in lm-eval.
+
+        The tokenizer ends the text with a token, the beginning-of-text token is scored, or generation has no end token.
+        """
         if self.encoder.adds_end:
             self.counted["eos_added"] += requests
         if kind == "loglikelihood_rolling" and self.encoder.adds_begin:

@@ -65,20 +65,23 @@ def bound_gradients(model: Any, budget: Budget) -> None:
 
 
 def cache_memory(model: Any) -> int:
-    """Free bytes for keys and values. Each device of a device map holds those of its own layers."""
+    """Free bytes for keys and values of all layers.
+
+    Each device of a device map holds those of its own layers: with 3 of 4 layers on a device, its free memory is
+    enough for 4/3 of itself. The device with the least decides.
+    """
     layers = decoder_layers(model) or [model]
     layers_on: Counter[torch.device] = Counter()
     for layer in layers:
         device = next(layer.parameters()).device
         if device.type in ("meta", "cpu"):
-            device = (
-                model.device
-            )  # layers that accelerate keeps elsewhere compute on the model's own device
+            # layers that accelerate keeps elsewhere compute on the model's own device
+            device = model.device
         layers_on[device] += 1
-    for_all_layers = []
+    bytes_by_device = []
     for device, count in layers_on.items():
-        for_all_layers.append(free_memory(device) * len(layers) // count)
-    return min(for_all_layers)
+        bytes_by_device.append(free_memory(device) * len(layers) // count)
+    return min(bytes_by_device)
 
 
 def sequence_bytes(model: Any, slots: float, samples: float) -> int:

@@ -128,7 +128,11 @@ class Prefill:
         return Prefilled(cache, real_BT, torch.cat([part.scores_AV for part in parts]))
 
     def _from_store(self, store: Store, states: list[GenerationState]) -> Prefilled:
-        """Cached prompts, right-aligned. The same number of tokens is read here in each sequence."""
+        """Stored prompts, right-aligned in one cache, and a pass over the tokens after them.
+
+        A stored prompt lacks its last token. So a pass reads that token and the generated ones, which are as many in
+        each sequence.
+        """
         forward = self.forward
         caches = _stored_prompts(store, forward, states, self.budget)
         shared = max(cache.length for cache in caches)

@@ -226,6 +226,7 @@ class SuffixReplay:
             hidden.append(nn.functional.pad(suffix.hidden_QD, (0, 0, 0, padding)))
             positions.append(tree.positions + [0] * padding)
             visible.append(_visible(tree, suffix.prefix.length, T, S))
+            # places in [B x S]
             logits_at += [b * S + node for node in tree.logit_nodes]
 
         layers = []

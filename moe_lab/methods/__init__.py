@@ -62,11 +62,11 @@ def config_class(name: str, keys: Mapping[str, Any]) -> type[Method.Config]:
 
 
 def text_keys_of_methods(chosen: Chosen) -> dict[str, Any]:
-    """The annotations of the text keys of `model.recipe`, of the chosen methods,
-    and of their function.
+    """The annotations of the keys whose values keep the characters that were typed, by key.
 
-    Where no method is named, or an option of one's own, they are those of all methods of this
-    package.
+    They are those of `model.recipe`, of the chosen methods, and of the function of `method=policy`.
+    If no known method is chosen (none is named, or an option of the user's own), they are those of
+    all methods of this package.
     """
     known = method_names()
     names = tuple(name for name in chosen.methods if name in known)

@@ -70,8 +70,7 @@ class C2R(PolicyMethod):
         check_constraint(config, self.partners(facts), facts)
         if self.config.profile is None:
             return {"data": self._conversations(config).digest, "length": COUNTED_LENGTH}
-        pairs_LEE, _ = read_pairs(self.config.profile)
-        return {"profile": digest_of(pairs_LEE)}
+        return {"profile": digest_of(read_profile(self.config.profile).pairs_LEE)}
 
     def _conversations(self, config: RunConfig) -> Data:
         return read_data(config, self.config.dataset, self.config.dataset_size)
@@ -79,8 +78,9 @@ class C2R(PolicyMethod):
     def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Policy, dict[str, Any]]:
         from moe_lab.routing.policies import PartnersOnly, partners_of
 
-        pairs_LEE, profile = profile_of(config, lambda: self._conversations(config), model)
-        return PartnersOnly(partners_of(pairs_LEE, self.partners(model.facts))), profile
+        profile = profile_of(config, lambda: self._conversations(config), model)
+        policy = PartnersOnly(partners_of(profile.pairs_LEE, self.partners(model.facts)))
+        return policy, profile.record()
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
         return {"partners": self.partners(facts)}
@@ -92,11 +92,35 @@ class C2R(PolicyMethod):
         ]
 
 
-def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
-    """(int64 [L, E, E], whether they were counted on a run's test documents):
-    the sum over prompts and answers.
+@dataclass(frozen=True)
+class PairProfile:
+    """How often a model selects two experts together, and what it was counted on."""
 
-    Raises ConfigError for a file without such counts.
+    pairs_LEE: Tensor
+    """int64: tokens that selected both."""
+    name: str
+    """The file, the run's folder or the data set."""
+    is_of_run: bool
+    """Whether it was counted on the test documents of a run."""
+
+    def record(self) -> dict[str, Any]:
+        """What results say about the profile."""
+        return {
+            "profile": self.name,
+            "profile_sha256": digest_of(self.pairs_LEE),
+            "test_profile": self.is_of_run,
+        }
+
+
+def digest_of(pairs_LEE: Tensor) -> str:
+    """SHA-256 of a profile's counts."""
+    return hashlib.sha256(pairs_LEE.contiguous().numpy().tobytes()).hexdigest()
+
+
+def read_profile(path: str | Path) -> PairProfile:
+    """The profile in a run's folder or in a counts.safetensors, summed over prompts and answers.
+
+    Raises ConfigError for a file without counts of pairs.
     """
     from safetensors.torch import load_file
 
@@ -113,36 +137,21 @@ def read_pairs(path: str | Path) -> tuple[Tensor, bool]:
         raise ConfigError(f"method.profile={path}: {file} has no pairs of experts.")
     pairs_LEE = sum(counts[1:], counts[0]).long()
     is_of_run = "pairs" not in tensors  # a run counts prompts and answers separately
-    return pairs_LEE, is_of_run
+    return PairProfile(pairs_LEE, Path(path).name, is_of_run)
 
 
-def digest_of(pairs_LEE: Tensor) -> str:
-    """SHA-256 of a profile's content."""
-    return hashlib.sha256(pairs_LEE.contiguous().numpy().tobytes()).hexdigest()
+def profile_of(config: RunConfig, data: Callable[[], Data], model: LoadedModel) -> PairProfile:
+    """The profile that `method.profile` names.
 
-
-def profile_of(
-    config: RunConfig, data: Callable[[], Data], model: LoadedModel
-) -> tuple[Tensor, dict[str, Any]]:
-    """(pairs [L, E, E], what results say about the profile) of `method.profile`.
-
-    By default of the model's own routing of the data's training conversations, counted once in a
-    command.
+    By default, the model's own routing is counted on the training conversations of `data()`, once
+    in a command.
     """
     method = config.method
-    if method.profile is None:
-        key = f"pairs {config.model} {model.facts.dtype} {data().digest}"
-        pairs_LEE = once(key, lambda: _count_pairs(config, data(), model))
-        name = Path(method.dataset).name
-        is_of_run = False
-    else:
-        pairs_LEE, is_of_run = read_pairs(method.profile)
-        name = Path(method.profile).name
-    return pairs_LEE, {
-        "profile": name,
-        "profile_sha256": digest_of(pairs_LEE),
-        "test_profile": is_of_run,
-    }
+    if method.profile is not None:
+        return read_profile(method.profile)
+    key = f"pairs {config.model} {model.facts.dtype} {data().digest}"
+    pairs_LEE = once(key, lambda: _count_pairs(config, data(), model))
+    return PairProfile(pairs_LEE, Path(method.dataset).name, is_of_run=False)
 
 
 def _count_pairs(config: RunConfig, data: Data, model: LoadedModel) -> Tensor:
@@ -183,8 +192,7 @@ def check_constraint(config: RunConfig, count: int, facts: ModelFacts) -> None:
     path = config.method.profile
     if path is None:
         return
-    pairs_LEE, _ = read_pairs(path)
-    shape = tuple(pairs_LEE.shape)
+    shape = tuple(read_profile(path).pairs_LEE.shape)
     needed = (facts.moe_layers, facts.experts, facts.experts)
     if shape != needed:
         raise ConfigError(

@@ -57,11 +57,18 @@ def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], 
 
     try:
         commit = commit_of(id, "dataset", offline=offline)
-        only, folder = offline or is_offline(), snapshot(id, "dataset", commit)
-        files = (path for path in folder.rglob("*") if path.is_file())
-        here = [path.relative_to(folder).as_posix() for path in files]
-        there = here if only else HfApi().list_repo_files(id, repo_type="dataset", revision=commit)
-        matches = [match for name in sorted(there) if (match := TRAIN.fullmatch(name))]
+        folder = snapshot(id, "dataset", commit)
+        only_cached = offline or is_offline()
+        if only_cached:
+            paths = [path for path in folder.rglob("*") if path.is_file()]
+            files = [path.relative_to(folder).as_posix() for path in paths]
+        else:
+            files = HfApi().list_repo_files(id, repo_type="dataset", revision=commit)
+        matches = []
+        for name in sorted(files):
+            match = TRAIN.fullmatch(name)
+            if match:
+                matches.append(match)
         names = [match[0] for match in matches]
         parts = int(matches[0]["parts"] or len(matches)) if matches else 0
         if len({match["folder"] for match in matches}) != 1 or len(matches) != parts:
@@ -69,7 +76,7 @@ def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], 
                 f"The data set {id} needs one complete train split (train.jsonl, data/train-00000-of-00001.parquet), "
                 f"and has {', '.join(names[:5]) or 'none'}. Give a file of your own: {key}=<file>.jsonl"
             )
-        fetch(id, "dataset", commit, tuple(map(escape, names)), only)
+        fetch(id, "dataset", commit, tuple(map(escape, names)), only_cached)
     except MoeLabError:
         raise
     except Exception as error:
@@ -189,14 +196,10 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
     conversations = [_conversation(row, place) for row, place in rows]
     count = len(conversations) - held_out
     if count <= 0:
-        raise TaskError(
-            f"{key}={dataset} has {len(conversations)} conversations"
-            + (
-                f", and method.validation_size={held_out} holds them all out."
-                if conversations
-                else "."
-            )
-        )
+        reason = ""
+        if conversations:
+            reason = f", and method.validation_size={held_out} holds them all out"
+        raise TaskError(f"{key}={dataset} has {len(conversations)} conversations{reason}.")
     train = conversations[:count]
     validation = _new_conversations(conversations[count:], train)
     if held_out and not validation:

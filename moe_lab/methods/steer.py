@@ -144,10 +144,10 @@ def steered_experts(
 def activation_rates(
     config: RunConfig, texts: Texts, model: LoadedModel
 ) -> tuple[Tensor, list[int]]:
-    """(float64 [L, E], experts of each layer):
-    the share of a set's answer tokens that select each expert.
+    """(activation rates, float64 [L, E]; the number of experts of each layer).
 
-    Under the model's own routing, counted once in a command.
+    The rate of an expert is the share of a set's answer tokens that select it. It is counted under
+    the model's own routing, once in a command.
     """
     key = f"selections {config.model} {model.facts.dtype} {texts.digest}"
     return once(key, lambda: _activation_rates(config, texts, model))
@@ -156,6 +156,7 @@ def activation_rates(
 def _activation_rates(
     config: RunConfig, texts: Texts, model: LoadedModel
 ) -> tuple[Tensor, list[int]]:
+    """`activation_rates`, counted now."""
     import torch
 
     from moe_lab.methods.tokenized import Row, Rows, rows_to_count

@@ -39,9 +39,10 @@ TOKENS_AT_ONCE = 4096
 
 
 def documents_of(tasks: TaskDict) -> tuple[list[list[str]], dict[str, tuple[str, Request]]]:
-    """The requests that lm-eval built: (their keys by document and task, kind and request by key).
+    """The requests that lm-eval built, as (the keys of each document's requests, kind and request by key).
 
-    Equal requests have the same key. Each of several answers to a prompt is a request.
+    The documents of all tasks are in one list. Equal requests have the same key. Each of several answers to a prompt
+    is a request.
     """
     documents: list[list[str]] = []
     by_key: dict[str, tuple[str, Request]] = {}
@@ -114,8 +115,9 @@ class Routes(Observer):
     def __call__(self, router: Router, routing: Routing) -> None:
         self.experts[router.layer] = routing.logits_TE.shape[-1]
         self.top_k[router.layer] = routing.index_TK.shape[-1]
-        weighted_TK = routing.index_TK.where(routing.weights_TK != 0, -1)
-        self._pass[router.layer] = weighted_TK.to(torch.int16)
+        # -1 in place of an expert with a weight of 0
+        index_TK = routing.index_TK.where(routing.weights_TK != 0, -1)
+        self._pass[router.layer] = index_TK.to(torch.int16)
 
     def read(
         self, kind: str, request: Request, prompt: Sequence[int], answer: Sequence[int]
@@ -124,14 +126,14 @@ class Routes(Observer):
         if key_of_prompt not in self._prompts:
             self._prompts[key_of_prompt] = prefix_names(prompt)
         prompt_names = self._prompts[key_of_prompt]
-        whole = len(prompt) + len(answer)
-        hashes = token_names(answer, range(len(prompt), whole))
+        length = len(prompt) + len(answer)
+        hashes = token_names(answer, range(len(prompt), length))
         answer_names = np.cumsum(hashes) + prompt_names[-1:]
         if kind == "generate_until":
             # each new token is read when the text ends with it
-            kinds = [self.kind(length) for length in range(len(prompt), whole + 1)]
+            kinds = [self.kind(end) for end in range(len(prompt), length + 1)]
         else:
-            kinds = [self.kind(whole)] * (1 + len(answer))
+            kinds = [self.kind(length)] * (1 + len(answer))
         key = request_key(kind, request.args, request.repeat)
         kind_of_answer = np.array(kinds[1:], dtype=np.int64)
         read = Read(prompt_names + kinds[0], answer_names + kind_of_answer)
@@ -156,9 +158,9 @@ class Routes(Observer):
             return
         index_TC = torch.cat([self._pass[layer].cpu() for layer in self.layers], dim=-1).numpy()
         real = self._names != 0
-        # -1 becomes 255 or stays
-        small = np.uint8 if max(self.experts.values()) < 256 else np.int16
-        self._blocks.append((self._names[real], index_TC[real].astype(small)))
+        # -1 becomes 255 in uint8, which is no expert's number, either
+        dtype = np.uint8 if max(self.experts.values()) < 256 else np.int16
+        self._blocks.append((self._names[real], index_TC[real].astype(dtype)))
         self._pass = {}
 
 
@@ -237,25 +239,30 @@ def group_count(documents: int, size: int) -> int:
 
 
 def pair_counts(index: Sequence[np.ndarray], sizes: Sequence[int], E: int) -> np.ndarray:
-    """int32 [N, L, E, E]: tokens of each part that select both experts; on the diagonal, that select the expert.
+    """int32 [N, L, E, E]: how many tokens of a part select both experts.
+
+    The diagonal has how many tokens select the expert. One token with the experts 0 and 2 of three, in one layer:
+    `pair_counts([np.array([[0, 2]])], [1], 3)` is [[[[1, 0, 1], [0, 0, 0], [1, 0, 1]]]].
 
     Args:
-        index: the distinct experts of each token by layer, [T, K], part by part; numbers outside of 0 to E-1 are none.
-        sizes: the number of tokens of each of the N parts.
+        index: one array [T, K] per layer, the experts of the tokens of all parts, one part after the other. A token
+            has no expert twice. Numbers outside of 0 to E-1 are not counted.
+        sizes: the number of tokens of each part; their sum is T.
     """
     L = len(index)
     N = len(sizes)
     W = max(sizes)
-    places = [n * W + np.arange(size) for n, size in enumerate(sizes)]
-    place_T = torch.from_numpy(np.concatenate(places))
-    none = E
-    chosen_LTE = torch.zeros(L, N * W, E + 1)
-    for chosen_TE, index_TK in zip(chosen_LTE, index, strict=True):
+    # each part is padded to W tokens, so that one matrix product counts all parts
+    padded_places = [part * W + np.arange(size) for part, size in enumerate(sizes)]
+    place_T = torch.from_numpy(np.concatenate(padded_places))
+    # column E takes the numbers that are not counted
+    selected_LTE = torch.zeros(L, N * W, E + 1)
+    for selected_TE, index_TK in zip(selected_LTE, index, strict=True):
         is_expert_TK = (index_TK >= 0) & (index_TK < E)
-        expert_TK = np.where(is_expert_TK, index_TK, none).astype(np.int64)
-        chosen_TE[place_T[:, None], torch.from_numpy(expert_TK)] = 1.0
-    chosen_LNWE = chosen_LTE[..., :E].reshape(L, N, W, E)
-    counts_LNEE = (chosen_LNWE.mT @ chosen_LNWE).round().int()
+        column_TK = np.where(is_expert_TK, index_TK, E).astype(np.int64)
+        selected_TE[place_T[:, None], torch.from_numpy(column_TK)] = 1.0
+    selected_LNWE = selected_LTE[..., :E].reshape(L, N, W, E)
+    counts_LNEE = (selected_LNWE.mT @ selected_LNWE).round().int()
     return counts_LNEE.transpose(0, 1).numpy()
 
 

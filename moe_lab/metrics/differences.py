@@ -46,9 +46,11 @@ def _difference_of_entropies(mine: np.ndarray, theirs: np.ndarray) -> Difference
 
 
 def _difference_of_losses(mine: np.ndarray, theirs: np.ndarray) -> Difference:
-    """The difference of the losses of two [1 + R, N] arrays.
+    """The difference of the losses of two runs, from scores [1 + R, N]: the base model's, then each evaluation's.
 
-    (base - changed) - (base' - changed') is twice the mean of base and changed' minus the mean of base' and changed.
+    A loss is the base score minus the mean score of R evaluations. The difference of two losses,
+    (base - changed) - (base' - changed'), is (base + changed') - (base' + changed): twice the difference of two means
+    over 2 R evaluations, in which each base score counts R times. So one paired interval serves for both losses.
     """
     R = len(mine) - 1
     added = [mine[0]] * R + [*theirs[1:]]

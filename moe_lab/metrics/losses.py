@@ -73,11 +73,12 @@ def _values_by_task(tasks: Iterable[str], samples: Log) -> ByTask:
 
 
 def _means_of_all(tasks: dict[str, Any], values: ByTask) -> list[str]:
-    """The metrics that are means in every task."""
-    shared = set.intersection(*(set(metrics) for metrics in values.values()))
+    """The metrics that every task has and whose score is the mean over documents in every task, sorted."""
+    in_every_task = set.intersection(*(set(metrics) for metrics in values.values()))
     means = []
-    for metric in sorted(shared):
-        if all(aggregation(task, metric) is None for task in tasks.values()):
+    for metric in sorted(in_every_task):
+        aggregations = [aggregation(task, metric) for task in tasks.values()]
+        if all(aggregate is None for aggregate in aggregations):  # None: the mean
             means.append(metric)
     return means
 

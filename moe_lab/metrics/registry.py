@@ -226,11 +226,20 @@ def interventions() -> list[tuple[str, Intervention]]:
 
 
 def values_of(line: dict[str, Any]) -> dict[str, Value]:
-    """The value of every metric in a line of expert_metrics.jsonl. Capacity has two values."""
-    blocks = {name: line[name] or {} for name in counted_metrics()}
+    """The value of every counted metric and of every intervention, by name.
+
+    A metric that was not measured is null in the line; its value is empty.
+
+    Args:
+        line: a line of a training's expert_metrics.jsonl, with the block of each metric by name.
+    """
+    blocks = {}
+    for name in counted_metrics():
+        blocks[name] = line[name] or {}
     for metric, intervention in interventions():
-        block = line[metric]
-        blocks[intervention.name] = intervention.block(block) if block else {}
+        blocks[intervention.name] = {}
+        if line[metric]:
+            blocks[intervention.name] = intervention.block(line[metric])
     return {name: Value.model_validate(block) for name, block in blocks.items()}
 
 

@@ -23,7 +23,11 @@ HUB_ID = re.compile(r"[^/.]+/[^/]+")
 
 
 def check_adapter(model: ModelConfig, folder: Path, quantized: bool) -> None:
-    """Raise ModelError for an adapter that its configuration shows to be unfit, ConfigError for other keys."""
+    """Check an adapter by its files' names and its configuration, without its weights.
+
+    Raises ConfigError for a model that no adapter can be merged into (on several devices, or quantized), and ModelError
+    for a folder without an adapter, one that names code, and one that was trained on another model.
+    """
     if model.device_map or quantized:
         remedy = "leave model.device_map out"
         if quantized:
@@ -41,6 +45,7 @@ def check_adapter(model: ModelConfig, folder: Path, quantized: bool) -> None:
         if content.get("megatron_config"):  # peft imports the module that it names
             raise ValueError("megatron_config names code, which is never run")
         base = content.get("base_model_name_or_path")
+        # folders may hold the same model, so only two hub ids are compared
         are_hub_ids = HUB_ID.fullmatch(str(base)) and HUB_ID.fullmatch(str(model.path))
         if are_hub_ids and base != model.path:
             raise ValueError(f"it was trained on {base}. Use model.path={base}")

@@ -38,11 +38,10 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
     Raises ConfigError for `model.add_bos_token` with a tokenizer without that token.
     """
     source = model.tokenizer or model_source(model)
-    folder = (
-        small_folder(model.tokenizer, SMALL_FILES, "tokenizer", offline)
-        if model.tokenizer
-        else model_folder(model, offline=offline)
-    )
+    if model.tokenizer:
+        folder = small_folder(model.tokenizer, SMALL_FILES, "tokenizer", offline)
+    else:
+        folder = model_folder(model, offline=offline)
     with reading_files(f"The tokenizer of {source} (model.tokenizer)"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **NO_CODE)
         if not tokenizer.encode("a", add_special_tokens=False):

@@ -147,7 +147,8 @@ def reading_once() -> Iterator[None]:
     """
     from transformers import modeling_utils
 
-    before, mapped = os.environ.get(SEQUENTIAL), modeling_utils.safe_open
+    before = os.environ.get(SEQUENTIAL)
+    mapped = modeling_utils.safe_open
     os.environ[SEQUENTIAL] = "1"
     modeling_utils.safe_open = _open_unmapped
     try:

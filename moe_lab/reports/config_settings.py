@@ -93,7 +93,11 @@ def settings_by_run(
 
 
 def with_counts(frame: pd.DataFrame, settings: Collection[Mapping[str, Any]]) -> pd.DataFrame:
-    """The frame with integer columns for settings that are integers wherever they are given."""
+    """The frame with Int64 columns for settings that are integers, or None, in every run.
+
+    Args:
+        settings: the settings of each run by name; each name is a column of the frame.
+    """
     names = next(iter(settings), {})
     counts = []
     for name in names:

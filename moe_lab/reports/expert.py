@@ -32,8 +32,10 @@ CORRECTED = (
     "are accuracy lost (docs/expert_metrics.md)."
 )
 PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
-MOST_TASKS = 4
-"""A run of more tasks shows the accuracy lost over all documents instead of one line per task."""
+MOST_LOSSES = 4
+"""Losses of accuracy that are shown under one intervention: one per task, and one over all documents.
+
+A run with more shows only the loss over all documents."""
 
 
 def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
@@ -96,7 +98,7 @@ class Row(NamedTuple):
 
 
 def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
-    """One row per run, metric and subject."""
+    """The table of the rows, each of which is a metric of one run, with its difference to the base model."""
     lines = [row.line for row in rows]
     differences = [line.difference for line in lines]
     corrected_p = [family.corrected.get(row.line.comparison(row.run)) for row in rows]
@@ -126,7 +128,7 @@ def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
 def expert_lines(metrics: StoredMetrics) -> list[ExpertLine]:
     """The lines of one run's expert_metrics.json.
 
-    A group of more than four tasks has one for all its documents.
+    For more than three tasks, the accuracy lost has one line over all documents (MOST_LOSSES).
     """
     lines = list(_entropy_lines(metrics))
     for name, intervention in interventions():
@@ -181,9 +183,12 @@ def _loss_lines(
 
 
 def _shown_tasks(losses_by_task: dict[str, dict[str, Loss]]) -> dict[str, dict[str, Loss]]:
-    """The tasks with a loss; of more than MOST_TASKS their documents together, `all`, alone."""
+    """The losses of each task, without tasks that have none.
+
+    If there are more than MOST_LOSSES, only those over the documents of all tasks ("all").
+    """
     measured = {task: losses for task, losses in losses_by_task.items() if losses}
-    if len(measured) > MOST_TASKS and "all" in measured:
+    if len(measured) > MOST_LOSSES and "all" in measured:
         return {"all": measured["all"]}
     return measured
 

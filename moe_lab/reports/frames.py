@@ -93,7 +93,14 @@ def _place_of_mean(summary_file: Path | None) -> dict[str, Any]:
 def typed_frame(
     rows: Sequence[Mapping[str, Any]], settings: Collection[Mapping[str, Any]] = ()
 ) -> pd.DataFrame:
-    """Rows of scores as a frame, in which numbers are numbers also where all are missing."""
+    """Rows of scores as a frame, with one type per column.
+
+    A column of numbers is Int64 or float64, even if all its values are missing.
+
+    Args:
+        settings: the settings of each run, which are columns of `rows`. Those that are integers
+            become Int64, too.
+    """
     import pandas as pd
 
     types = dict.fromkeys(WHOLE, "Int64") | dict.fromkeys(NUMBERS, "float64")

@@ -87,10 +87,10 @@ def open_logger(
     No logger costs a result. A W&B run finishes when the block ends, as failed if the block raises.
 
     Args:
-        name: of a run or study its folder's.
-        group: the command's name.
-        folder: of a run, where the logger stores what it has logged; of a study, where it locks the
-            study's W&B run.
+        name: the W&B run's name. For a run or a study, it is the name of its folder.
+        group: the command's name, which the W&B runs of a command share.
+        folder: the folder of a run, where the logger stores what it has logged, or of a study,
+            where it locks the study's W&B run.
     """
     mode = config.logger.mode or _mode_of_environment()
     if config.logger.name == "none" or mode == "disabled":
@@ -283,6 +283,10 @@ class WandbLogger(Logger):
             self._place["id"] = None
 
     def _offline(self, folder: Path, reason: str) -> Any:
+        """A W&B run whose files stay in `folder` until the user uploads them.
+
+        `reason` follows "logged offline" in the message: a text such as " (no API key)", or empty.
+        """
         run = self._init("offline", folder)
         command = f"wandb sync {folder}/wandb/offline-run-*"
         warn_once(f"W&B: logged offline{reason}. To upload: {command}")

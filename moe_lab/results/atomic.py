@@ -58,12 +58,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         # as open() makes it, so that the umask decides who may read; mkstemp's files are the owner's alone
         handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            # a lone surrogate, which data may contain, becomes its JSON escape
-            encoded = (
-                content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-            )
+            if isinstance(content, str):
+                # a lone surrogate, which data may contain, becomes its JSON escape
+                content = content.encode("utf-8", "backslashreplace")
             with os.fdopen(handle, "wb") as file:
-                file.write(encoded)
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, path)

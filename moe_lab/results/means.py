@@ -129,7 +129,7 @@ def _marks_of_mean(scores: Sequence[Score], equal: bool) -> tuple[str, ...]:
 
 
 def task_mean(scores: Sequence[Score | None]) -> Score | None:
-    """The mean of the scores of several tasks, each with the same weight; None where one is missing.
+    """The mean of the scores of several tasks, each with the same weight; None if a score or its value is missing.
 
     `p` belongs to the interval of its difference: it is 0.05 where a limit of the interval is 0.
     """
@@ -138,10 +138,6 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
     if not known or len(known) < len(scores) or None in values:
         return None
     first = known[0]
-    stderr = None
-    errors = [score.stderr for score in known if score.stderr is not None]
-    if len(errors) == len(known):
-        stderr = math.hypot(*errors) / len(known)  # of independent tasks
     differences = [score.difference for score in known]
     difference = _mean(differences)
     if difference is not None:
@@ -162,7 +158,7 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
         n=sum(score.n or 0 for score in known),
         seeds=first.seeds,
         value=_mean(values),
-        stderr=stderr,
+        stderr=_stderr_of_mean(known),
         interval=_mean_interval(values, [score.interval for score in known]),
         baseline=_mean([score.baseline for score in known]),
         difference=difference,
@@ -176,6 +172,14 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
         lower_is_better=first.lower_is_better,
         marks=_marks_of_mean(known, equal),
     )
+
+
+def _stderr_of_mean(scores: Sequence[Score]) -> float | None:
+    """The standard error of the mean of independent scores; None if one has none."""
+    errors = [score.stderr for score in scores if score.stderr is not None]
+    if len(errors) < len(scores):
+        return None
+    return math.hypot(*errors) / len(scores)
 
 
 def _p_of_interval(difference: float | None, limits: Interval | None) -> float | None:

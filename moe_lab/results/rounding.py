@@ -59,9 +59,9 @@ class Rounding:
             return apart <= bound(max(abs(value), abs(base_value)), words)
         return self.measured is not None and apart <= self.measured
 
-    def equals(
+    def equal_examples(
         self, values: Sequence[Any], baseline: Sequence[Any], words: Sequence[int]
     ) -> list[bool]:
-        """`equal` of each example."""
+        """For each example: whether its values in two runs are equal (`equal`). `words` has one number per example."""
         examples = zip(values, baseline, words, strict=True)
         return [self.equal(value, base_value, count) for value, base_value, count in examples]

@@ -54,7 +54,9 @@ class Sample:
     def of(cls, line: Mapping[str, Any]) -> Self:
         """A sample that lm-eval returned, or a line of its log."""
         requests = line.get("arguments") or {}
-        if isinstance(requests, dict):
+        if isinstance(
+            requests, dict
+        ):  # in a log: {"gen_args_0": {"arg_0": ..., "arg_1": ...}, ...}
             requests = [list(arguments.values()) for arguments in requests.values()]
         return cls(
             document=line["doc_id"],
@@ -72,7 +74,10 @@ class Sample:
 
 
 def _plain_value(value: Any) -> Any:
-    """A metric's value of a document as it is read from a log: numbers and lists, the outermost a tuple."""
+    """A metric's value of a document as it is read from a log, without types of numpy.
+
+    A number stays a number. A list, a tuple or an array becomes a tuple; lists inside of it stay lists.
+    """
     if isinstance(value, list | tuple):
         return tuple(_without_numpy(item) for item in value)
     value = _without_numpy(value)
@@ -199,13 +204,14 @@ def _filters(result: RunResult, task: str) -> set[str]:
 
 
 def metric_values(samples: Iterable[Sample]) -> Values:
-    """The value of each metric per document."""
+    """The values of samples by `metric,filter`, then by document; without lm-eval's placeholder metric."""
     values: Values = {}
     for sample in samples:
         for metric, value in sample.values.items():
-            if metric != PLACEHOLDER:
-                of_documents = values.setdefault(f"{metric},{sample.filter}", {})
-                of_documents[sample.document] = value
+            if metric == PLACEHOLDER:
+                continue
+            value_by_document = values.setdefault(f"{metric},{sample.filter}", {})
+            value_by_document[sample.document] = value
     return values
 
 

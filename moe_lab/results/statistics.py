@@ -44,7 +44,11 @@ def score_interval(values: Sequence[Any], aggregate: Aggregate | None = None) ->
 def interval_of_mean(
     samples: Sequence[Sequence[Any]], aggregate: Aggregate | None = None
 ) -> Interval | None:
-    """95% interval over documents of the mean of several runs' scores on the same documents."""
+    """95% interval over documents of the mean of several runs' scores on the same documents; None for one document.
+
+    Args:
+        samples: the values of each run, by document.
+    """
     n = len(samples[0])
     if n < 2:
         return None

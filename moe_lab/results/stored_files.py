@@ -60,7 +60,10 @@ def read_mapping(path: Path, advice: str = AGAIN) -> dict[str, Any] | None:
 
 
 def whole_mapping(path: Path) -> dict[str, Any] | None:
-    """As `read_mapping`, but None with a line on stderr for a damaged file: for files that can be written again."""
+    """The mapping in a JSON or YAML file; None if there is no such file, or if it is damaged.
+
+    For files that can be written again: a message on stderr names a damaged one, once.
+    """
     try:
         return read_mapping(path)
     except DamagedError as error:

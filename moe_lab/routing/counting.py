@@ -31,16 +31,18 @@ class TokenSums:
             self._tokens += values.numel()
         else:
             counted = counted.to(values).expand_as(values)
+            # one operation for both sums
             sums += torch.stack([values * counted, counted]).flatten(1).sum(dim=-1)
 
     @property
     def totals(self) -> tuple[int, int]:
         """(sum of the values, number of tokens) so far. Waits for the device."""
-        total, tokens = 0, self._tokens
+        total = 0
+        tokens = self._tokens
         for sums in self._sums.values():
-            value, number = sums.tolist()
-            total += value
-            tokens += number
+            total_on_device, tokens_on_device = sums.tolist()
+            total += total_on_device
+            tokens += tokens_on_device
         return total, tokens
 
 

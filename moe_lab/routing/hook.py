@@ -114,13 +114,15 @@ def routed(
             again in the backward pass.
     """
     routers = require_routers(model)
-    if reason := getattr(routers[0].module, "fixed_routing", None):
+    reason = getattr(routers[0].module, "fixed_routing", None)
+    if reason:
         raise ModelError(fixed_message(type(model).__name__, reason))
-    installed, routers = as_policy(policy), routers[first:]
+    installed = as_policy(policy)
+    routers = routers[first:]
     watch = _Watch(model, routers, repeats)
     handles: list[Any] = []
     for router in routers:
-        decide = watch.decide(router, installed)
+        decide = watch.watched(router, installed)
         if router.family.seam:
             hooks = router.family.seam(router.module, decide)
         else:
@@ -156,14 +158,30 @@ class _RouterHook(TransientHook):
         return None if changed is None else tuple(changed)
 
 
+def _check_shapes(router: Router, routing: Routing, changed: Routing) -> None:
+    """Raise RoutingError unless a changed decision has K experts and K weights for each token; K may differ."""
+    weights_shape = changed.weights_TK.shape
+    experts_shape = changed.index_TK.shape
+    tokens_shape = routing.index_TK.shape[:-1]
+    if weights_shape != experts_shape or experts_shape[:-1] != tokens_shape:
+        raise RoutingError(
+            f"The policy of the router {router.name} (MoE layer {router.layer}) returned experts of shape "
+            f"{tuple(experts_shape)} and weights of shape {tuple(weights_shape)}. Both must be [T, K] with T = "
+            f"{len(routing.index_TK)} tokens."
+        )
+
+
 class _Watch:
     """Checks that every router is called in every forward pass of the model, and that its logits are not NaN."""
 
     def __init__(self, model: nn.Module, routers: list[Router], repeats: bool):
-        self.model, self.routers, self.repeats = model, routers, repeats
+        self.model = model
+        self.routers = routers
+        self.repeats = repeats
         self.called: set[int] = set()
+        """The MoE layers whose routers were called in the pass."""
         self.sums: dict[int, Tensor] = {}
-        """Of the logits of the pass, by layer: NaN if one of them is. One operation, where `isnan` takes several."""
+        """The sum of the logits of the pass, by layer: NaN if one of them is. `isnan` would take several operations."""
         self.nan: dict[tuple[int, ...], Tensor] = {}
         """Whether logits of any pass were NaN, by its layers. It stays on the device until it is asked for."""
 
@@ -181,20 +199,16 @@ class _Watch:
                 "support. Call model.activation_checkpointing_disable() first, or use torch.no_grad()."
             )
 
-    def decide(self, router: Router, policy: Policy) -> Decide:
+    def watched(self, router: Router, policy: Policy) -> Decide:
+        """The policy's decisions at one router, as a function that checks each call."""
+
         def decide(routing: Routing) -> Routing | None:
             self._refuse(in_backward())
             self.called.add(router.layer)
             self.sums[router.layer] = routing.logits_TE.detach().sum(dtype=torch.float32)
             changed = policy(router, routing)
             if changed is not None:
-                weights, experts = changed.weights_TK.shape, changed.index_TK.shape
-                if weights != experts or experts[:-1] != routing.index_TK.shape[:-1]:
-                    raise RoutingError(
-                        f"The policy of the router {router.name} (MoE layer {router.layer}) returned experts of shape "
-                        f"{tuple(experts)} and weights of shape {tuple(weights)}. Both must be [T, K] with T = "
-                        f"{len(routing.index_TK)} tokens."
-                    )
+                _check_shapes(router, routing, changed)
             return changed
 
         return decide

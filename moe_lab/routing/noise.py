@@ -129,7 +129,9 @@ def _noise_at(
 ) -> Tensor:
     device = hash_LT.device
     if device.type in WITHOUT_FLOAT64:
-        hash_LT, position_T, expert_E = hash_LT.cpu(), position_T.cpu(), expert_E.cpu()
+        hash_LT = hash_LT.cpu()
+        position_T = position_T.cpu()
+        expert_E = expert_E.cpu()
     k_LTE = _shift(absorb(absorb(hash_LT, position_T[None])[..., None], expert_E), 11)
     if antithetic_row_T is not None:
         mirrored_T = _mirrored(antithetic_row_T).to(k_LTE.device)
@@ -229,7 +231,8 @@ class GumbelTopK(SamplePolicy):
             size = NOISE_BYTES * max(1, len(tokens.position)) * n_experts
             at = self._noisy_layers.index(layer)
             layers = self._noisy_layers[at : at + max(1, AT_ONCE_BYTES // size)]
-            key, constant = (self, *layers), (device, n_experts, *layers)
+            key = (self, *layers)
+            constant = (device, n_experts, *layers)
             if constant not in self._constants:
                 temperatures = [self.temperatures[noisy] for noisy in layers]
                 self._constants[constant] = [

@@ -77,7 +77,8 @@ def on_passes(
 
     A pass raises RoutingError if it begins in one thread before that of another thread has ended.
     """
-    inner, depth = transformers_model(model), 0
+    inner = transformers_model(model)
+    depth = 0
     thread = 0
     """The number of the thread that runs the pass."""
 

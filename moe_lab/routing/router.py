@@ -30,10 +30,12 @@ class Router:
     def scores(self, logits_TE: Tensor) -> Tensor:
         """float32 [T, E]: the scores by which the router chooses experts, and to which noise is added."""
         scores_TE = self.family.rule.scores(self.module, logits_TE)
-        if (path := self.family.bias) is None:
+        path = self.family.bias
+        if path is None:
             return scores_TE
         owner = self.module if hasattr(self.module, path.partition(".")[0]) else self.block
-        return scores_TE + attrgetter(path)(owner).float().reshape(-1)
+        bias_E = attrgetter(path)(owner).float().reshape(-1)
+        return scores_TE + bias_E
 
     def choose(self, scores_TE: Tensor, k: int) -> Tensor:
         """int64 [T, k]: the experts that the router chooses at these scores."""
@@ -58,8 +60,12 @@ def find_routers(model: nn.Module) -> list[Router]:
     """All routers of a model, in the order of its layers; empty for a model without a supported router."""
     routers: list[Router] = []
     for name, module in model.named_modules():
-        if (family := family_of(module)) and in_use(model, name):
-            block = around(model, name)
-            if family.block in (None, type(block).__name__):
-                routers.append(Router(len(routers), name, module, family, block))
+        family = family_of(module)
+        if family is None or not in_use(model, name):
+            continue
+        block = around(model, name)
+        # a router's class may also have other uses
+        if family.block is not None and family.block != type(block).__name__:
+            continue
+        routers.append(Router(len(routers), name, module, family, block))
     return routers

@@ -243,9 +243,9 @@ LONGCAT = Rule(PROBABILITY, _softmax_scores, _scaled_softmax, "softmax over all,
 
 def _kolibri_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
     weights_TK = logits_TE.gather(-1, index_TK).sigmoid()
-    return (
-        weights_TK / weights_TK.sum(dim=-1, keepdim=True) if router.norm_topk_prob else weights_TK
-    )
+    if router.norm_topk_prob:
+        weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
+    return weights_TK
 
 
 KOLIBRI = Rule(
@@ -258,9 +258,9 @@ def _cohere_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> T
     if router.expert_selection_fn == "softmax":
         return torch.softmax(chosen_TK, dim=-1, dtype=torch.float32)
     weights_TK = chosen_TK.sigmoid()
-    return (
-        weights_TK / weights_TK.sum(dim=-1, keepdim=True) if router.norm_topk_prob else weights_TK
-    )
+    if router.norm_topk_prob:
+        weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
+    return weights_TK
 
 
 COHERE = Rule(LOGITS, _logits, _cohere_weights, "softmax over the chosen, or their sigmoids")
@@ -297,14 +297,14 @@ def _sparse_mixer_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor
 
     "Far below" is relative to the chosen expert's logit, which without noise is the largest one.
     """
-    left_TE, weights = logits_TE, []
+    left_TE = logits_TE
+    weights = []
     for index_T1 in index_TK.split(1, dim=-1):
-        anchor_T1 = left_TE.gather(-1, index_T1)
-        scale_TE = logits_TE.abs().clamp(min=anchor_T1)
-        far_TE = (anchor_T1 - logits_TE) / scale_TE > 2 * router.router_jitter_noise
-        weights.append(
-            left_TE.masked_fill(far_TE, float("-inf")).softmax(dim=-1).gather(-1, index_T1)
-        )
+        chosen_T1 = left_TE.gather(-1, index_T1)
+        scale_TE = logits_TE.abs().clamp(min=chosen_T1)
+        is_far_below_TE = (chosen_T1 - logits_TE) / scale_TE > 2 * router.router_jitter_noise
+        near_TE = left_TE.masked_fill(is_far_below_TE, float("-inf"))
+        weights.append(near_TE.softmax(dim=-1).gather(-1, index_T1))
         left_TE = left_TE.scatter(-1, index_T1, float("-inf"))
     return torch.cat(weights, dim=-1)
 
@@ -320,11 +320,9 @@ SPARSE_MIXER = Rule(
 def _dbrx_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
     weights_TK = torch.softmax(logits_TE, dim=-1, dtype=logits_TE.dtype).gather(-1, index_TK)
     power = router.moe_normalize_expert_weights
-    return (
-        weights_TK
-        if power is None
-        else weights_TK / torch.norm(weights_TK, p=power, dim=-1, keepdim=True)
-    )
+    if power is None:
+        return weights_TK
+    return weights_TK / torch.norm(weights_TK, p=power, dim=-1, keepdim=True)
 
 
 DBRX = Rule(

@@ -255,11 +255,13 @@ def by_model(jobs: Sequence[Job]) -> list[Job]:
     Within a model, jobs whose metrics are counted while answers are computed come first
     (metrics=expert).
     """
-    first: dict[str, int] = {}
+    number_of_model: dict[str, int] = {}
 
     def place(job: Job) -> tuple[int, bool]:
+        """(the number of the job's model, in the order of the jobs; whether it counts no metrics)."""
         model = repr((asdict(job.config.model), job.config.dtype, job.config.device))
-        return first.setdefault(model, len(first)), job.config.metrics == "none"
+        number = number_of_model.setdefault(model, len(number_of_model))
+        return number, job.config.metrics == "none"
 
     return sorted(jobs, key=place)
 

@@ -82,7 +82,7 @@ class Run:
         return RunFolder(self.folder, self.run_id)
 
     def check_free(self) -> None:
-        """Raise RunHeldError if another process works on it or on one that it is compared with."""
+        """Raise RunHeldError if another process works on this run or on a run that it is compared with."""
         for run in (*self.compared_runs.values(), self):
             if not run.done:
                 run.store.check_free()

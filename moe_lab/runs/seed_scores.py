@@ -27,6 +27,9 @@ from moe_lab.results.statistics import (
 from moe_lab.results.task_scores import aggregation
 from moe_lab.runs.run import Outcome
 
+EqualExamples = Callable[[Sequence[Any], Sequence[Any]], list[bool]]
+"""(values by example, those of another run) -> whether each pair is equal within rounding."""
+
 
 @dataclass(frozen=True)
 class TaskScores:
@@ -60,28 +63,44 @@ def seed_scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, SeedScore]:
     for metric in by_seed[0].values:
         if not all(metric in seed.values for seed in by_seed):
             continue  # a judge gave no verdict
-        shared = _shared_documents(metric, by_seed)
-        aggregate = aggregation(task, metric)
-        scores = [seed.scores[metric] for seed in by_seed]
-        values = []
-        for seed in by_seed:
-            values.append([seed.values[metric][document] for document in shared])
-        near = partial(rounding.equals, words=[words[document] for document in shared])
-        compared: dict[str, SeedDifference] = {}
-        for other_name, runs in other_runs.items():
-            if all(list(run.values.get(metric, {})) == shared for run in runs):
-                compared[other_name] = difference_of(scores, values, runs, metric, aggregate, near)
-        spread = over_seeds(scores)
-        summaries[metric] = SeedScore(
-            values=scores,
-            mean=spread.mean,
-            std=spread.std,
-            seed_interval=spread.interval,
-            interval=interval_of_mean(values, aggregate),
-            with_base=compared.pop("baseline", None),
-            compared=compared,
+        documents = _shared_documents(metric, by_seed)
+        words_of_documents = [words[document] for document in documents]
+        equal_examples = partial(rounding.equal_examples, words=words_of_documents)
+        summaries[metric] = _seed_score(
+            metric, documents, by_seed, other_runs, aggregation(task, metric), equal_examples
         )
     return summaries
+
+
+def _seed_score(
+    metric: str,
+    documents: list[int],
+    by_seed: Sequence[TaskScores],
+    other_runs: Mapping[str, Sequence[TaskScores]],
+    aggregate: Aggregate | None,
+    equal_examples: EqualExamples,
+) -> SeedScore:
+    """The mean of one score over seeds, and its differences to the other runs that have all `documents`."""
+    scores = [seed.scores[metric] for seed in by_seed]
+    values = []
+    for seed in by_seed:
+        values.append([seed.values[metric][document] for document in documents])
+    compared: dict[str, SeedDifference] = {}
+    for other_name, runs in other_runs.items():
+        if all(list(run.values.get(metric, {})) == documents for run in runs):
+            compared[other_name] = difference_of(
+                scores, values, runs, metric, aggregate, equal_examples
+            )
+    spread = over_seeds(scores)
+    return SeedScore(
+        values=scores,
+        mean=spread.mean,
+        std=spread.std,
+        seed_interval=spread.interval,
+        interval=interval_of_mean(values, aggregate),
+        with_base=compared.pop("baseline", None),
+        compared=compared,
+    )
 
 
 def _shared_documents(metric: str, by_seed: Sequence[TaskScores]) -> list[int]:
@@ -99,7 +118,7 @@ def difference_of(
     others: Sequence[TaskScores],
     metric: str,
     aggregate: Aggregate | None,
-    near: Callable[[Sequence[Any], Sequence[Any]], list[bool]],
+    equal_examples: EqualExamples,
 ) -> SeedDifference:
     """The mean score over seeds minus that of other runs on the same documents.
 
@@ -108,7 +127,7 @@ def difference_of(
         values: by seed, then by document.
         others: one run for each seed, or one for all seeds.
         aggregate: lm-eval's aggregation of the metric; None for a mean.
-        near: which values of two runs are equal within rounding.
+        equal_examples: which values of two runs are equal within rounding.
     """
     other_scores = [other_run.scores[metric] for other_run in others]
     other_values = [list(other_run.values[metric].values()) for other_run in others]
@@ -119,7 +138,7 @@ def difference_of(
     else:
         by_seed = (np.asarray(scores) - mean).tolist()
         counterparts = other_values * len(values)
-    ties_SN = _ties(values, counterparts, near)
+    ties_SN = _ties(values, counterparts, equal_examples)
     is_equal = bool(ties_SN.all()) and not all(map(is_binary, [*values, *other_values]))
     difference = SeedDifference(
         mean=mean,
@@ -151,12 +170,12 @@ def difference_of(
 def _ties(
     values: Sequence[Sequence[Any]],
     counterparts: Sequence[Sequence[Any]],
-    near: Callable[[Sequence[Any], Sequence[Any]], list[bool]],
+    equal_examples: EqualExamples,
 ) -> np.ndarray:
     """Which values are equal within rounding: bool [seeds, documents]."""
     ties = []
     for seed_values, other_values in zip(values, counterparts, strict=True):
-        ties.append(near(seed_values, other_values))
+        ties.append(equal_examples(seed_values, other_values))
     return np.array(ties)
 
 

@@ -64,8 +64,9 @@ def read_number(text: str) -> Fraction | None:
 
 
 def same_number(answer: str, gold: str) -> bool:
-    """Whether an answer is the right number: equal to one that is whole, within 0.001 of another one."""
-    number, right = read_number(answer), read_number(gold)
+    """Whether an answer is the right number: equal if that is whole, otherwise within 0.001 of it."""
+    number = read_number(answer)
+    right = read_number(gold)
     if number is None or right is None:
         return False
     if right.denominator == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,31 +17,40 @@ _hashes: WeakKeyDictionary[Any, list[frozenset[str]]] = WeakKeyDictionary()
 
 
 def document_hashes(task: Any) -> list[frozenset[str]]:
-    """Hashes of each document that `task` evaluates, of 16 hexadecimal digits. Computed once for a task.
+    """Hashes of each document that `task` evaluates, two or three for each. Computed once for a task.
 
     Two documents that share a hash are the same: they agree in prompt and choices (or the answer, if the prompt is
     empty), in the row of the data set, which several tasks may share, or in an identifier.
     """
-    if task not in _hashes:
-        columns = _shown_columns(task)
-        documents = all_rows(evaluated_documents(task))
-        rows = all_rows(task.dataset[task.config.test_split or task.config.validation_split])
-        if len(rows) != len(documents):  # the task drops or splits rows
-            rows = documents
-        _hashes[task] = []
-        for document, row in zip(documents, rows, strict=True):
-            if columns is None:
-                shown = document
-            else:
-                shown = {key: value for key, value in document.items() if key in columns}
-            hashes = {_short_hash(shown), _short_hash(row)}
-            if "task_id" in row:  # HumanEval and HumanEval+ have the same problems by it
-                hashes.add(_short_hash({"task_id": row["task_id"]}))
-            _hashes[task].append(frozenset(hashes))
-    return _hashes[task]
+    if task in _hashes:
+        return _hashes[task]
+    columns = _shown_columns(task)
+    documents = all_rows(evaluated_documents(task))
+    rows = all_rows(task.dataset[task.config.test_split or task.config.validation_split])
+    if len(rows) != len(documents):  # the task drops or splits rows
+        rows = documents
+    hashes_of_documents = []
+    for document, row in zip(documents, rows, strict=True):
+        hashes_of_documents.append(_hashes_of(document, row, columns))
+    _hashes[task] = hashes_of_documents
+    return hashes_of_documents
+
+
+def _hashes_of(
+    document: Mapping[str, Any], row: Mapping[str, Any], columns: frozenset[str] | None
+) -> frozenset[str]:
+    """The hashes of a document: of its `columns` (None: all), of its row, and of its identifier if it has one."""
+    shown: Mapping[str, Any] = document
+    if columns is not None:
+        shown = {key: value for key, value in document.items() if key in columns}
+    hashes = {_short_hash(shown), _short_hash(row)}
+    if "task_id" in row:  # HumanEval and HumanEval+ have the same problems by it
+        hashes.add(_short_hash({"task_id": row["task_id"]}))
+    return frozenset(hashes)
 
 
 def _short_hash(content: Any) -> str:
+    """16 hexadecimal digits."""
     return hashlib.sha256(content_bytes(content)).hexdigest()[:16]
 
 

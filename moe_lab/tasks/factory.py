@@ -88,7 +88,8 @@ def _finish_task(task: Any, factory: _Factory) -> None:
     if name in factory.facts:
         task.data_source, task.code = factory.facts[name]
     else:  # defined inside a group
-        task.data_source, task.code = source_of(vars(task.config), None), {}
+        task.data_source = source_of(vars(task.config), None)
+        task.code = {}
     task.doc_iterator = partial(_chosen_documents, task)
     task.build_all_requests = partial(build_all_requests, task)
 

@@ -58,10 +58,15 @@ def _leaves_out_the_document(task: Any) -> bool:
 
 
 def _draws_one_more(task: Any) -> bool:
-    """Whether the sampler draws one example more than it returns."""
+    """Whether the sampler draws one example more than it returns.
+
+    lm-eval's own sampler does if it gets the document. Another sampler may not, unless the task names the split of its
+    examples.
+    """
     if not _leaves_out_the_document(task):
         return False
-    return task.config.fewshot_config.split is not None or type(task.sampler) is ContextSampler
+    names_the_split = task.config.fewshot_config.split is not None
+    return names_the_split or type(task.sampler) is ContextSampler
 
 
 def _check_examples(task: Any) -> None:

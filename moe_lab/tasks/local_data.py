@@ -134,7 +134,8 @@ def load_fresh(path: str, name: str | None = None, **options: Any) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the progress bars of `datasets`, and without its log of errors that are raised, too."""
-    log, silent = logging.getLogger("datasets"), are_progress_bars_disabled()
+    log = logging.getLogger("datasets")
+    silent = are_progress_bars_disabled()
     level = log.level
     log.setLevel(logging.CRITICAL)
     disable_progress_bars()

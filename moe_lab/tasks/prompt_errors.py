@@ -84,7 +84,8 @@ def _check(
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
     """Leave the global random numbers as they are: some tasks shuffle choices with them."""
-    state, numpy_state = random.getstate(), numpy.random.get_state()
+    state = random.getstate()
+    numpy_state = numpy.random.get_state()
     try:
         yield
     finally:

@@ -53,7 +53,13 @@ def build_requests(
 
 
 def right_request(config: Config, task: Any, instances: list[Instance]) -> tuple:
-    """The arguments of the request that scores the right answer; `instances` are the requests of one document."""
+    """The arguments of the request that scores the right answer of a document.
+
+    (prompt, answer), or (text,) for loglikelihood_rolling. The answer of a generation task is the first target.
+
+    Args:
+        instances: the requests of the document.
+    """
     document = instances[0].doc
     kind = task.get_config("output_type")
     if kind in ("loglikelihood", "loglikelihood_rolling"):
@@ -67,4 +73,6 @@ def right_request(config: Config, task: Any, instances: list[Instance]) -> tuple
         target = target[0]
     delimiter = "" if config.apply_chat_template else task.config.target_delimiter
     prompt, settings = instances[0].args
-    return prompt + settings.get(THINK_END, ""), f"{delimiter}{target}"
+    # a model that reasons answers after this text
+    think_end = settings.get(THINK_END, "")
+    return prompt + think_end, f"{delimiter}{target}"

@@ -387,6 +387,7 @@ def _line(file: Path, keys: tuple[str | int, ...]) -> int | None:
 
 
 def _scalars(node: Any) -> Iterator[yaml.ScalarNode]:
+    """All values below a node of a YAML file. Keys of mappings are left out."""
     if isinstance(node, yaml.ScalarNode):
         yield node
     elif isinstance(node, yaml.SequenceNode):

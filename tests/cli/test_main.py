@@ -310,11 +310,14 @@ def test_a_closed_stdout_loses_no_page(capsys, runs, tmp_path, monkeypatch):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("several", [["seeds=2"], ["tuning=tpe"], ["-m", "seed=0,1"]])
-def test_the_run_of_a_wandb_agent_is_one(several, capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize("overrides", [["seeds=2"], ["tuning=tpe"], ["-m", "seed=0,1"]])
+def test_several_runs_with_the_id_of_one_wandb_run_are_refused(
+    overrides, capsys, monkeypatch, tmp_path
+):
     monkeypatch.setenv("WANDB_RUN_ID", "abc")
-    ended = run_command(capsys, *several, "logger=wandb", "model=tiny", f"output_dir={tmp_path}")
-    assert ended.code == 2 and "WANDB_RUN_ID=abc is one run of W&B" in ended.err
+    ended = run_command(capsys, *overrides, "logger=wandb", "model=tiny", f"output_dir={tmp_path}")
+    assert ended.code == 2
+    assert "WANDB_RUN_ID=abc is one run of W&B" in ended.err
 
 
 # Help

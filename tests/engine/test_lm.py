@@ -298,7 +298,9 @@ def test_a_reply_that_ends_in_the_reasoning_has_an_empty_answer(monkeypatch, cap
     assert f"1 of 1 replies end before {end}, within 15 new tokens" in caplog.text
 
 
-def test_without_it_special_tokens_are_dropped_and_stop_words_end_the_reply(lm, monkeypatch):
+def test_without_think_end_token_stop_words_end_the_reply_and_special_tokens_are_dropped(
+    lm, monkeypatch
+):
     answer_with(monkeypatch, reply("2 + 2\n\nQuestion: is it 5?", "4"))
     request = (OPEN, {"until": ["Question:"], "max_gen_toks": 200})
     assert answered(lm, "generate_until", [request]) == ["analysis2 + 2\n\n"]

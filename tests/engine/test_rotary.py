@@ -226,7 +226,10 @@ def test_samples_are_scored_with_the_embeddings_of_their_text(name, history):
 
 @pytest.mark.parametrize("history", HISTORIES[:2])
 def test_phi_reads_its_samples_again_where_the_embeddings_change(history):
-    name, prompts, steps = "phimoe, longrope", ["x" * 20, "abcdefgh", "abcdefgh" * 2 + "abcde"], 8
+    name = "phimoe, longrope"
+    prompts = ["x" * 20, "abcdefgh", "abcdefgh" * 2 + "abcde"]
+    steps = 8
+    switches = {"cache": history[0], "prefill": history[1]}
     model = model_of(name)
     lm = lm_of(model, ensemble=ensemble_of(model, history))
     requests = [(prompt, {"until": [], "max_gen_toks": steps}) for prompt in prompts]
@@ -234,15 +237,17 @@ def test_phi_reads_its_samples_again_where_the_embeddings_change(history):
     for prompt, answer in zip(prompts, found, strict=True):
         ids = encoded(prompt)
         for _ in range(steps):
-            switches = {"cache": history[0], "prefill": history[1]}
             probs = reference.next_token_probs(
-                *(settled(name, len(ids)), encoded(prompt), ids, 3, temperatures_of(model)),
+                settled(name, len(ids)),
+                encoded(prompt),
+                ids,
+                3,
+                temperatures_of(model),
                 **switches,
             )
             ids.append(int(probs.argmax()))
-        assert answer == make_tokenizer().decode(ids[len(prompt) :], skip_special_tokens=True), (
-            prompt
-        )
+        expected = make_tokenizer().decode(ids[len(prompt) :], skip_special_tokens=True)
+        assert answer == expected, prompt
 
 
 @pytest.mark.parametrize("name", first_fast(MODELS, 3))

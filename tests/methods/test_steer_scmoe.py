@@ -196,12 +196,14 @@ def test_the_right_choices_are_the_answers_of_documents_that_are_not_evaluated(t
 
 
 def test_the_grid_begins_with_the_base_model():
-    own, facts = Steer(Steer.Config()), replace(FACTS, experts=8)
-    grid = own.grid(facts)
-    assert grid[0] == {"activate": 0, "deactivate": 0} and len(grid) == 10
+    steer = Steer(Steer.Config())
+    facts = replace(FACTS, experts=8)
+    grid = steer.grid(facts)
+    assert grid[0] == {"activate": 0, "deactivate": 0}
+    assert len(grid) == 10
     assert {(4, 0), (0, 4), (4, 4)} <= {(point["activate"], point["deactivate"]) for point in grid}
     for point in grid:
-        Steer(own.at(point)).check(facts)
+        Steer(steer.at(point)).check(facts)
 
 
 def test_safe_and_unsafe_replies_are_to_the_same_requests_none_of_them_tested():

@@ -6,6 +6,7 @@ tokens, of an empty answer or of one of weight 0, an answer without its end, a t
 conversations that runs of a grid encode again, or get from another tokenizer, data set or length.
 """
 
+import codecs
 import json
 import re
 from dataclasses import replace
@@ -483,17 +484,16 @@ def test_what_differs_is_encoded_anew(made, tmp_path):
     assert calls == [2048, short, 2048, 2048, 2048, 2048], "each once, and the held-out ones of one"
 
 
-def test_a_byte_order_mark_is_read_and_half_of_a_character_is_one_message(tmp_path):
-    row = {
-        "messages": [
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": "hello 😀"},
-        ]
-    }
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
+    row = {"messages": [{"role": "user", "content": "hello 😀"}]}
     file = tmp_path / "rows.jsonl"
-    file.write_bytes(b"\xef\xbb\xbf" + (json.dumps(row) + "\n").encode())
+    file.write_bytes(codecs.BOM_UTF8 + (json.dumps(row) + "\n").encode())
     assert [found for found, _ in read_rows(file)] == [row]
-    row["messages"][1]["content"] = "hello \ud83d"
+
+
+def test_half_of_a_character_is_refused_with_its_line(tmp_path):
+    row = {"messages": [{"role": "user", "content": "hello \ud83d"}]}
+    file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
     with pytest.raises(TaskError, match=r"rows\.jsonl, line 1: half of a character"):
         list(read_rows(file))

@@ -117,14 +117,16 @@ def test_the_content_of_an_adapter_is_part_of_the_identity(adapter, tiny_olmoe_d
 )
 def test_a_stored_adapter_is_read_into_the_same_one_alone(other, tmp_path):
     """Broken by tensors that are left out in silence, and by an adapter that is not read at all."""
-    keys = {"init_lora_weights": False, "task_type": "CAUSAL_LM"}
-    mine, again, strange = (
-        peft.get_peft_model(make_model("olmoe"), peft.LoraConfig(**keys | modules))
-        for modules in ({"target_modules": ATTENTION}, {"target_modules": ATTENTION}, other)
-    )
-    save_adapter(mine, tmp_path)
-    assert not torch.equal(mine(TOKENS).logits, again(TOKENS).logits)
-    load_adapter(again, tmp_path)
-    assert torch.equal(mine(TOKENS).logits, again(TOKENS).logits)
+
+    def with_adapter(**modules):
+        config = peft.LoraConfig(init_lora_weights=False, task_type="CAUSAL_LM", **modules)
+        return peft.get_peft_model(make_model("olmoe"), config)
+
+    stored = with_adapter(target_modules=ATTENTION)
+    save_adapter(stored, tmp_path)
+    same = with_adapter(target_modules=ATTENTION)
+    assert not torch.equal(same(TOKENS).logits, stored(TOKENS).logits)
+    load_adapter(same, tmp_path)
+    assert torch.equal(same(TOKENS).logits, stored(TOKENS).logits)
     with pytest.raises(ModelError, match="holds another adapter"):
-        load_adapter(strange, tmp_path)
+        load_adapter(with_adapter(**other), tmp_path)

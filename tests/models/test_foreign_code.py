@@ -116,8 +116,8 @@ def test_a_built_in_model_runs_without_its_code(tiny_olmoe_dir, tmp_path, mark):
     shutil.copytree(tiny_olmoe_dir, folder)
     (folder / "foreign.py").write_text(CODE.format(mark=str(mark)))
     change_json(folder / "config.json", auto_map=MODEL_MAP)
-    own = {"AutoTokenizer": ["foreign.ForeignTokenizer", None]}
-    change_json(folder / "tokenizer_config.json", auto_map=own)
+    tokenizer_map = {"AutoTokenizer": ["foreign.ForeignTokenizer", None]}
+    change_json(folder / "tokenizer_config.json", auto_map=tokenizer_map)
     load_folder(folder)
     assert not mark.exists()
 

@@ -130,6 +130,7 @@ def large(tmp_path: Path) -> Path:
 def test_a_small_file_keeps_its_digest(tmp_path):
     content = bytes(range(256)) * 1024
     (tmp_path / "model.bin").write_bytes(content)
+    # the size comes first; run ids depend on this form
     assert digest_of(tmp_path / "model.bin") == hashlib.sha256(b"262144" + content).hexdigest()
 
 

@@ -78,12 +78,14 @@ def test_no_weights_are_needed_for_facts_and_a_dense_model_has_no_moe_layers(
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "message"),
     [("/no/such/folder", "no folder"), (".", "no config.json"), ("owner/name", "owner/name")],
 )
-def test_what_is_no_model_is_said(path, says, tmp_path, monkeypatch):
+def test_the_error_for_a_path_without_a_model_says_what_is_missing(
+    path, message, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=says):
+    with pytest.raises(ModelError, match=message):
         facts_of(path)
 
 
@@ -275,9 +277,11 @@ def test_every_family_is_the_same_from_disk_or_refused(model_type, from_disk):
         return
     loaded = from_disk(model_type, 0.6).model
     assert "disk" in loaded.hf_device_map.values()
+    in_memory = small_model(model_type)
+    ids = torch.arange(12)[None]
     with torch.no_grad():
-        both, ids = (loaded, small_model(model_type)), torch.arange(12)[None]
-        found, expected = (model(ids, use_cache=False).logits for model in both)
+        found = loaded(ids, use_cache=False).logits
+        expected = in_memory(ids, use_cache=False).logits
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -374,12 +378,12 @@ def test_a_revision_of_a_folder_is_refused(path, tiny_olmoe_dir):
         load_config(model, offline=True)
 
 
-def test_a_token_for_the_beginning_that_is_none(tmp_path):
+def test_add_bos_token_is_refused_if_the_tokenizer_has_no_such_token(tmp_path):
     make_tokenizer().save_pretrained(tmp_path)
     change_json(tmp_path / "tokenizer_config.json", bos_token=None)
     model = ModelConfig(path=str(tmp_path), tokenizer=str(tmp_path), add_bos_token=True)
-    told = "add_bos_token=true: the tokenizer of .* has no token for the beginning"
-    with pytest.raises(ConfigError, match=told):
+    message = "add_bos_token=true: the tokenizer of .* has no token for the beginning"
+    with pytest.raises(ConfigError, match=message):
         load_tokenizer(model, offline=True)
 
 

@@ -85,7 +85,7 @@ def test_texts_end_at_stop_strings_as_those_of_lm_eval(command, hf, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("overrides", "message"),
     [
         (["method=roe", "task=gsm8k"], "No router was found"),
         (["method=c3po", "task=arc_easy"], "No router was found"),
@@ -94,9 +94,10 @@ def test_texts_end_at_stop_strings_as_those_of_lm_eval(command, hf, tmp_path):
         (["method=base", "task=arc_easy", "metrics=expert"], "No router was found"),
     ],
 )
-def test_what_a_dense_model_lacks_is_said(keys, says, command):
-    ended = command(*keys, "limit=2")
-    assert ended.code == 2 and says in ended.err
+def test_a_refusal_says_what_the_dense_model_lacks(overrides, message, command):
+    ended = command(*overrides, "limit=2")
+    assert ended.code == 2
+    assert message in ended.err
 
 
 def test_a_dense_model_is_fine_tuned(command, tmp_path):

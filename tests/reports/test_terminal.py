@@ -92,8 +92,9 @@ def test_titles_say_where_lower_is_better(capsys):
     )
 
 
-def test_the_parts_of_a_group_are_left_to_the_page_and_two_forms_of_answers_are_said():
-    one = {
+def run_of_group() -> RunResult:
+    """A run on the group g of the tasks a and b, with the same difference to its base model in both."""
+    paired = {
         "n": 2,
         "difference": 0.5,
         "ci95": [-0.1, 0.9],
@@ -104,20 +105,27 @@ def test_the_parts_of_a_group_are_left_to_the_page_and_two_forms_of_answers_are_
     run = results_of(
         task={"name": "g", "tasks": ["a", "b"], "metric": "acc,none"},
         samples={"a": [0, 1], "b": [0, 1]},
-        paired={"a": {"acc,none": one}, "b": {"acc,none": one}},
+        paired={"a": {"acc,none": paired}, "b": {"acc,none": paired}},
         intervals={},
     )
     scores = {name: {"acc,none": 0.5} for name in ("g", "a", "b")}
     subtasks = {"g": ["a", "b"], "a": [], "b": []}
-    run = changed(run, results=scores, groups={"g": {}}, group_subtasks=subtasks)
+    return changed(run, results=scores, groups={"g": {}}, group_subtasks=subtasks)
+
+
+def test_the_tasks_of_a_group_are_only_on_the_page():
+    run = run_of_group()
     table = CommandTable([run], family=family_of([SeedGroup([run])]))
     assert [line.score.task for line in table.shown] == ["g"]
-    assert (
-        "Parts of groups are on the page: 2 tasks and groups, without tests of their own."
-        in notes(table)
-    )
-    letters = changed(run, configs={"a": {"doc_to_choice": LETTERS}})
-    assert TWO_FORMS in notes(CommandTable([run, letters])) and TWO_FORMS not in notes(table)
+    note = "Parts of groups are on the page: 2 tasks and groups, without tests of their own."
+    assert note in notes(table)
+
+
+def test_a_note_says_that_runs_answered_in_letters_and_in_text():
+    in_text = run_of_group()
+    in_letters = changed(in_text, configs={"a": {"doc_to_choice": LETTERS}})
+    assert TWO_FORMS in notes(CommandTable([in_text, in_letters]))
+    assert TWO_FORMS not in notes(CommandTable([in_text]))
 
 
 def test_studies_have_a_row_each(tmp_path, capsys):
@@ -133,11 +141,14 @@ def test_studies_have_a_row_each(tmp_path, capsys):
         "score": 1234.5678,
         "temperature": [0.12] * 48,
     }
-    asked = {"task": "arc_challenge", "samples": {"arc_challenge": list(range(1040))}}
-    asked |= {"at_bound": ["layer_3"]}
-    for name, more in (("a", {}), ("b", asked)):
+    other_profile = profile | {
+        "task": "arc_challenge",
+        "samples": {"arc_challenge": list(range(1040))},
+        "at_bound": ["layer_3"],
+    }
+    for name, content in (("a", profile), ("b", other_profile)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "best.yaml").write_text(yaml.safe_dump(profile | more))
+        (tmp_path / name / "best.yaml").write_text(yaml.safe_dump(content))
     print_studies([tmp_path / "a", tmp_path / "b", tmp_path / "none"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("model=olmoe metric=perplexity (train)")

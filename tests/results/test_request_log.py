@@ -313,7 +313,7 @@ def test_half_precision_has_the_measured_bound_alone():
 
 def test_each_example_has_its_words():
     apart = 0.9 * bound(1.0, 50)
-    assert Rounding("float32").equals([0.0, 0.0], [apart, apart], [50, 1]) == [True, False]
+    assert Rounding("float32").equal_examples([0.0, 0.0], [apart, apart], [50, 1]) == [True, False]
 
 
 def test_scored_words_are_those_of_the_scored_text():

@@ -279,23 +279,33 @@ def test_every_family_is_known_by_a_model_type_of_transformers():
 
 
 def test_routing_that_gradient_checkpointing_would_repeat_is_refused():
-    model, ids = make_model("olmoe").train(), torch.arange(12).view(2, 6)
+    def other_experts(router, routing):
+        return routing._replace(index_TK=1 - routing.index_TK % 2)
+
+    model = make_model("olmoe").train()
+    ids = torch.arange(12).view(2, 6)
+
+    # a caller's own checkpointing is known only when its backward pass calls the router
     block = model.model.layers[1].mlp
     forward = block.forward
-    shifted = lambda router, routing: routing._replace(index_TK=1 - routing.index_TK % 2)  # noqa: E731
-    block.forward = lambda hidden: checkpoint(forward, hidden, use_reentrant=False)  # one's own
-    with pytest.raises(RoutingError, match="backward pass"), override(model, shifted):
+    block.forward = lambda hidden: checkpoint(forward, hidden, use_reentrant=False)
+    with pytest.raises(RoutingError, match="backward pass"), override(model, other_experts):
         model(ids, labels=ids).loss.backward()
     block.forward = forward
+
+    # that of transformers is known before the pass
     model.activation_checkpointing_enable()
-    for context in (
-        lambda: override(model, shifted),
+    for make_context in (
+        lambda: override(model, other_experts),
         lambda: record(model),
-        lambda: routed(model, shifted),
+        lambda: routed(model, other_experts),
     ):
-        with pytest.raises(RoutingError, match="activation_checkpointing_disable"), context():
+        with (
+            pytest.raises(RoutingError, match="activation_checkpointing_disable"),
+            make_context(),
+        ):
             model(ids, labels=ids)
-        with torch.no_grad(), context():
+        with torch.no_grad(), make_context():
             model(ids)
 
 

@@ -211,12 +211,19 @@ def test_a_job_starts_its_worker_again_after_sigterm_and_is_queued_again_as_it_i
     assert (worker.folder, worker.argv) == (tmp_path, ["method=roe"])
 
 
-def test_a_wrong_cluster_or_parameter_is_refused(capsys, tmp_path):
-    cluster, parameter = "launcher.cluster=pbs", "+launcher.parameters.cpus=2"
-    for named, typed in {"pbs": [cluster], "cpus": ["launcher.cluster=local", parameter]}.items():
-        folder = tmp_path / str(len(typed))
-        ended = run_command(capsys, "launcher=submitit", *typed, f"output_dir={folder}")
-        assert ended.code == 2 and named in ended.err and "Traceback" not in ended.err
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["launcher.cluster=pbs"], "pbs"),
+        (["launcher.cluster=local", "+launcher.parameters.cpus=2"], "cpus"),
+    ],
+    ids=["cluster", "parameter"],
+)
+def test_a_wrong_cluster_or_parameter_is_refused(overrides, named, capsys, tmp_path):
+    ended = run_command(capsys, "launcher=submitit", *overrides, f"output_dir={tmp_path}")
+    assert ended.code == 2
+    assert named in ended.err
+    assert "Traceback" not in ended.err
 
 
 # Runs that are shared with other processes

@@ -200,7 +200,7 @@ def test_a_generation_setting_of_a_task_that_is_not_supported_is_named(setting):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"temprature": 0.5}, "Did you mean 'gen_kwargs.temperature'"),
         ({"stop_strings": ["a"]}, "Unknown key 'gen_kwargs.stop_strings'"),
@@ -215,8 +215,8 @@ def test_a_generation_setting_of_a_task_that_is_not_supported_is_named(setting):
         ({"max_gen_toks": 100}, "max_gen_toks=100 of t leaves no room"),
     ],
 )
-def test_refused(settings, says):
-    with pytest.raises(ConfigError, match=says):
+def test_a_wrong_generation_setting_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
         check(**settings)
 
 

@@ -18,6 +18,7 @@ from tests.support.command import run_command
 from tests.support.sources import ROOT
 
 COMMAND = ["method=roe", "method.n=2", "task=toy_choice", "limit=3", "model=tiny-noisy", "seeds=2"]
+EXPERIMENT = ["experiment=roe/figure7", "limit=2", "tuning.n_trials=2", "task=toy_choice"]
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
@@ -106,27 +107,21 @@ def read_only(folder: Path) -> Iterator[list[str]]:
 @pytest.mark.skipif(
     os.geteuid() == 0 and shutil.which("setpriv") is None, reason="permissions do not bind root"
 )
-@pytest.mark.parametrize("experiment", [False, True], ids=["grid", "experiment"])
-def test_commands_in_a_folder_without_permission(experiment, tmp_path):
+@pytest.mark.parametrize("overrides", [COMMAND, EXPERIMENT], ids=["grid", "experiment"])
+def test_in_a_folder_without_permission_only_new_results_are_refused(overrides, tmp_path):
     folder = tmp_path / "outputs"
-    asked = (
-        ["experiment=roe/figure7", "limit=2", "tuning.n_trials=2", "task=toy_choice"]
-        if experiment
-        else COMMAND
-    )
-    command = [sys.executable, "-m", "moe_lab", *asked, f"output_dir={folder}"]
+    command = [sys.executable, "-m", "moe_lab", *overrides, f"output_dir={folder}"]
 
-    def ended(*argv: str) -> subprocess.CompletedProcess[str]:
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
 
-    assert ended(*command).returncode == 0
+    assert run(*command).returncode == 0
     before = files_of(folder)
     with read_only(folder) as prefix:
-        for more in (["mode=plan"], ["mode=plan", "seed=9"], ["mode=report"], []):
-            finished = ended(*prefix, *command, *more)
-            assert finished.returncode == 0, finished.stderr
-        refused = ended(*prefix, *command, "seed=9")
-        assert (
-            refused.returncode == 2 and "is not writable. Choose another folder." in refused.stderr
-        )
+        for more_overrides in (["mode=plan"], ["mode=plan", "seed=9"], ["mode=report"], []):
+            ended = run(*prefix, *command, *more_overrides)
+            assert ended.returncode == 0, ended.stderr
+        refused = run(*prefix, *command, "seed=9")
+    assert refused.returncode == 2
+    assert "is not writable. Choose another folder." in refused.stderr
     assert files_of(folder) == before

@@ -207,8 +207,8 @@ def test_a_score_that_is_no_mean_is_tested_by_its_log_likelihoods_or_not_at_all(
     if not tested:
         seeds = [[log for log, _ in values] for values in seeds]
         other = TaskScores({"m": score}, {"m": {number: log for number, (log, _) in base.items()}})
-    near = partial(Rounding("float32").equals, words=[1] * 40)
-    found = difference_of(scores, seeds, [other], "m", aggregate, near)
+    equal_examples = partial(Rounding("float32").equal_examples, words=[1] * 40)
+    found = difference_of(scores, seeds, [other], "m", aggregate, equal_examples)
     assert found.difference == pytest.approx(sum(scores) / 5 - score)
     assert (found.p_documents is not None) == tested == ("difference_p_both" in found.to_json())
     if found.p_documents is not None:
@@ -221,13 +221,13 @@ def test_documents_that_rounding_moved_are_ties():
     seeds = [
         [log + (1.0 if number < 2 else 1e-6) for number, log in base.items()] for _ in range(2)
     ]
-    near = partial(Rounding("float32").equals, words=[9] * 40)
+    equal_examples = partial(Rounding("float32").equal_examples, words=[9] * 40)
     scores = [float(np.mean(values)) for values in seeds]
     other = TaskScores({"m": float(np.mean([*base.values()]))}, {"m": base})
-    found = difference_of(scores, seeds, [other], "m", None, near)
+    found = difference_of(scores, seeds, [other], "m", None, equal_examples)
     assert not found.equal and found.p_documents is not None and found.p_documents > 0.2
     rounded = difference_of(
-        scores, [[log + 1e-6 for log in base.values()]] * 2, [other], "m", None, near
+        scores, [[log + 1e-6 for log in base.values()]] * 2, [other], "m", None, equal_examples
     )
     assert rounded.equal and rounded.p_documents is None
 
@@ -266,8 +266,8 @@ def test_a_difference_of_five_seeds_that_cancels_is_0_with_the_interval_of_its_t
     seeds = [rows[0], rows[1], rows[0], rows[1], rows[0]]
     scores = [float(np.mean(values)) for values in seeds]
     other = TaskScores({"m": float(np.mean(base))}, {"m": dict(enumerate(base))})
-    near = partial(Rounding("float32").equals, words=[9] * 5)
-    found = difference_of(scores, seeds, [other], "m", None, near)
+    equal_examples = partial(Rounding("float32").equal_examples, words=[9] * 5)
+    found = difference_of(scores, seeds, [other], "m", None, equal_examples)
     differences = [
         [value - before for value, before in zip(row, base, strict=True)] for row in seeds
     ]
@@ -283,8 +283,8 @@ def test_bits_per_byte_have_the_interval_of_their_log_likelihoods():
     seeds = [[(log + random.normal(0.5, 0.2), length) for log, length in base] for _ in range(5)]
     scores = [bits_per_byte(values) for values in seeds]
     other = TaskScores({"m": bits_per_byte(base)}, {"m": dict(enumerate(base))})
-    near = partial(Rounding("float32").equals, words=[1] * 6)
-    found = difference_of(scores, seeds, [other], "m", bits_per_byte, near)
+    equal_examples = partial(Rounding("float32").equal_examples, words=[1] * 6)
+    found = difference_of(scores, seeds, [other], "m", bits_per_byte, equal_examples)
     # bits of a document, so that their mean over documents is the difference of the scores
     scale = -len(lengths) / (sum(lengths) * math.log(2))
     moved = [

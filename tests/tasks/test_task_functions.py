@@ -318,11 +318,12 @@ def test_the_right_letter_is_the_right_choice_in_every_document(tmp_path):
     rows = choices(50)
     write_jsonl(tmp_path / "arc_easy" / "test.jsonl", rows)
     write_jsonl(tmp_path / "arc_easy" / "train.jsonl", rows[:5])
-    letters, text = load(tmp_path, "arc_easy"), load(tmp_path, "arc_easy", answer="text")
-    for document, plain in zip(letters.task_docs, text.task_docs, strict=True):
-        right = text.doc_to_choice(plain)[text.doc_to_target(plain)]
-        letter = letters.doc_to_choice(document)[letters.doc_to_target(document)]
-        assert f"\n{letter}. {right}\n" in letters.doc_to_text(document)
+    lettered = load(tmp_path, "arc_easy")
+    in_text = load(tmp_path, "arc_easy", answer="text")
+    for document, text_document in zip(lettered.task_docs, in_text.task_docs, strict=True):
+        letter = lettered.doc_to_choice(document)[lettered.doc_to_target(document)]
+        right = in_text.doc_to_choice(text_document)[in_text.doc_to_target(text_document)]
+        assert f"\n{letter}. {right}\n" in lettered.doc_to_text(document)
 
 
 def test_examples_are_in_letters_too(tmp_path):

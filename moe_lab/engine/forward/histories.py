@@ -77,7 +77,8 @@ class Fork:
 
     def visible_in_place(self, visible_B1K: Tensor, slot: Tensor) -> Tensor:
         """bool [B, R, K]: `visible` for one new token of each sequence at `slot` of a fixed cache, then its samples."""
-        R, K = self.source_BR.shape[1], visible_B1K.shape[-1]
+        R = self.source_BR.shape[1]
+        K = visible_B1K.shape[-1]
         from_slot_K = torch.arange(K, device=slot.device) - slot
         itself_RK = from_slot_K == torch.arange(R, device=slot.device)[:, None]
         return (visible_B1K & (from_slot_K != 0)) | itself_RK

@@ -83,6 +83,7 @@ class KVLayer(CacheLayerMixin):
         if filled is None:
             return
         sizes = [part.keys.shape[0] if part.is_initialized else 1 for part in parts]
+        # the buffers get the shape and dtype of these; their content is not read
         batch = (sum(sizes), -1, -1, -1)
         self.lazy_initialization(filled.keys[:1].expand(batch), filled.values[:1].expand(batch))
         self.keys[:, :, :width] = 0
@@ -118,7 +119,10 @@ class JoinedKVLayer(KVLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """The cached slots with [B, H, R, D] after them, which are not kept."""
+        """The keys and values of all parts, and the new ones after them. The new ones are not cached.
+
+        This differs from `KVLayer.update`, which caches them.
+        """
         layer = KVLayer(self.width + key_states.shape[-2])
         layer.join(self.parts, self.width)
         return layer.update(key_states, value_states)

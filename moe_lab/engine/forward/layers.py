@@ -201,14 +201,20 @@ class AttentionWindow:
     chunk: int | None = None
     """Size of a chunk: positions p whose p // chunk equals the token's."""
 
-    def of(self, visible_BQK: Tensor) -> Tensor:
-        """bool [B, Q, K]: the visible slots that this layer attends to."""
+    def limit(self, visible_BQK: Tensor) -> Tensor:
+        """bool [B, Q, K]: the visible slots that this layer attends to.
+
+        A token's last visible slot is its own. With `window=2`, it and the visible slot before it are left.
+        """
         if self.window is not None:
-            from_last = visible_BQK.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
-            return visible_BQK & (from_last <= self.window)
+            # 1 for the token's own slot, 2 for the visible slot before it
+            count_from_end_BQK = visible_BQK.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
+            return visible_BQK & (count_from_end_BQK <= self.window)
         if self.chunk is not None:
-            position = visible_BQK.cumsum(-1, dtype=torch.int32) - 1
-            return visible_BQK & (position // self.chunk == position[..., -1:] // self.chunk)
+            position_BQK = visible_BQK.cumsum(-1, dtype=torch.int32) - 1
+            own_position_BQ1 = position_BQK[..., -1:]
+            is_same_chunk_BQK = position_BQK // self.chunk == own_position_BQ1 // self.chunk
+            return visible_BQK & is_same_chunk_BQK
         return visible_BQK
 
 
@@ -244,7 +250,7 @@ class LayerMasks:
 
     def of(self, window: AttentionWindow) -> Tensor:
         if window not in self._mask_of:
-            visible_BQK = window.of(self.visible_BQK)
+            visible_BQK = window.limit(self.visible_BQK)
             zero = visible_BQK.new_zeros((), dtype=self.dtype)
             lowest = torch.finfo(self.dtype).min
             self._mask_of[window] = torch.where(visible_BQK, zero, lowest)[:, None]

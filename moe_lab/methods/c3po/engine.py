@@ -112,7 +112,7 @@ class PathwayEngine(Engine):
             batch = states[start : start + AT_ONCE]
             prompts = [state.prompt for state in batch]
             texts = [state.text for state in batch]
-            suffixes = self._read(prompts, texts)
+            suffixes = self._read_prompts(prompts, texts)
             with_answers = self._with_right_answers(prompts, texts, ANSWER_TOKENS)
             probs = self.optimize(texts, suffixes, with_answers).pathways.probs()
             rerouted = ReroutedForward(
@@ -127,7 +127,9 @@ class PathwayEngine(Engine):
     ) -> list[Scores]:
         contexts = [request.context for request in requests]
         texts = [request.text for request in requests]
-        suffixes = self._read(contexts, texts, [request.continuations for request in requests])
+        suffixes = self._read_prompts(
+            contexts, texts, [request.continuations for request in requests]
+        )
         if flops:
             self.counted["flops_plain"] = flops.total
         states: list[list[Scores]] = []
@@ -144,12 +146,21 @@ class PathwayEngine(Engine):
             write_traces(self.trace, continuations, optimized, states, self.references)
         return scores
 
-    def _read(
+    def _read_prompts(
         self,
         prompts: Sequence[Sequence[int]],
         texts: Sequence[str],
         continuations: Sequence[Sequence[Sequence[int]]] | None = None,
     ) -> list[PromptSuffix]:
+        """The suffixes of prompts (`SuffixReplay.read`).
+
+        Args:
+            prompts: their token ids.
+            texts: the same prompts as texts, for the error.
+            continuations: for each prompt, the token ids of the answers to score after it.
+
+        Raises ConfigError for a prompt with fewer tokens than `method.tokens` names.
+        """
         for prompt, text in zip(prompts, texts, strict=True):
             check_length(self.replay.span, prompt, text)
         return self.replay.read(prompts, self.budget, continuations)

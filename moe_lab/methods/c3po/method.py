@@ -204,8 +204,9 @@ class C3PO(ReferenceMethod):
             )
         counts = C3PO.without_neighbour(result)
         if counts is not None:
+            without, questions = counts
             lines.append(
-                f"c3po, epsilon {block['c3po']['epsilon']}: {counts[0]} of {counts[1]} questions had no neighbour and "
+                f"c3po, epsilon {block['c3po']['epsilon']}: {without} of {questions} questions had no neighbour and "
                 "kept their pathway."
             )
         return lines

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.base import base_lm
-from moe_lab.methods.c2r import NUMERICS, check_constraint, digest_of, read_pairs
+from moe_lab.methods.c2r import NUMERICS, check_constraint, digest_of, read_profile
 from moe_lab.methods.data_files import COUNTED_LENGTH, read_data
 from moe_lab.methods.finetune_freeze.config import (
     EIGHT_BIT,
@@ -121,7 +121,7 @@ class FinetuneFreeze(TrainingMethod):
             return {}
         if self.config.profile is None:
             return {"profile": {"numerics": NUMERICS, "length": COUNTED_LENGTH}}
-        return {"profile": digest_of(read_pairs(self.config.profile)[0])}
+        return {"profile": digest_of(read_profile(self.config.profile).pairs_LEE)}
 
     def _training_data(self, config: RunConfig, facts: ModelFacts) -> Prepared:
         from moe_lab.methods.finetune_freeze.prepared import prepare
@@ -239,8 +239,8 @@ class FinetuneFreeze(TrainingMethod):
         if self.config.partners is None:
             opened = nullcontext(base_lm(model, context.config))
         else:
-            pairs_LEE, _ = read_pairs(folder / COUNTS)
-            policy = PartnersOnly(partners_of(pairs_LEE, self.config.partners))
+            profile = read_profile(folder / COUNTS)
+            policy = PartnersOnly(partners_of(profile.pairs_LEE, self.config.partners))
             opened = with_policy(model, policy, context.config)
             session_info["constraint"] = {key: record[key] for key in OF_PROFILE}
         with opened as lm:

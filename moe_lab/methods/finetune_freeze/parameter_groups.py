@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from moe_lab.errors import ConfigError, ModelError
 from moe_lab.methods.finetune_freeze.phases import Phase
 from moe_lab.models.facts import without_rope_lengths
-from moe_lab.routing import find_routers
+from moe_lab.routing import Router, find_routers
 from moe_lab.routing.passes import with_wrapper
 
 Groups = Mapping[str, list[nn.Parameter]]
@@ -41,40 +41,47 @@ def parameter_groups(model: nn.Module) -> Groups:
     Raises ModelError for a layer without experts.
     """
     routers = find_routers(model)
-    of_experts: dict[int, nn.Parameter] = {}
+    expert_modules = []
+    router_modules = []
     for router in routers:
-        modules = []
-        for module in router.block.modules():
-            if is_experts(module):
-                modules.append(with_wrapper(router.block, module))
-        if not modules:
-            raise ModelError(f"No experts were found next to the router {router.name}.")
-        of_experts |= _by_id(modules)
-    of_routers: dict[int, nn.Parameter] = {}
-    for router in routers:
-        for key, parameter in _by_id([with_wrapper(router.block, router.module)]).items():
-            if key not in of_experts:
-                of_routers[key] = parameter
-    if routers and not (of_routers and of_experts):
-        raise ModelError(
-            f"{type(model).__name__}: its routers or experts have no parameters to freeze."
-        )
+        expert_modules += _expert_modules(router)
+        router_modules.append(with_wrapper(router.block, router.module))
     shared_modules = []
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in SHARED:
             shared_modules.append(module)
-    of_shared = _by_id(shared_modules)
 
-    grouped = of_routers.keys() | of_experts.keys() | of_shared.keys()
+    experts_by_id = _by_id(expert_modules)
+    routers_by_id = _by_id(router_modules)
+    shared_by_id = _by_id(shared_modules)
+    # a router's module may contain its experts
+    routers_only = [routers_by_id[key] for key in routers_by_id if key not in experts_by_id]
+    if routers and not (routers_only and experts_by_id):
+        raise ModelError(
+            f"{type(model).__name__}: its routers or experts have no parameters to freeze."
+        )
+    grouped = routers_by_id.keys() | experts_by_id.keys() | shared_by_id.keys()
     return {
-        "router": list(of_routers.values()),
-        "experts": list(of_experts.values()),
-        "shared_experts": list(of_shared.values()),
+        "router": routers_only,
+        "experts": list(experts_by_id.values()),
+        "shared_experts": list(shared_by_id.values()),
         "other": [parameter for parameter in model.parameters() if id(parameter) not in grouped],
     }
 
 
+def _expert_modules(router: Router) -> list[nn.Module]:
+    """The modules that hold the experts of a router's layer. Raises ModelError if there are none."""
+    modules = []
+    for module in router.block.modules():
+        if is_experts(module):
+            modules.append(with_wrapper(router.block, module))
+    if not modules:
+        raise ModelError(f"No experts were found next to the router {router.name}.")
+    return modules
+
+
 def _by_id(modules: Sequence[nn.Module]) -> dict[int, nn.Parameter]:
+    """The parameters of the modules, each once, by `id(parameter)`."""
     parameters = {}
     for module in modules:
         for parameter in module.parameters():

@@ -157,25 +157,44 @@ class FreezeTrainer(MoeTrainer):
         groups = self.freezing.groups
         others = [*groups["shared_experts"], *groups["other"]]
         others.sort(key=lambda parameter: order[id(parameter)])
+        all_but_routers = [*groups["experts"], *others]
         router_rate = self.method.router_lr or self.method.learning_rate
-        settings: list[dict[str, Any]] = []
-        self.schedule = []
-        for router, peak, members in (
-            (False, self.method.learning_rate, [*groups["experts"], *others]),
-            (True, router_rate, groups["router"]),
-        ):
-            schedule = partial(rate, self.method, len(self.train_dataset), router=router)
-            with_decay = [parameter for parameter in members if id(parameter) in decayed]
-            without = [parameter for parameter in members if id(parameter) not in decayed]
-            for parameters, weight_decay in ((with_decay, self.args.weight_decay), (without, 0.0)):
-                if parameters:
-                    settings.append(
-                        {"params": parameters, "lr": peak, "weight_decay": weight_decay}
-                    )
-                    self.schedule.append(schedule)
+        settings = self._optimizer_groups(all_but_routers, self.method.learning_rate, decayed)
+        router_settings = self._optimizer_groups(groups["router"], router_rate, decayed)
+        rows = len(self.train_dataset)
+        schedules: list[Callable[[int], float]] = []
+        schedules += [partial(rate, self.method, rows, router=False)] * len(settings)
+        schedules += [partial(rate, self.method, rows, router=True)] * len(router_settings)
+        self.schedule = schedules
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-        self.optimizer = kind(settings, **options)
+        self.optimizer = kind([*settings, *router_settings], **options)
         return self.optimizer
+
+    def _optimizer_groups(
+        self, parameters: list[torch.nn.Parameter], peak: float, decayed: set[int]
+    ) -> list[dict[str, Any]]:
+        """The optimizer's groups of some parameters: those with weight decay, and those without.
+
+        An empty group is left out.
+
+        Args:
+            peak: the highest learning rate.
+            decayed: `id(parameter)` of all parameters with weight decay.
+        """
+        with_decay = []
+        without_decay = []
+        for parameter in parameters:
+            if id(parameter) in decayed:
+                with_decay.append(parameter)
+            else:
+                without_decay.append(parameter)
+        settings: list[dict[str, Any]] = []
+        if with_decay:
+            weight_decay = self.args.weight_decay
+            settings.append({"params": with_decay, "lr": peak, "weight_decay": weight_decay})
+        if without_decay:
+            settings.append({"params": without_decay, "lr": peak, "weight_decay": 0.0})
+        return settings
 
     def get_batch_samples(self, *args: Any) -> Any:
         """The batches of an optimizer step. Counts those with answers."""

@@ -212,11 +212,12 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     )
     start = time.perf_counter()
     loaded = load_to_train(training) if num_processes() == 1 else None
-    profile: dict[str, Any] = {}
+    profile_record: dict[str, Any] = {}
     if method.partners is not None and loaded is not None:  # with several processes it is refused
-        pairs_LEE, profile = profile_of(config, lambda: prepared.data, loaded)
-        write_atomically(folder / COUNTS, save({"pairs": pairs_LEE}))
-        training = replace(training, allowed_LEE=partners_of(pairs_LEE, method.partners))
+        profile = profile_of(config, lambda: prepared.data, loaded)
+        write_atomically(folder / COUNTS, save({"pairs": profile.pairs_LEE}))
+        training = replace(training, allowed_LEE=partners_of(profile.pairs_LEE, method.partners))
+        profile_record = profile.record()
     model, course = finetune(training, None if loaded is None else loaded.model)
     if end is not None and prepared.end.is_new:
         stop_at(model, end)
@@ -233,7 +234,7 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
         "parameters": parameters,
         "answer_end": None if end is None else tokenizer.decode([end]),
         **_counts_of(prepared.train),
-        **profile,
+        **profile_record,
         **course,
         "last_session_seconds": time.perf_counter() - start,
         "all_versions": versions(),

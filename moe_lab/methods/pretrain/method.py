@@ -65,9 +65,10 @@ class Pretrain(DesignMethod):
     def __init__(self, config: Any):
         super().__init__(config)
         self._read: tuple[Corpus, Any] | None = None
+        """The corpus and the tokenizer, after they were first needed."""
 
     def architecture(self, config: RunConfig) -> PreTrainedConfig:
-        _, tokenizer = self._data(config)
+        _, tokenizer = self._corpus_and_tokenizer(config)
         return architecture(self.config, tokenizer)
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class Pretrain(DesignMethod):
             raise ConfigError(
                 f"method.gradient_accumulation={passes} is not divisible by {processes} processes. Use a multiple."
             )
-        corpus, tokenizer = self._data(config)
+        corpus, tokenizer = self._corpus_and_tokenizer(config)
         if self.config.router in UNITS:
             require_units(tokenizer, self.config.router)
         rows = self.config.validation_rows
@@ -114,7 +115,8 @@ class Pretrain(DesignMethod):
             "tokenizer": tokenizer_identity(tokenizer),
         }
 
-    def _data(self, config: RunConfig) -> tuple[Corpus, Any]:
+    def _corpus_and_tokenizer(self, config: RunConfig) -> tuple[Corpus, Any]:
+        """The corpus of `method.dataset` and the tokenizer of the model, read once."""
         from moe_lab.methods.pretrain.corpus import read_corpus, tokenizer_of
 
         if self._read is None:
@@ -132,7 +134,8 @@ class Pretrain(DesignMethod):
     def train(self, folder: Path, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         from moe_lab.methods.pretrain.training import pretrain
 
-        return pretrain(folder, config, *self._data(config), facts)
+        corpus, tokenizer = self._corpus_and_tokenizer(config)
+        return pretrain(folder, config, corpus, tokenizer, facts)
 
     def trained(self, config: RunConfig, facts: ModelFacts) -> Trained:
         from moe_lab.methods.trained import Trained
@@ -158,7 +161,7 @@ class Pretrain(DesignMethod):
 
     def training_notes(self, config: RunConfig, facts: ModelFacts) -> list[str]:
         name = self.trained(config, facts).folder.name
-        corpus, _ = self._data(config)
+        corpus, _ = self._corpus_and_tokenizer(config)
         return [f"{name}: {note}" for note in corpus.notes]
 
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
@@ -166,7 +169,7 @@ class Pretrain(DesignMethod):
         from moe_lab.methods.training_memory import peak_bytes
 
         design = self.config
-        _, tokenizer = self._data(config)
+        _, tokenizer = self._corpus_and_tokenizer(config)
         planned_design = architecture(replace(design, router="token"), tokenizer)  # experts alike
         if design.router == "expert":
             taken = math.ceil(design.capacity_factor * design.experts_per_token)

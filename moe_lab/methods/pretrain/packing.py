@@ -17,7 +17,7 @@ from moe_lab.tasks.loading import once
 
 DOCUMENTS = 1000
 """Documents that are tokenized together."""
-_packed: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+_packed: dict[tuple[Any, ...], tuple[np.ndarray, np.ndarray]] = {}
 """The last result of `pack_once`."""
 
 
@@ -36,7 +36,7 @@ def require_rows(corpus: Corpus, tokenizer: Any, *, held_out: int, length: int) 
 
 def pack_once(
     corpus: Corpus, tokenizer: Any, *, rows: int, held_out: int, length: int
-) -> tuple[Any, Any]:
+) -> tuple[np.ndarray, np.ndarray]:
     """`pack`, with the last result cached: the designs of a grid train on the same rows one after
     the other."""
     key = (corpus, tokenizer_identity(tokenizer), rows, held_out, length)
@@ -48,13 +48,19 @@ def pack_once(
 
 def pack(
     corpus: Corpus, tokenizer: Any, *, rows: int, held_out: int, length: int, shown: bool = True
-) -> tuple[Any, Any]:
+) -> tuple[np.ndarray, np.ndarray]:
     """(training rows, validation rows), int32 [rows, length] each.
 
-    Reads no more of the corpus than needed.
-
     The first documents are held out, up to the end of the last validation row. Training begins with
-    the next document. A short corpus has fewer training rows. Raises TaskError if it has none.
+    the next document. No more of the corpus is read than needed.
+
+    A short corpus has fewer training rows. Raises TaskError if it has none.
+
+    Args:
+        rows: the number of training rows.
+        held_out: the number of validation rows.
+        length: tokens of a row.
+        shown: whether a progress bar is shown.
     """
     documents = _tokenized(corpus, tokenizer)
     with Progress(rows + held_out, "packing", "row", shown=shown) as progress:

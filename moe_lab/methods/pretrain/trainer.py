@@ -66,7 +66,7 @@ class PretrainTrainer(MoeTrainer):
         self.design = design
         self.routing = routing
         self.held_out = held_out
-        self.weights = weights_of(design)
+        self.weights = regularizer_weights(design)
         self.regularizers: dict[str, list[Tensor]] = {}
         """Regularizers [layers] of the passes since the last line of the log."""
         super().__init__(**options)
@@ -137,8 +137,8 @@ class PretrainTrainer(MoeTrainer):
         super().log(logs, start_time)
 
 
-def weights_of(design: PretrainConfig) -> dict[str, float]:
-    """The coefficients of the regularizers that the design has."""
+def regularizer_weights(design: PretrainConfig) -> dict[str, float]:
+    """The coefficient of each regularizer in the loss, without those that are 0."""
     if design.backbone == "dense":
         return {}
     weights = {

@@ -88,6 +88,9 @@ def train_together(training: PretrainingInputs) -> tuple[Any, dict[str, Any]]:
         rows=len(row_losses),
         row_losses=row_losses,
     )
+    tokens_per_second = None
+    if steps:
+        tokens_per_second = tokens * steps / design.steps / seconds
     model.config.use_cache = not design.reads_later_tokens  # the Trainer turns it off
     model.generation_config = GenerationConfig.from_model_config(model.config)
     return model, {
@@ -101,7 +104,7 @@ def train_together(training: PretrainingInputs) -> tuple[Any, dict[str, Any]]:
         "processes": num_processes(),
         "last_session": {
             "seconds": seconds,
-            "tokens_per_second": tokens * steps / design.steps / seconds if steps else None,
+            "tokens_per_second": tokens_per_second,
             "peak_memory_bytes": peak_memory_bytes(device),
         },
     }

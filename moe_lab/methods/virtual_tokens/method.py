@@ -88,8 +88,10 @@ class VirtualTokens(Method):
         return questions_content(config, documents, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
-        """Every answer with its prompt, without the virtual tokens,
-        for which longer prompts are cut."""
+        """The tokens of each scored answer with its prompt, of which the model reads at most `room`.
+
+        The virtual tokens take a part of the model's length. They are not counted.
+        """
         room = (config.max_length or facts.max_length) - self.config.virtual_tokens
         tokens = 0.0
         for weight, asked in workload.asked:

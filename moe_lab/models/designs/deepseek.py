@@ -54,20 +54,18 @@ class DeepseekMoE(nn.Module):
         self.gate = DeepseekTopKRouter(config)
         self.experts = DeepseekExperts(config)
         shared_size = (config.n_shared_experts or 0) * config.moe_intermediate_size
-        self.shared_experts = (
-            Qwen2MoeMLP(config, intermediate_size=shared_size) if shared_size else None
-        )
+        self.shared_experts = None
+        if shared_size:
+            self.shared_experts = Qwen2MoeMLP(config, intermediate_size=shared_size)
 
     def forward(self, hidden_BSH: Tensor, *extra: Any) -> Tensor:
         """`extra`: what the router of a design reads in addition to hidden states. Nothing with token choice."""
         hidden_TH = hidden_BSH.view(-1, hidden_BSH.shape[-1])
         _, weights, index = self.gate(hidden_TH, *extra)
         routed_BSH = self.experts(hidden_TH, index, weights).view_as(hidden_BSH)
-        return (
-            routed_BSH
-            if self.shared_experts is None
-            else routed_BSH + self.shared_experts(hidden_BSH)
-        )
+        if self.shared_experts is None:
+            return routed_BSH
+        return routed_BSH + self.shared_experts(hidden_BSH)
 
 
 class DeepseekDecoderLayer(LlamaDecoderLayer):

@@ -186,7 +186,10 @@ def _draw_sizes(axis: Axes, frame: DataFrame) -> None:
 
 
 def _measured_method(row: dict[str, Any]) -> str:
-    """The name of the method that was measured next to the base model and the equivalent one."""
+    """The name of the method that was measured next to the base model and the equivalent one.
+
+    The columns `<name>_mebibytes` have the three names.
+    """
     suffix = "_mebibytes"
     names = {key.removesuffix(suffix) for key in row if key.endswith(suffix)}
     [method] = names - {"base", "equivalent"}

@@ -79,7 +79,7 @@ def write_tables_page(folder: Path) -> Path:
 
 
 def _stored_tables(folder: Path) -> list[Table]:
-    """The tables of the JSON files in a folder."""
+    """The tables of the JSON files in a folder. A message on stderr names each damaged file, which is left out."""
     tables = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -211,7 +211,7 @@ def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
     columns += [
         numbers("published", published, "{:.4g}".format),
         texts("place", places),
-        numbers("value - published", [row.off for row in rows], signed_number),
+        numbers("value - published", [row.minus_published for row in rows], signed_number),
         texts("state", [_state_text(row) for row in rows]),
         texts("notes", [" ".join(score.marks) for score in scores]),
     ]

@@ -90,7 +90,11 @@ class Experiment:
     def __post_init__(self) -> None:
         one_of("figure", self.figure, sorted([*FIGURES, *TABLES]))
         self._check_metrics()
-        if self.figure == "recipe":
+        self._check_published()
+
+    def _check_published(self) -> None:
+        """The paper's values are numbers. Raises ConfigError."""
+        if self.figure == "recipe":  # settings, of which some are texts
             return
         for i, published in enumerate(self.paper):
             if isinstance(published.value, str):

@@ -69,13 +69,13 @@ class Row:
         return self.metric.startswith(TRAINING)
 
     @property
-    def off(self) -> float | None:
-        """Measured minus published, where the two can be compared."""
+    def minus_published(self) -> float | None:
+        """The measured value minus the published one; None if the two cannot be compared."""
         if self.state not in (State.AGREES, State.DISAGREES):
             return None
-        if self.score is None or self.published is None:
-            return None
-        return (self.score.value or 0.0) - self.published.fraction
+        assert self.score is not None and self.score.value is not None
+        assert self.published is not None
+        return self.score.value - self.published.fraction
 
 
 def with_state(row: Row, scale: str, unpublished: State = State.NOT_PUBLISHED) -> Row:
@@ -92,7 +92,8 @@ def with_state(row: Row, scale: str, unpublished: State = State.NOT_PUBLISHED) -
     obstacle = _obstacle(score, scale)
     if obstacle is not None:
         return replace(row, state=State.NOT_COMPARABLE, reason=obstacle)
-    low, high = score.interval or (0.0, 0.0)
+    assert score.interval is not None, "without an interval there is an obstacle"
+    low, high = score.interval
     agrees = low <= row.published.fraction <= high
     state = State.AGREES if agrees else State.DISAGREES
     return replace(row, state=state, reason=row.published.mark or "")

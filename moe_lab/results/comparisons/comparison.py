@@ -45,7 +45,10 @@ class Comparison:
         }
 
     def _changed_numbers(self, score: Score) -> dict[str, list[int]] | None:
-        """The numbers of the documents that became right and wrong; None for a score without."""
+        """The numbers of the documents that became right, and wrong, by direction.
+
+        None for a score without changed documents, such as a perplexity.
+        """
         changed = self.changed.get(score.comparison)
         if changed is None:
             return None
@@ -106,7 +109,8 @@ def _notes_of_pair(a: Evaluation, b: Evaluation) -> list[str]:
         alone = [task for task in evaluation.samples if task not in other.samples]
         if alone:
             notes.append(f"Only in {evaluation.key}, and not compared: {', '.join(alone)}.")
-    version_a, version_b = a.lm_eval_version, b.lm_eval_version
+    version_a = a.lm_eval_version
+    version_b = b.lm_eval_version
     if version_a != version_b:
         notes.append(f"{a.key} was made with lm_eval {version_a}, {b.key} with {version_b}.")
     return notes

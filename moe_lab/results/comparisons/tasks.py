@@ -89,7 +89,7 @@ def _compare_metric(
             values_a,
             aggregate,
             lower_is_better=lower_is_better is True,
-            equal=rounding.equals(values_a, values_b, words),
+            equal=rounding.equal_examples(values_a, values_b, words),
         )
     except Exception as error:  # of the metric's own function, on resampled documents
         reason = f"{type(error).__name__}: {first_line(error)}"

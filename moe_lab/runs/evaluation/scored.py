@@ -106,7 +106,9 @@ class Scored:
             before,
             aggregation(task, metric),
             lower_is_better=task.higher_is_better().get(metric.partition(",")[0]) is False,
-            equal=rounding.equals(values, before, [words[document] for document in documents]),
+            equal=rounding.equal_examples(
+                values, before, [words[document] for document in documents]
+            ),
         )
 
     def _computed(self, task: str, metric: str, what: str, compute: Callable[[], T]) -> T | None:

@@ -66,7 +66,8 @@ def _row(cell: TableCell, models: ModelPool, *, compute: bool) -> dict[str, Any]
     assert score is not None and config is not None
     assert score.value is not None and score.baseline is not None
     base = score.baseline
-    low, high = None, None
+    low = None
+    high = None
     if score.tested_interval:  # of the difference: a lower perplexity is a larger model
         low = base + score.tested_interval[1]
         high = base + score.tested_interval[0]

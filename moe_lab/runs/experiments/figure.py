@@ -64,7 +64,7 @@ def _write_settings_table(
 
 
 def _data_of(name: str, table: CellTable, models: ModelPool, *, compute: bool) -> Any:
-    """What the figure is drawn from, by its name in `papers/experiment.py: DATA`."""
+    """What the figure is drawn from, by its name in `papers/figure_kinds.py: DATA`."""
     if name == "cells":
         return table
     if name == "studies":

@@ -67,7 +67,10 @@ def cost_measurement(
 
 
 def _key(config: Config, method: Method, ratio: float) -> dict[str, Any]:
-    """Everything that determines a measurement. Loads no weights."""
+    """Everything that determines a measurement, as JSON. Loads no weights.
+
+    The larger model has `ratio` times as many layers as the model (`equivalent_layers`).
+    """
     facts = facts_of(config)
     layers = load_config(config.model, offline=config.offline).num_hidden_layers
     device = resolve_device(config.device)

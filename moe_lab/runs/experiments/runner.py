@@ -154,7 +154,10 @@ def _write_table(
     *,
     compute: bool,
 ) -> WrittenTable:
-    """Write and log a table and its figure; only the table's JSON if no cell is measured."""
+    """Write and log a table and its figure.
+
+    If no cell is measured, only the table's JSON is written, which the page reads.
+    """
     experiment, cells = filled_experiment
     folder = _folder(config)
     stem = file_stem(experiment, config.scale)
@@ -165,14 +168,15 @@ def _write_table(
         )
         if experiment.figure is not None and not figures:
             _remove_figure(folder, f"{stem}-{experiment.figure}")
-    # the table reads the figure's CSV, so it follows the figure
+    # `table_of` reads the figure's CSV
     table = table_of(experiment, config.scale, cells, family, folder)
     write_file(folder / f"{stem}.json", json_text(asdict(table)))
     frame = typed_frame(table.records())
     if not filled_experiment.is_measured:
         return WrittenTable(frame, [])
     files: list[Path] = []
-    if cells and experiment.figure not in TABLES:
+    figure_is_the_table = experiment.figure in TABLES
+    if cells and not figure_is_the_table:
         write_rows(table.records(), folder / f"{stem}.csv")
         files.append(write_file(folder / f"{stem}.md", markdown(experiment, table)))
     files += figures

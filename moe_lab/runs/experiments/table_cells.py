@@ -76,19 +76,28 @@ def filled(
     return FilledExperiment(experiment, list(table_cells.values()))
 
 
-def _own_overrides(cells: Sequence[PreparedCell], places: Sequence[Mapping[str, str]]) -> list[str]:
-    """The overrides of each cell that not all cells with its coordinates have; a dash for none."""
-    settings = []
-    for cell, place in zip(cells, places, strict=True):
-        common = set(cell.cell.overrides)
-        for other_cell, other_place in zip(cells, places, strict=True):
-            if other_place == place:
-                common &= set(other_cell.cell.overrides)
+def _own_overrides(
+    cells: Sequence[PreparedCell], coordinates: Sequence[Mapping[str, str]]
+) -> list[str]:
+    """What distinguishes each cell from the cells with the same coordinates.
+
+    These are the overrides that not all of them have, as one text, or a dash if there are none. The
+    overrides `seed=1 limit=4` and `limit=4` at the same coordinates give "seed=1" and "-".
+    """
+    overrides_of_cells = [prepared.cell.overrides for prepared in cells]
+    common_at: dict[Hashable, set[str]] = {}
+    for overrides, coordinate_by_axis in zip(overrides_of_cells, coordinates, strict=True):
+        common = common_at.setdefault(frozenset(coordinate_by_axis.items()), set(overrides))
+        common.intersection_update(overrides)
+
+    own_overrides = []
+    for overrides, coordinate_by_axis in zip(overrides_of_cells, coordinates, strict=True):
+        common = common_at[frozenset(coordinate_by_axis.items())]
         # the last override of a key applies
-        last = {override.partition("=")[0]: override for override in cell.cell.overrides}
-        own_overrides = [override for override in last.values() if override not in common]
-        settings.append(" ".join(own_overrides) or "-")
-    return settings
+        applied = {override.partition("=")[0]: override for override in overrides}
+        own = [override for override in applied.values() if override not in common]
+        own_overrides.append(" ".join(own) or "-")
+    return own_overrides
 
 
 def _whole_cell(

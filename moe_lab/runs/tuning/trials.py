@@ -127,6 +127,7 @@ class Trials:
         sign = 1 if self.minimizes else -1
 
         def rank(trial: FrozenTrial) -> tuple[float, int]:
+            """(value, the lower the better; number)."""
             return sign * float(trial.value or 0), trial.number
 
         return min(self._of(TrialState.COMPLETE), key=rank, default=None)

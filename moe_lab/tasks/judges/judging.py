@@ -53,11 +53,15 @@ def _verdicts(
     free: Callable[[], None],
     exchanges: Sequence[Exchange],
 ) -> list[dict[str, Verdict]]:
-    """The verdict of each judge by name, per exchange. Those on answers without text have `empty`, true.
+    """For each exchange: the verdict of each judge, by the judge's name.
 
-    The log stores every verdict at once, by a hash of the judge's identity and the exchange.
+    The log has every verdict that was given before, by `_key`; the judges give the others. A verdict on an answer
+    without text has `empty`, true.
+
+    Args:
+        free: removes the evaluated model from memory.
     """
-    by_judge: list[dict[str, Verdict]] = [{} for _ in exchanges]
+    verdicts_of_exchanges: list[dict[str, Verdict]] = [{} for _ in exchanges]
     for judge in judges:
         keys = [_key(judge, exchange) for exchange in exchanges]
         missing = {}
@@ -65,24 +69,32 @@ def _verdicts(
             if key not in log:
                 missing[key] = exchange
         if missing:
-            start = time.perf_counter()
-            memory = _memory_of(judge)
-            if memory and memory > free_memory(resolve_device(judge.config.device)):
-                free()
-            with Progress(len(missing), f"judge {judge.name}", "answer") as progress:
-                for key, verdict in zip(missing, judge.judge(list(missing.values())), strict=True):
-                    log.answer(key, verdict, {})
-                    progress.update()
-            log.spend({judge.name: time.perf_counter() - start})
-        for verdicts, key, exchange in zip(by_judge, keys, exchanges, strict=True):
+            _judge(judge, missing, log, free)
+        for verdicts, key, exchange in zip(verdicts_of_exchanges, keys, exchanges, strict=True):
             verdicts[judge.name] = log[key]
             if not exchange.answer.strip():
                 verdicts[judge.name] = log[key] | {"empty": True}
-    return by_judge
+    return verdicts_of_exchanges
+
+
+def _judge(
+    judge: Judge, exchanges: dict[str, Exchange], log: ResponseLog, free: Callable[[], None]
+) -> None:
+    """Judge exchanges. The log gets each verdict, by the key of its exchange, and the time."""
+    start = time.perf_counter()
+    memory = _memory_of(judge)
+    if memory and memory > free_memory(resolve_device(judge.config.device)):
+        free()
+    verdicts = judge.judge(list(exchanges.values()))
+    with Progress(len(exchanges), f"judge {judge.name}", "answer") as progress:
+        for key, verdict in zip(exchanges, verdicts, strict=True):
+            log.answer(key, verdict, {})
+            progress.update()
+    log.spend({judge.name: time.perf_counter() - start})
 
 
 def _key(judge: Judge, exchange: Exchange) -> str:
-    """The key of a verdict in the log."""
+    """The key of a verdict in the log: a hash of the judge's identity and the exchange."""
     content = json.dumps([judge.identity, *exchange], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 

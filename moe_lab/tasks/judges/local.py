@@ -105,7 +105,12 @@ class LocalJudge(Judge):
                 device_module.empty_cache()
 
     def in_template(self, exchange: Exchange, as_parts: bool = False, **options: Any) -> str:
-        """The exchange in the tokenizer's chat template."""
+        """The exchange in the tokenizer's chat template.
+
+        Args:
+            as_parts: whether the template takes a message as a list of parts instead of a text.
+            options: of the template.
+        """
         messages = []
         for role, text in (("user", exchange.prompt), ("assistant", exchange.answer)):
             content = [{"type": "text", "text": text}] if as_parts else text

@@ -52,7 +52,7 @@ def _is_of_this_package(function: Any) -> bool:
 def _in_lists(
     filter_fn: Callable[..., Sequence[Any]], responses: Any, documents: Any
 ) -> list[list[Any]]:
-    """An lm-eval filter: the value of each document as the only item of a list."""
+    """The filter `filter_fn`, which gives one value for each document, in the form of 0.5: a list with that value."""
     return [[value] for value in filter_fn(list(responses), documents)]
 
 

@@ -104,8 +104,9 @@ def loads_metrics_of_evaluate() -> bool:
 
 
 def metric_keys() -> frozenset[str]:
-    """The keys of a metric in a task's YAML; others are arguments of its function."""
+    """The keys of an entry of `metric_list` in a task's YAML. Other keys are arguments of the metric's function."""
     from lm_eval.api import metrics
 
-    of_0_4 = {"metric", "aggregation", "higher_is_better", "hf_evaluate"}
-    return frozenset(getattr(metrics, "METRIC_KEYS", of_0_4))
+    if hasattr(metrics, "METRIC_KEYS"):  # lm-eval 0.5
+        return frozenset(metrics.METRIC_KEYS)
+    return frozenset({"metric", "aggregation", "higher_is_better", "hf_evaluate"})

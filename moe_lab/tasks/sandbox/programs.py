@@ -222,7 +222,8 @@ def _import_paths() -> list[str]:
 
 def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
     """(the outcome of one program, what bubblewrap says on stderr)."""
-    user, processes = None, limits.processes
+    user = None
+    processes = limits.processes
     if command and _is_root():
         user = USER
         processes -= 1  # that of bubblewrap is another user's
@@ -263,17 +264,25 @@ def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         report.seek(0)
-        said = report.read(1000).decode(errors="replace")
-    # as in a shell
-    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    if said != PASSED and not said.startswith("failed: "):
-        said = (
-            f"failed: ended by signal {code - 128}"
-            if code > 128
-            else f"failed: ended early with exit code {code}"
-        )
-        said = OUT_OF_PROCESSOR_TIME if code == 128 + signal.SIGXCPU else said
-    return said, errors.decode(errors="replace").strip()
+        outcome = report.read(1000).decode(errors="replace")
+    if outcome != PASSED and not outcome.startswith("failed: "):
+        outcome = _outcome_without_report(process.returncode)
+    return outcome, errors.decode(errors="replace").strip()
+
+
+def _outcome_without_report(returncode: int) -> str:
+    """The outcome of a program that ended before it reported one.
+
+    `returncode` is that of subprocess: negative after a signal, or 128 and more if bubblewrap passes one on.
+    """
+    code = returncode
+    if returncode < 0:
+        code = 128 - returncode  # as in a shell
+    if code == 128 + signal.SIGXCPU:
+        return OUT_OF_PROCESSOR_TIME
+    if code > 128:
+        return f"failed: ended by signal {code - 128}"
+    return f"failed: ended early with exit code {code}"
 
 
 # code/: the functions of the HumanEval tasks

@@ -13,23 +13,27 @@ INSTRUCTION_SHARES = (("train", 0.9), ("validation", 0.05), ("test", 0.05))
 
 
 def _ask(rng: random.Random) -> tuple[str, str]:
+    """(prompt, reply): a question and its answer, one word."""
     subject, path = rng.choice(keys("train"))
     question = rng.choice(wordings(path)).format(s=subject)
     return f"{question} Reply in one word.", answer(subject, path)
 
 
 def _state(rng: random.Random) -> tuple[str, str]:
+    """(prompt, reply): a question and its answer as a sentence."""
     subject, path = rng.choice(recalled("train"))
     question = rng.choice(wordings(path)).format(s=subject)
     return f"{question} Reply in a sentence.", statement(path[0], subject)
 
 
 def _solve(rng: random.Random) -> tuple[str, str]:
+    """(prompt, reply): a word problem and its steps."""
     problem = word_problem("train", rng)
     return f"Solve this step by step. {problem['question']}", str(problem["answer"])
 
 
 def _describe(rng: random.Random) -> tuple[str, str]:
+    """(prompt, reply): a request for facts about a person, and as many statements."""
     person = rng.choice(PEOPLE)
     count = rng.randint(2, 4)
     about_people = [name for name, relation in RELATIONS.items() if relation.subjects is PEOPLE]
@@ -38,6 +42,7 @@ def _describe(rng: random.Random) -> tuple[str, str]:
 
 
 def _list(rng: random.Random) -> tuple[str, str]:
+    """(prompt, reply): a request for all people with a home, a job or a pet, and their names."""
     predicates = {"home": "lives in", "job": "works as a", "pet": "keeps a"}
     name = rng.choice(list(predicates))
     thing = rng.choice(RELATIONS[name].objects)

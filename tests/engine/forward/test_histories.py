@@ -6,7 +6,7 @@ be, or scoring that differs from decoding.
 """
 
 import random
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import pytest
@@ -237,29 +237,42 @@ def test_padding_makes_no_noisy_decisions(olmoe, history):
 @pytest.mark.parametrize("family", by_family(KV_CACHE))
 def test_each_layer_has_the_mask_that_the_model_gives_it(family):
     """Broken by a family whose configuration names windows that its layers do not have, or the other way round."""
-    model, given = kv_cache_model(family), {}
-    for i, layer in enumerate(decoder_layers(model)):
-        layer.register_forward_pre_hook(
-            lambda layer, args, kwargs, i=i: given.__setitem__(i, kwargs["attention_mask"]),
-            with_kwargs=True,
-        )
+    model = kv_cache_model(family)
+    given_masks = {}
+
+    def keep_mask(number, layer, args, kwargs):
+        given_masks[number] = kwargs["attention_mask"]
+
+    for number, layer in enumerate(decoder_layers(model)):
+        layer.register_forward_pre_hook(partial(keep_mask, number), with_kwargs=True)
     length = 3 * WINDOW
-    ids, padding = torch.zeros(2, length, dtype=torch.long), torch.ones(2, length, dtype=torch.long)
+    ids = torch.zeros(2, length, dtype=torch.long)
+    padding = torch.ones(2, length, dtype=torch.long)
     padding[0, :3] = 0  # sdpa makes no mask where it can do without
     with torch.no_grad():
         model(ids, attention_mask=padding)
+
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    for i, reach in enumerate(attention_windows(model)):
-        mask = given[i][1, 0]
-        assert (mask if mask.dtype == torch.bool else mask == 0).equal(reach.of(causal[None])[0]), i
+    for number, window in enumerate(attention_windows(model)):
+        mask = given_masks[number][1, 0]
+        if mask.dtype != torch.bool:
+            mask = mask == 0
+        assert mask.equal(window.limit(causal[None])[0]), number
     for layer in decoder_layers(model):
         layer._forward_pre_hooks.clear()
 
 
-def test_attention_windows():
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (AttentionWindow(window=2), [0, 0, 0, 0, 0, 1, 1]),
+        (AttentionWindow(chunk=3), [0, 0, 0, 0, 0, 1, 1]),
+        (AttentionWindow(chunk=2), [0, 0, 0, 0, 0, 0, 1]),
+        (AttentionWindow(window=9), [1, 0, 1, 1, 0, 1, 1]),
+        (FULL, [1, 0, 1, 1, 0, 1, 1]),
+    ],
+)
+def test_attention_windows(window, expected):
     # positions 0, -, 1, 2, -, 3, 4
     visible = torch.tensor([[[1, 0, 1, 1, 0, 1, 1]]], dtype=torch.bool)
-    assert AttentionWindow(window=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
-    assert AttentionWindow(chunk=3).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 1, 1]]]
-    assert AttentionWindow(chunk=2).of(visible).int().tolist() == [[[0, 0, 0, 0, 0, 0, 1]]]
-    assert AttentionWindow(window=9).of(visible).equal(visible) and FULL.of(visible).equal(visible)
+    assert window.limit(visible).int().tolist() == [[expected]]

@@ -249,14 +249,22 @@ def test_the_defaults_are_the_papers():
     assert (pairs.pass_size, pairs.step_passes) == (2, 2)
 
 
-def test_what_needs_a_package_or_one_process_is_refused_without_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: name != "torchao" or None)
+def test_an_optimizer_of_a_missing_package_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: None)
     ended = command(capsys, tmp_path, *SHORT, "method.optimizer=adamw_torch_8bit", "baseline=false")
-    assert ended.code == 2 and "pip install 'moe-lab[torchao]'" in ended.err
+    assert ended.code == 2
+    assert "pip install 'moe-lab[torchao]'" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("method.optimizer", "adamw_torch_8bit"), ("method.partners", "8")]
+)
+def test_what_trains_in_one_process_is_refused_in_two(key, value, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: object())
     monkeypatch.setattr(module, "num_processes", lambda: 2)
-    for key, value in (("method.optimizer", "adamw_torch_8bit"), ("method.partners", "8")):
-        ended = command(capsys, tmp_path, *SHORT, f"{key}={value}")
-        assert ended.code == 2 and key in ended.err and "trains in one process" in ended.err
+    ended = command(capsys, tmp_path, *SHORT, f"{key}={value}")
+    assert ended.code == 2
+    assert key in ended.err and "trains in one process" in ended.err
 
 
 @pytest.mark.slow

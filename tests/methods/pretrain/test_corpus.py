@@ -131,12 +131,14 @@ def test_a_trained_tokenizer_has_all_bytes_and_the_end_token(vocab_size, cat_cor
     assert (len(words) < 8) == (vocab_size > 257), "merges of the corpus"
 
 
-def test_it_is_the_same_again_and_after_it_was_saved(cat_corpus, tmp_path):
-    first, shared = trained(cat_corpus), trained(cat_corpus)
+def test_a_trained_tokenizer_is_the_same_when_trained_again_and_when_saved(cat_corpus, tmp_path):
+    first = trained(cat_corpus)
+    assert trained(cat_corpus) is first, "trained once in a process"
     _train.cache_clear()
     again = trained(cat_corpus)
-    assert first is shared and first is not again
+    assert again is not first
     assert tokenizer_identity(first) == tokenizer_identity(again)
+
     first.save_pretrained(tmp_path / "saved")
     saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
     for text in (TEXT, " the cat saw", END):

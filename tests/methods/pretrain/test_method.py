@@ -35,10 +35,14 @@ from tests.support.runs import facts
 
 
 def test_the_default_width_divides_by_all_granularities():
-    for k, experts, shared in GRANULARITIES:
-        one = Pretrain.Config(experts=experts, experts_per_token=k, shared_experts=shared)
-        assert one.expert_size * (k + shared) == one.active_size == 256
-        assert one.label == f"{k}/{experts}" + "+1" * shared
+    for top_k, experts, shared in GRANULARITIES:
+        config = Pretrain.Config(experts=experts, experts_per_token=top_k, shared_experts=shared)
+        assert config.active_size == 256
+        assert config.expert_size * (top_k + shared) == config.active_size
+        label = f"{top_k}/{experts}"
+        if shared:
+            label += "+1"
+        assert config.label == label
 
 
 def test_steps_batches_and_passes_make_rows():

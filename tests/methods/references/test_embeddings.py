@@ -59,7 +59,7 @@ def test_hidden_states_of_every_family_do_not_see_padding(family, tokenizer):
     assert torch.allclose(embeddings.hidden_states(TEXTS, loaded), alone, atol=1e-4)
 
 
-def test_a_mean_is_taken_off_first(small):
+def test_the_mean_is_subtracted_before_normalization(small):
     raw = embeddings.hidden_states(TEXTS, small)
     mean = raw.mean(dim=0)
     expected = torch.nn.functional.normalize(raw - mean, dim=1)

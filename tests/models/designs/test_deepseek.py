@@ -138,15 +138,22 @@ def test_the_published_tokenizer_is_byte_level_and_begins_with_its_token(tmp_pat
     """It calls itself a LlamaTokenizerFast, whose words begin otherwise, and asks for the token in its configuration."""
     write_checkpoint(tmp_path, SMALL)
     make_tokenizer().save_pretrained(tmp_path)
-    says = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "add_eos_token": False}
-    says |= {"bos_token": "<|end|>", "eos_token": "<|end|>", "legacy": True, "unk_token": None}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(says))
-    plain = make_tokenizer().encode("x  y?")
-    found = load_tokenizer(ModelConfig(path=str(tmp_path), add_bos_token=True), offline=True)
-    assert found.encode("x  y?") == [found.bos_token_id, *plain]
-    assert found.encode("x  y?", add_special_tokens=False) == plain
-    without = load_tokenizer(ModelConfig(path=str(tmp_path)), offline=True)
-    assert without.encode("x  y?") == plain
+    published = {
+        "tokenizer_class": "LlamaTokenizerFast",
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "bos_token": "<|end|>",
+        "eos_token": "<|end|>",
+        "legacy": True,
+        "unk_token": None,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(published))
+    ids = make_tokenizer().encode("x  y?")
+    with_bos = load_tokenizer(ModelConfig(path=str(tmp_path), add_bos_token=True), offline=True)
+    assert with_bos.encode("x  y?") == [with_bos.bos_token_id, *ids]
+    assert with_bos.encode("x  y?", add_special_tokens=False) == ids
+    without_bos = load_tokenizer(ModelConfig(path=str(tmp_path)), offline=True)
+    assert without_bos.encode("x  y?") == ids
 
 
 def test_the_published_configuration_is_the_default(tmp_path):

@@ -87,11 +87,15 @@ def test_bars_of_two_series_stand_beside_each_other_and_a_loss_is_points():
     frame = DataFrame(columns, dtype=object)
     for axis, filled in ((shares, True), (losses, False)):
         bars(axis, frame, "task", "by", order=["u", "t"], series=["a", "b"], filled=filled)
-    found = [
-        (patch.get_x() + patch.get_width() / 2, patch.get_height()) for patch in shares.patches
-    ]
-    assert found == [pytest.approx(pair) for pair in ((0.8, 0.1), (-0.2, 0.2), (0.2, 0.3))]
-    assert not losses.patches and [len(line.get_xydata()) for line in losses.lines] == [2, 1]
+    centers_and_heights = []
+    for patch in shares.patches:
+        centers_and_heights.append((patch.get_x() + patch.get_width() / 2, patch.get_height()))
+    # u is at 0 and t at 1; a is on the left of b
+    expected = [(0.8, 0.1), (-0.2, 0.2), (0.2, 0.3)]
+    assert centers_and_heights == [pytest.approx(pair) for pair in expected]
+    assert not losses.patches
+    points_of_series = [len(line.get_xydata()) for line in losses.lines]
+    assert points_of_series == [2, 1]
 
 
 EQUIVALENT = {"model": "m", "device": "cpu", "task": "t", "documents": 5, "new_tokens": 128}

@@ -123,7 +123,7 @@ def test_accuracy_is_flat_where_its_interval_has_that_of_every_larger_number():
 
 
 def test_retained_experts_are_counted_by_the_routers_rank(tmp_path):
-    """Taken afterwards: experts 0 and 2, which the router had first and third, and 3 and 1, fourth and second."""
+    """The router ranks experts in the order 0, 1, 2, 3. The optimized pathways select 0 and 2, and 3 and 1."""
     some = run_of(tmp_path / "some", ["A"], core_experts=3)
     every = run_of(tmp_path / "every", ["A", "A"], core_experts=20)
     rows = retained_rows(every)

@@ -92,8 +92,10 @@ def test_states(scale, score, published, problem, state):
     assert row.state == state
     assert row.reason or state in (State.AGREES, State.DISAGREES, State.NOT_PUBLISHED)
     assert problem is None or row.reason == problem
-    off = SCORE.value - published.value if state in (State.AGREES, State.DISAGREES) else None
-    assert row.off == pytest.approx(off)
+    difference = None
+    if state in (State.AGREES, State.DISAGREES):
+        difference = SCORE.value - published.value
+    assert row.minus_published == pytest.approx(difference)
 
 
 def test_a_missing_number_says_why():
@@ -118,11 +120,12 @@ def headings(shown) -> list[str]:
     return [column.heading for column in shown.columns if column.shown]
 
 
-def test_all_places_and_numbers_have_a_column(tmp_path):
+def test_the_page_has_a_column_for_each_coordinate_and_number_of_its_rows(tmp_path):
     published = replace(PUBLISHED, cell={"task": "u", "quantity": "memory"})
     absent = Row(coordinates=published.cell, published=published, state=State.NOT_AT_SCALE)
     shown = on_page(tmp_path, ROW, unmatched=[absent])
-    assert [one["data-state"] for one in shown.data] == ["no published number", "not at this scale"]
+    states = [row["data-state"] for row in shown.data]
+    assert states == ["no published number", "not at this scale"]
     numbers = ["documents", "value", "95% over documents", "published", "place", "state"]
     assert headings(shown) == ["task", "n", "quantity", *numbers], "no row has a model"
     assert on_page(tmp_path, ROW, figure="setup").columns == []

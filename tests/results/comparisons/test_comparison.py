@@ -47,14 +47,25 @@ def row(folder: Path, mine: list[Any], theirs: list[Any], **more: Any) -> dict[s
     return found
 
 
-@pytest.mark.parametrize("better", (True, None, False))
-def test_right_and_wrong(tmp_path, better):
-    right, wrong = [], []
+@pytest.mark.parametrize("higher_is_better", (True, None, False))
+def test_right_and_wrong(tmp_path, higher_is_better):
+    """None: the log does not say it, and higher is better."""
+    right = []
+    wrong = []
     for number, (mine, theirs) in enumerate(zip(*BINARY, strict=True)):
-        if mine != theirs:
-            (right if (theirs > mine) == (better is not False) else wrong).append(number)
-    said = {} if better is None else {"t": {"acc": better}}
-    found = row(tmp_path, *BINARY, higher_is_better=said)
+        is_better = theirs > mine
+        if higher_is_better is False:
+            is_better = theirs < mine
+        if mine == theirs:
+            continue
+        if is_better:
+            right.append(number)
+        else:
+            wrong.append(number)
+    logged: dict[str, Any] = {}
+    if higher_is_better is not None:
+        logged = {"t": {"acc": higher_is_better}}
+    found = row(tmp_path, *BINARY, higher_is_better=logged)
     assert found["changed"] == {"to_right": right, "to_wrong": wrong}
     assert (found["to_right"], found["to_wrong"]) == (len(right), len(wrong))
     expected = binomtest(len(right), len(right) + len(wrong), 0.5).pvalue

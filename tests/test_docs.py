@@ -121,4 +121,5 @@ def test_comments_ask_for_data_dir_where_the_hub_has_no_data():
             text = file.read_text(encoding="utf-8")
             if re.search(r"#.*\bneeds\b[^.\n]*\bdata_dir\b", text, re.IGNORECASE):
                 asking.append(file.stem)
-    assert asking == local == ["bigbench_choice"]
+    assert "bigbench_choice" in local
+    assert sorted(asking) == sorted(local), "the comment of conf/task/<name>.yaml: (needs data_dir)"

@@ -26,6 +26,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,15 @@ import pytest
 from lm_eval.api.instance import Instance
 
 import moe_lab
+from moe_lab.config.validators import PositiveFloat
+from moe_lab.errors import ConfigError
+from moe_lab.methods import get_method
+from moe_lab.methods.tunable_method import GridMethod
 from moe_lab.runs.results import Results
 from tests.support.command import run_command
 from tests.support.models import make_tokenizer, small_model
+from tests.support.opened_methods import answered, opened
+from tests.support.routed_by_hand import FACTS, PAIRS, base_answers, both_answers
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/python.md")
@@ -332,6 +339,33 @@ def test_a_method_in_python(sharper, olmoe, tokenizer):
 
     assert score("sharper", power=1.0) == pytest.approx(score(), abs=1e-4)
     assert abs(score("sharper", power=4.0) - score()) > 1e-3
+
+
+def test_the_method_with_a_grid(sharper, olmoe, tokenizer):
+    """The class of the page, with the policy of the folder's `Sharper`."""
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(class Sharper\(GridMethod\).*?)```", page, re.DOTALL)
+    names = {
+        "dataclass": dataclass,
+        "GridMethod": GridMethod,
+        "PositiveFloat": PositiveFloat,
+        "__name__": __name__,
+    }
+    exec(compile(code, "docs/extending.md", "exec"), names)
+    kind: Any = names["Sharper"]
+    kind.sharpen = get_method("sharper").sharpen
+
+    with opened(kind(kind.Config()), olmoe, tokenizer) as lm:
+        sharper_answers = both_answers(lm)
+    with opened(kind(kind.Config(power=1.0)), olmoe, tokenizer) as lm:
+        scores = [score for score, _ in answered(lm, "loglikelihood", PAIRS)]
+
+    base = [score for score, _ in base_answers(olmoe, tokenizer)[0]]
+    assert kind(kind.Config()).grid(FACTS)[0] == {"power": 1.0}
+    assert scores == pytest.approx(base, abs=1e-4), "the base model is the first of its grid"
+    assert sharper_answers[0] != base_answers(olmoe, tokenizer)[0]
+    with pytest.raises(ConfigError, match="power"):
+        kind.Config(power=0.0)
 
 
 @pytest.mark.slow

@@ -190,8 +190,9 @@ def _option(group: str, option: str, files: Files, config_dirs: list[Path]) -> s
     options = files[group]
     if not option:
         lines = [f"{group}="]
+        width = max(len(name) for name in options)
         for name, file in options.items():
-            lines.append(f"  {name:<16} {about(file)}")
+            lines.append(f"  {name:<{width}}  {about(file)}")
         return "\n".join(lines)
     if group == "experiment":
         return _experiments(option, config_dirs)

@@ -46,6 +46,11 @@ def methods_with(key: str) -> list[str]:
     return names
 
 
+def methods_with_expert_metrics() -> list[str]:
+    """The methods that `metrics=expert` takes."""
+    return [name for name in method_names() if get_method(name).expert_metrics != "none"]
+
+
 def get_method(name: str) -> type[Method]:
     """The class of a method. Raises ConfigError with the known names for an unknown one."""
     if name in OWN_NAMES:

@@ -31,13 +31,15 @@ Lost = Callable[["Observer"], dict[str, Any]]
 
 @dataclass(frozen=True)
 class CountedMetric:
-    """A metric of how often experts are selected, in bits. expert_metrics.json has it for each kind of tokens."""
+    """A metric of how often experts are selected. expert_metrics.json has it for each kind of tokens."""
 
     label: str
     of_layers: Callable[[np.ndarray, Sequence[int]], np.ndarray]
     """(counts, experts of each layer) -> [..., L]; the counts are `of_pairs` or selections [..., L, E]."""
     maximum: Callable[[int], float]
     """The largest value of a layer, by its number of experts."""
+    unit: str = "bits"
+    """The unit of its values, in tables and figures."""
     of_pairs: bool = False
     """Whether `of_layers` takes counts of pairs, [..., L, E, E], whose diagonal holds selections of single experts."""
 

@@ -44,7 +44,7 @@ def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
 
 
 def logged_values(metrics: StoredMetrics) -> dict[str, float]:
-    """Entropies as `expert/<metric>/<kind of tokens>` in bits, and the accuracy lost of each task.
+    """Entropies as `expert/<metric>/<kind of tokens>` in their unit, and the accuracy lost of each task.
 
     The latter are `expert/<intervention>/<task>/<metric,filter>`.
     """
@@ -147,7 +147,7 @@ def _entropy_lines(metrics: StoredMetrics) -> Iterator[ExpertLine]:
             yield ExpertLine(
                 name=name,
                 path=(name, phase),
-                label=f"{metric.label}, bits",
+                label=f"{metric.label}, {metric.unit}",
                 of=tokens,
                 value=entropy.value,
                 interval=entropy.interval,

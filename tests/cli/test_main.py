@@ -39,11 +39,18 @@ def test_the_help_of_groups_lists_every_option_and_experiment(capsys):
     """Figures of two papers bear the same number."""
     for group in GROUPS:
         ended = run_command(capsys, "--help", f"{group}=")
-        for name, file in option_files(group, [resource_folder("conf")]).items():
-            assert ended.code == 0 and f"  {name:<16} {about(file)}" in ended.out
+        options = option_files(group, [resource_folder("conf")])
+        width = max(len(name) for name in options)
+        for name, file in options.items():
+            assert ended.code == 0 and f"  {name:<{width}}  {about(file)}\n" in ended.out
     papers = ("  c3po/", "  moe_bench/", "  roe/", "  routing/")
     lines = run_command(capsys, "--help", "experiment=").out.splitlines()
     listed = [line.split()[0] for line in lines if line.startswith(papers)]
+    longest = max(len(name) for name in listed)
+    for line in lines:
+        if line.startswith(papers):
+            start = 2 + longest + 2
+            assert line[start - 2 : start] == "  " and line[start] != " ", "one column of texts"
     assert sorted(listed) == sorted(each.name for each in find_experiments("all"))
     assert listed.index("c3po/table2") < listed.index("c3po/table10")
 
@@ -408,7 +415,7 @@ def test_options_and_experiments_of_ones_own_are_explained_and_listed(capsys, tm
     )
     (tmp_path / "experiments" / "own" / "table.yaml").write_text(table)
     listed = run_command(capsys, *beside, "experiment=").out
-    assert "  own/table        My table" in listed and "  roe/figure3 " in listed
+    assert re.search("^  own/table +My table$", listed, re.MULTILINE) and "  roe/figure3 " in listed
     assert "scale=tiny     2 cells" in run_command(capsys, *beside, "experiment=own/table").out
 
 

@@ -40,6 +40,10 @@ def used_experts(selections: np.ndarray, experts: Sequence[int]) -> np.ndarray:
     return np.log2((selections > 0).sum(axis=-1))
 
 
+def top_share(selections: np.ndarray, experts: Sequence[int]) -> np.ndarray:
+    return selections.max(axis=-1) / np.maximum(selections.sum(axis=-1), 1)
+
+
 class Redrawn(InterventionMetric):
     """One more random routing."""
 
@@ -59,11 +63,13 @@ class Redrawn(InterventionMetric):
 
 @pytest.fixture
 def throw_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two metrics that are in the registry and nowhere else."""
+    """Three metrics that are in the registry and nowhere else."""
     used = CountedMetric(
         "Used experts", used_experts, maximum=lambda experts: float(np.log2(experts))
     )
+    share = CountedMetric("Top share", top_share, maximum=lambda experts: 1.0, unit="share")
     monkeypatch.setitem(METRICS, "used_experts", used)
+    monkeypatch.setitem(METRICS, "top_share", share)
     monkeypatch.setitem(METRICS, "redrawn", Redrawn())
 
 
@@ -79,12 +85,14 @@ def test_a_registered_metric_is_measured_and_shown(
         found.entropies("used_experts")["all"].value <= 3
         and found.content["redrawn"]["tasks"]["arc_easy"]
     )
-    for name, unit in (("used_experts", "bits"), ("redrawn", "accuracy lost")):
+    units = {"used_experts": "bits", "top_share": "share", "redrawn": "accuracy lost"}
+    for name, unit in units.items():
         row = expert_score(outcome.results, found, f"expert.{name}")
         assert row.value is not None and unit_of(row.metric) == unit
     shown = {(line.label, line.of) for line in expert_lines(found)}
     assert {
         ("Used experts, bits", "all tokens"),
+        ("Top share, share", "all tokens"),
         ("Redrawn, acc,none", "random experts once more"),
     } <= shown
     assert {"expert/used_experts/all", "expert/redrawn/arc_easy/acc,none"} <= logged_values(

@@ -213,9 +213,10 @@ def test_functions_that_a_yaml_of_the_package_names_are_versioned_and_kept_here(
     kept_names = {getattr(function, VERSION)[0] for function, _ in CALLS}
     for named in named_functions(file):
         if getattr(named.function, "__module__", "").startswith("moe_lab"):
+            name = f"{named.function.__module__}.{named.function.__qualname__}"
             version = version_of(named.function)
-            assert version is not None, f"{named.name}: mark it with @versioned(<name>, 1)"
-            assert version[0] in kept_names, f"{named.name}: add a call of it to CALLS"
+            assert version is not None, f"{name}: mark it with @versioned(<name>, 1)"
+            assert version[0] in kept_names, f"{name}: add a call of it to CALLS"
 
 
 def syntax_trees(value: Any) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.errors import ConfigError, need_package
@@ -75,14 +75,15 @@ class FinetuneFreeze(TrainingMethod):
 
     numerics = 3
     random = True
+    expert_metrics: Literal["none", "counted", "all"] = "all"
 
     Config = FinetuneConfig
 
     def __init__(self, config: Any):
         super().__init__(config)
         self.required_routing = "none" if config.names_no_router else "layers"
-        # the constraint leaves no expert to mask or draw
-        self.expert_metrics = "all" if config.partners is None else "counted"
+        if config.partners is not None:  # the constraint leaves no expert to mask or draw
+            self.expert_metrics = "counted"
         self._prepared: Prepared | None = None
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from moe_lab.reports.papers.training_scores import TRAINING
 
 def unit_of(metric: str) -> str:
     """The unit of an expert metric."""
-    if metric.removeprefix(EXPERT) in counted_metrics():
-        return "bits"
-    return "accuracy lost"
+    counted = counted_metrics().get(metric.removeprefix(EXPERT))
+    if counted is None:
+        return "accuracy lost"
+    return counted.unit
 
 
 def quantity(metric: str) -> str:

@@ -13,6 +13,7 @@ from lm_eval.tasks.manager import TaskDict
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.errors import ConfigError, ModelError
+from moe_lab.methods import methods_with_expert_metrics
 from moe_lab.methods.method import Method
 from moe_lab.metrics.counts import PHASES, Counts, Routes, count, documents_of
 from moe_lab.metrics.differences import differences
@@ -52,8 +53,9 @@ def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) ->
     name = facts.path or facts.name
     if method.expert_metrics == "none":
         raise ConfigError(
-            f"metrics=expert is about a model's own routing, and method={config.method.name} "
-            "routes otherwise or reads other texts. Use method=base, finetune-freeze or c2r."
+            f"metrics=expert counts the choices of one router for each token, and method={config.method.name} "
+            "routes otherwise or reads other texts.\n"
+            f"Use one of these: method={', '.join(methods_with_expert_metrics())}."
         )
     if facts.fixed_routing:
         raise ConfigError(

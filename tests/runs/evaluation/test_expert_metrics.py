@@ -163,7 +163,10 @@ def test_several_tasks_have_their_documents_together_too(tiny_olmoe_dir, data, t
 @pytest.mark.parametrize(
     ("typed", "named"),
     [
-        (["method=roe"], "finetune-freeze or c2r"),
+        (
+            ["method=roe"],
+            "method=base, c2r, calibration, finetune-freeze, policy, pretrain, steer.",
+        ),
         (["method=icl", "task=toy_choice"], "method=icl"),
         (["method=base", "predict_only=true"], "predict_only"),
         (["method=base", "model.experts_per_token=16"], "all of its 16"),

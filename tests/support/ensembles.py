@@ -214,12 +214,20 @@ def plain(model: Any, question: ScoringRequest, continuation: list[int]) -> tupl
 def assert_scores(found: Any, expected: Any, tokens: int = 1) -> None:
     """Each question has the expected log-likelihoods to rounding, and the same greedy continuations."""
     for question in range(len(expected)):
-        log_likelihoods = [value for value, _ in found[question]]
-        expected_log_likelihoods = [value for value, _ in expected[question]]
-        assert log_likelihoods == rounding.approx(expected_log_likelihoods, tokens)
+        assert_log_likelihoods(found[question], expected[question], tokens)
 
-        greedy = [is_greedy for _, is_greedy in found[question]]
-        assert greedy == [is_greedy for _, is_greedy in expected[question]]
+
+def assert_log_likelihoods(
+    found: list[tuple[float, bool]], expected: list[tuple[float, bool]], tokens: int = 1
+) -> None:
+    """Pairs of lm-eval: equal to the rounding of so many tokens, and the same ones are greedy."""
+    values = [value for value, _ in found]
+    expected_values = [value for value, _ in expected]
+    assert values == rounding.approx(expected_values, tokens)
+
+    greedy = [is_greedy for _, is_greedy in found]
+    expected_greedy = [is_greedy for _, is_greedy in expected]
+    assert greedy == expected_greedy
 
 
 # Ensembles

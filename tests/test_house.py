@@ -1,21 +1,24 @@
-"""Breaks if an import runs upward, if files or folders import each other in a circle, or if a module lies loose.
+"""The house rules of imports, tests and printing.
 
-Every import counts: within functions and under `TYPE_CHECKING`, too.
+Breaks if an import runs upward, if files or folders import each other in a circle, or if a module has no floor. Every
+import counts: within functions and under `TYPE_CHECKING`, too.
 
-Breaks if a package has no tests, a test file does not say what it tests, or test modules import each other.
+Breaks if a package has no tests, a test file does not say what it tests, or test modules import each other. The package
+`moe_lab/a/b/` is tested by the files of `tests/a/b/`, or by `tests/a/test_b*.py`.
 
-The package `moe_lab/a/b/` is tested by the files of `tests/a/b/`, or by `tests/a/test_b*.py`.
+Breaks if a text of others is printed with its control characters.
 """
 
 import ast
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise, permutations
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.sources import PACKAGE, files_in, nodes_of, tree_of
 
+TESTS = Path(__file__).resolve().parent
 FLOORS = (
     "errors",
     "config",
@@ -39,42 +42,114 @@ class Import(NamedTuple):
     source: str
     """The importing module, `a.b` for moe_lab/a/b.py."""
     target: str
+    """The imported module, in the same form."""
     place: str
     """File and line."""
 
 
-def name_of(file: Path) -> str:
-    parts = file.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 @cache
 def modules() -> dict[str, Path]:
-    return {name_of(file): file for file in files_in(PACKAGE)}
+    """{`a.b`: its file}; moe_lab/__init__.py is ``."""
+    return {module_name(file): file for file in files_in(PACKAGE)}
+
+
+def module_name(file: Path) -> str:
+    parts = list(file.relative_to(PACKAGE).with_suffix("").parts)
+    if parts[-1] == "__init__":
+        parts.pop()
+    return ".".join(parts)
 
 
 @cache
 def imports() -> list[Import]:
-    return [found for name, file in modules().items() if name for found in imports_of(name, file)]
+    """The imports of moe_lab's modules among each other, without those of moe_lab/__init__.py."""
+    all_imports: list[Import] = []
+    for name, file in modules().items():
+        if name:
+            all_imports += imports_of(name, file)
+    return all_imports
 
 
 def imports_of(name: str, file: Path) -> Iterator[Import]:
     for node in nodes_of(file):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.split(".")[0] == "moe_lab"
-        ):
-            targets = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            targets = [alias.name for alias in node.names if alias.name.split(".")[0] == "moe_lab"]
-        else:
-            continue
-        for target in targets:
-            inner = target.removeprefix("moe_lab").removeprefix(".")
-            known = inner if inner in modules() else inner.rpartition(".")[0]
-            if known and known != name:
-                yield Import(name, known, f"moe_lab/{file.relative_to(PACKAGE)}:{node.lineno}")
+        for imported in imported_names(node):
+            if imported.split(".")[0] != "moe_lab":
+                continue
+            target = module_of(imported.removeprefix("moe_lab").removeprefix("."))
+            if target and target != name:
+                yield Import(name, target, place_of(file, node))
+
+
+def imported_names(node: ast.AST) -> list[str]:
+    """Dotted names that a statement imports: `a.b.c` of `from a.b import c`."""
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return []
+
+
+def module_of(name: str) -> str:
+    """The module that a name is, or else that it is imported from."""
+    if name in modules():
+        return name
+    return name.rpartition(".")[0]
+
+
+def place_of(file: Path, node: ast.AST) -> str:
+    return f"{file.relative_to(PACKAGE.parent)}:{node.lineno}"
+
+
+# Imports
+
+
+def test_every_entry_has_a_floor():
+    not_modules = ("__pycache__", "__init__.py", "py.typed")
+    entries = {path.stem for path in PACKAGE.iterdir() if path.name not in not_modules}
+    assert entries == set(FLOORS)
+    assert len(FLOORS) <= 14
+
+
+def test_no_import_runs_upward():
+    upward = []
+    for found in imports():
+        source_floor = FLOORS.index(found.source.split(".")[0])
+        target_floor = FLOORS.index(found.target.split(".")[0])
+        if source_floor < target_floor:
+            upward.append(f"{found.place} imports moe_lab.{found.target}")
+    assert not upward, "\n".join(upward)
+
+
+def test_no_module_uses_the_python_interface():
+    """`from moe_lab import RoE` is for others; within the package it would run upward, whatever it names."""
+    entries = {path.stem for path in PACKAGE.iterdir()}
+    uses = []
+    for file in modules().values():
+        for node in nodes_of(file):
+            if not isinstance(node, ast.ImportFrom) or node.module != "moe_lab":
+                continue
+            for alias in node.names:
+                if alias.name not in entries:
+                    uses.append(f"{place_of(file, node)} imports {alias.name}")
+    assert not uses, "\n".join(uses)
+
+
+def test_training_data_sets_have_names_of_their_own():
+    """Two classes named PackedRows were once taken for each other: rows of a corpus, and rows of the toy corpus."""
+    names = []
+    for file in modules().values():
+        for node in nodes_of(file):
+            if isinstance(node, ast.ClassDef) and is_data_set(node):
+                names.append(node.name)
+    assert names
+    assert sorted(names) == sorted(set(names))
+
+
+def is_data_set(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).startswith("Dataset") for base in node.bases)
+
+
+# Circles
 
 
 def circle(edges: dict[str, set[str]]) -> list[str] | None:
@@ -86,85 +161,32 @@ def circle(edges: dict[str, set[str]]) -> list[str] | None:
             return [*path[path.index(name) :], name]
         if name in done:
             return None
-        for other in sorted(edges.get(name, ())):
-            if found := search(other, [*path, name]):
-                return found
+        for target in sorted(edges.get(name, ())):
+            names = search(target, [*path, name])
+            if names is not None:
+                return names
         done.add(name)
         return None
 
-    return next((found for name in sorted(edges) if (found := search(name, []))), None)
+    for name in sorted(edges):
+        names = search(name, [])
+        if names is not None:
+            return names
+    return None
 
 
-def test_every_entry_has_a_floor():
-    others = ("__pycache__", "__init__.py", "py.typed")
-    entries = {path.stem for path in PACKAGE.iterdir() if path.name not in others}
-    assert entries == set(FLOORS)
-    assert len(FLOORS) + 1 <= 15
-
-
-def test_no_import_runs_upward():
-    upward = [
-        f"{found.place} imports moe_lab.{found.target}"
-        for found in imports()
-        if FLOORS.index(found.source.split(".")[0]) < FLOORS.index(found.target.split(".")[0])
-    ]
-    assert not upward, "\n".join(upward)
-
-
-def test_no_module_uses_the_python_interface():
-    """`from moe_lab import RoE` is for others; within the package it would run upward, whatever it names."""
-    names = {path.stem for path in PACKAGE.iterdir()}
-    used = [
-        f"{name} imports {alias.name}"
-        for name, file in modules().items()
-        for node in nodes_of(file)
-        if isinstance(node, ast.ImportFrom) and node.module == "moe_lab"
-        for alias in node.names
-        if alias.name not in names
-    ]
-    assert not used, "\n".join(used)
-
-
-def test_training_data_sets_have_names_of_their_own():
-    """Two classes named PackedRows were once taken for each other: rows of a corpus, and rows of the toy corpus."""
-    names = [
-        node.name
-        for file in modules().values()
-        for node in nodes_of(file)
-        if isinstance(node, ast.ClassDef)
-        and any(ast.unparse(base).startswith("Dataset") for base in node.bases)
-    ]
-    assert names and sorted(names) == sorted(set(names))
-
-
-def test_no_files_import_each_other():
+def assert_no_circle(places: dict[tuple[str, str], str]) -> None:
+    """`places` has an import's place for each pair of an importing and an imported name."""
     edges: dict[str, set[str]] = {}
-    for found in imports():
-        edges.setdefault(found.source, set()).add(found.target)
-    assert_no_circle(edges, {(found.source, found.target): found.place for found in imports()})
-
-
-def test_no_folders_import_each_other():
-    edges: dict[str, set[str]] = {}
-    places: dict[tuple[str, str], str] = {}
-    for found in imports():
-        ends = folder_of(found.source), folder_of(found.target)
-        # a folder holds its subfolders
-        if not any(one.startswith(other) for one, other in permutations(ends)):
-            edges.setdefault(ends[0], set()).add(ends[1])
-            places[ends] = found.place
-    assert_no_circle(edges, places)
-
-
-def folder_of(name: str) -> str:
-    """`a.b.` for a module in moe_lab/a/b/."""
-    return "".join(f"{part}." for part in modules()[name].parent.relative_to(PACKAGE).parts)
-
-
-def assert_no_circle(edges: dict[str, set[str]], places: dict[tuple[str, str], str]) -> None:
-    found = circle(edges)
-    steps = [f"{one} -> {other} ({places[one, other]})" for one, other in pairwise(found or [])]
-    assert not found, "\n".join(steps)
+    for source, target in places:
+        edges.setdefault(source, set()).add(target)
+    names = circle(edges)
+    if names is None:
+        return
+    steps = []
+    for source, target in pairwise(names):
+        steps.append(f"{source} -> {target} ({places[source, target]})")
+    raise AssertionError("\n".join(steps))
 
 
 def test_circles_are_found():
@@ -172,13 +194,31 @@ def test_circles_are_found():
     assert circle({"a": {"b", "c"}, "b": {"c"}}) is None
 
 
-TESTS = Path(__file__).resolve().parent
+def test_no_files_import_each_other():
+    places = {(found.source, found.target): found.place for found in imports()}
+    assert places
+    assert_no_circle(places)
 
 
-def has_tests(package: Path) -> bool:
-    """`package` is relative to moe_lab/."""
-    mirrored = TESTS / package
-    return any([*mirrored.rglob("test_*.py"), *mirrored.parent.glob(f"test_{package.name}*.py")])
+def test_no_folders_import_each_other():
+    places = {}
+    for found in imports():
+        source = folder_of(found.source)
+        target = folder_of(found.target)
+        one_holds_the_other = source.startswith(target) or target.startswith(source)
+        if not one_holds_the_other:
+            places[source, target] = found.place
+    assert places
+    assert_no_circle(places)
+
+
+def folder_of(name: str) -> str:
+    """`a.b.` for a module in moe_lab/a/b/."""
+    folders = modules()[name].parent.relative_to(PACKAGE).parts
+    return "".join(f"{folder}." for folder in folders)
+
+
+# Tests
 
 
 def test_every_package_has_tests():
@@ -187,41 +227,43 @@ def test_every_package_has_tests():
     assert not missing, f"Packages of moe_lab without tests: {', '.join(missing)}"
 
 
+def has_tests(package: Path) -> bool:
+    """`package` is relative to moe_lab/."""
+    mirror = TESTS / package
+    files = list(mirror.rglob("test_*.py"))
+    files += mirror.parent.glob(f"test_{package.name}*.py")
+    return len(files) > 0
+
+
 def test_every_test_file_says_what_it_tests():
-    files = [file for file in files_in(TESTS) if file.name.startswith("test_")]
-    missing = [
-        str(file.relative_to(TESTS)) for file in files if not ast.get_docstring(tree_of(file))
-    ]
+    missing = []
+    for file in files_in(TESTS):
+        if file.name.startswith("test_") and not ast.get_docstring(tree_of(file)):
+            missing.append(str(file.relative_to(TESTS)))
     assert not missing, f"Test files without a docstring: {', '.join(missing)}"
 
 
-def test_tests_import_no_tests_but_support():
+def test_tests_import_support_alone():
     wrong = []
     for file in files_in(TESTS):
         for node in nodes_of(file):
-            for module in imported(node):
-                package, *rest = module.split(".")
-                if package == "tests" and rest[:1] != ["support"]:
-                    place = f"{file.relative_to(TESTS.parent)}:{node.lineno}"
-                    wrong.append(f"{place} imports {module}")
+            for imported in imported_names(node):
+                parts = imported.split(".")
+                if parts[0] == "tests" and parts[1:2] != ["support"]:
+                    wrong.append(f"{place_of(file, node)} imports {imported}")
     assert not wrong, "\n".join(wrong)
 
 
-def imported(node: ast.AST) -> list[str]:
-    """Dotted names that a statement imports."""
-    if isinstance(node, ast.ImportFrom) and node.module:
-        return [f"{node.module}.{alias.name}" for alias in node.names]
-    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+# Printing
 
-
-OWN_TEXTS = (
+PRINTS_OF_OWN_TEXTS = (
     "print()",
     "print(help_text(argv))",
     "print(f'moe_lab {__version__}')",
     "print(CORRECTED)",
     "print(table_text(title, columns, terminal_width()))",  # its cells are escaped
 )
-PRINTS_ITSELF = (
+FILES_THAT_PRINT = (
     "config/terminal.py",
     "config/progress.py",
     "tasks/sandbox/inside.py",
@@ -233,14 +275,15 @@ def test_text_of_others_is_printed_without_its_control_characters():
     """By `print_line` and `print_message`; `print` is for text of this package's own."""
     bare = []
     for file in files_in(PACKAGE):
-        if file.relative_to(PACKAGE).as_posix() in PRINTS_ITSELF:
+        if file.relative_to(PACKAGE).as_posix() in FILES_THAT_PRINT:
             continue
         for node in nodes_of(file):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id == "print"
-            ):
-                bare.append(f"{file.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
-    own = [line for line in bare if line.endswith(OWN_TEXTS)]
-    assert bare == own, bare
+            if is_print(node) and ast.unparse(node) not in PRINTS_OF_OWN_TEXTS:
+                bare.append(f"{place_of(file, node)}: {ast.unparse(node)}")
+    assert not bare, "\n".join(bare)
+
+
+def is_print(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    return isinstance(node.func, ast.Name) and node.func.id == "print"

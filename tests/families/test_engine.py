@@ -3,7 +3,9 @@
 Contexts are shorter and longer than windows and chunks; batches hold unlike lengths.
 """
 
-from functools import cache, partial
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -27,110 +29,165 @@ PAIRS = [
     ("what lies before it is longer than", " is"),
     ("x", "y"),
 ]
-SHORT_AND_LONG = [0, 3]
-"""Two of them: one is longer than all windows."""
+SHORT_AND_LONG = [PAIRS[0], PAIRS[3]]
+"""The second one is longer than all windows."""
 PROMPTS = ["what", "a prompt longer than the window"]
 NEW = 3
-ASKED = [(prompt, {"until": [], "max_gen_toks": NEW, "do_sample": False}) for prompt in PROMPTS]
+OPTIONS = {"until": [], "max_gen_toks": NEW, "do_sample": False}
+GENERATIONS = [(prompt, OPTIONS) for prompt in PROMPTS]
+
+RECURRENT = ("jamba", "qwen3_next")
+LAYERS = (
+    "deepseek_v32",
+    "dots3_note_text",
+    "gemma4_text",
+    "granitemoehybrid",
+    "inkling2_text",
+    "kimi_linear",
+    "lfm2_moe",
+    "llama4_text",
+    "longcat_flash",
+    "minimax",
+    "nemotron_h",
+    "qwen2_moe",
+    "qwen4_exp_text",
+)
+"""One family of each kind of layers' keys, values and states. What samples keep of their own depends on nothing else."""
+
+
+def of_all_families(setting: Any) -> list[Any]:
+    """(setting, family) for all families."""
+    return [with_family(setting, family) for family in by_family(sorted(ZOO))]
+
+
+def of_some_families(setting: Any, more_families: Iterable[str] = ()) -> list[Any]:
+    """(setting, family) for those of FAST, Mixtral and more.
+
+    In the fast tier for one family: `tests/engine` has such settings for OLMoE.
+    """
+    families = {*FAST, "mixtral", *more_families} - {"deepseek"}
+    in_order = ["deepseek", *sorted(families)]
+    return [with_family(setting, family) for family in first_fast(in_order)]
+
+
+def with_family(setting: Any, family: Any) -> Any:
+    """A case of a test; `family` is one of `by_family` or `first_fast`."""
+    return pytest.param(setting, *family.values, marks=family.marks)
+
+
+def assert_greedy(
+    lm: EngineLM, log_probs_after: Callable[[list[int], list[int]], torch.Tensor]
+) -> None:
+    """The LM's answers to GENERATIONS are the greedy ones by (prompt, ids) -> [V]."""
+    answers = answered(lm, "generate_until", GENERATIONS)
+    for answer, prompt_text in zip(answers, PROMPTS, strict=True):
+        prompt = TOKENIZER.encode(prompt_text)
+        new_tokens: list[int] = []
+        for _ in range(NEW):
+            log_probs_V = log_probs_after(prompt, [*prompt, *new_tokens])
+            best = log_probs_V.topk(2)
+            gap = float(best.values[0] - best.values[1])
+            assert gap > 1e-4, "choose other prompts: this one is a tie"
+            token = int(best.indices[0])
+            if token == TOKENIZER.eos_token_id:
+                break
+            new_tokens.append(token)
+        assert answer == TOKENIZER.decode(new_tokens)
+
+
+# The base model
 
 
 @cache
-def plain_log_probs(model_type, ids):
+def plain_log_probs(model_type: str, ids: tuple[int, ...]) -> torch.Tensor:
     """float32 [S, V] of one pass. A family's tests stand one after the other, and share passes."""
     with torch.inference_mode():
         logits = small_model(model_type)(torch.tensor([ids]), use_cache=False).logits
     return logits[0].float().log_softmax(-1)
 
 
-def greedy_by(log_probs_after, prompt):
-    """(greedy tokens, the smallest gap between the best two log-probabilities met on the way)."""
-    ids, gap = list(prompt), float("inf")
-    for _ in range(NEW):
-        best = log_probs_after(ids).topk(2)
-        gap = min(gap, float(best.values[0] - best.values[1]))
-        if int(best.indices[0]) == TOKENIZER.eos_token_id:
-            break
-        ids.append(int(best.indices[0]))
-    return ids[len(prompt) :], gap
-
-
-RECURRENT = ("jamba", "qwen3_next")
-LAYERS = (
-    "deepseek_v32 dots3_note_text gemma4_text granitemoehybrid inkling2_text kimi_linear lfm2_moe llama4_text "
-    "longcat_flash minimax nemotron_h qwen2_moe qwen4_exp_text"
-).split()
-"""One family of each kind of layers' keys, values and states. What samples keep of their own depends on nothing else."""
-
-
-def settings_of_families(everywhere, others, families=()):
-    """(setting, family): all families with the settings `everywhere`; those of FAST, Mixtral and `families` with `others`.
-
-    In the fast tier `others` are for one family: `tests/engine` has them for OLMoE.
-    """
-    some = sorted({*FAST, "mixtral", *families}, key=lambda family: (family != "deepseek", family))
-    pairs = [(setting, family) for setting in everywhere for family in by_family(sorted(ZOO))]
-    pairs += [(setting, family) for setting in others for family in first_fast(some)]
-    return [pytest.param(setting, *family.values, marks=family.marks) for setting, family in pairs]
-
-
-@pytest.mark.parametrize("batch_size, model_type", settings_of_families(["auto"], [1, 2]))
-def test_base_is_the_untouched_model(model_type, batch_size):
+@pytest.mark.parametrize(
+    ("batch_size", "model_type"),
+    [*of_all_families("auto"), *of_some_families(1), *of_some_families(2)],
+)
+def test_base_is_the_base_model(model_type, batch_size):
     lm = EngineLM(small_model(model_type), TOKENIZER, batch_size=batch_size, progress=False)
-    scored = answered(lm, "loglikelihood", PAIRS)
-    for (value, greedy), (context, continuation) in zip(scored, PAIRS, strict=True):
-        ids, target = TOKENIZER.encode(context + continuation), TOKENIZER.encode(continuation)
-        log_probs = plain_log_probs(model_type, tuple(ids))[-len(target) - 1 : -1]
-        expected = log_probs.gather(1, torch.tensor(target)[:, None]).sum()
-        assert value == pytest.approx(float(expected), abs=1e-5 * len(target))
-        assert greedy == bool((log_probs.argmax(-1) == torch.tensor(target)).all())
-    for text, prompt in zip(answered(lm, "generate_until", ASKED), PROMPTS, strict=True):
-        ids = TOKENIZER.encode(prompt)
-        expected, gap = greedy_by(lambda ids: plain_log_probs(model_type, tuple(ids))[-1], ids)
-        assert gap > 1e-4, "choose other prompts: this one is a tie"
-        assert text == TOKENIZER.decode(expected)
+
+    scores = answered(lm, "loglikelihood", PAIRS)
+    for (log_likelihood, is_greedy), (context, continuation) in zip(scores, PAIRS, strict=True):
+        ids = TOKENIZER.encode(context + continuation)
+        target_C = torch.tensor(TOKENIZER.encode(continuation))
+        log_probs_CV = plain_log_probs(model_type, tuple(ids))[-len(target_C) - 1 : -1]
+        expected = float(log_probs_CV.gather(1, target_C[:, None]).sum())
+        assert log_likelihood == pytest.approx(expected, abs=1e-5 * len(target_C))
+        assert is_greedy == bool((log_probs_CV.argmax(-1) == target_C).all())
+
+    def log_probs_after(prompt: list[int], ids: list[int]) -> torch.Tensor:
+        return plain_log_probs(model_type, tuple(ids))[-1]
+
+    assert_greedy(lm, log_probs_after)
+
+
+# RoE
 
 
 @cache
-def exact(model_type):
+def exact(model_type: str) -> Any:
+    """The model in float64."""
     return reference.in_float64(small_model(model_type))
 
 
-def ensemble_of(model_type, cache_kind):
-    """2 samples, 3 of some families; noise in all MoE layers but the first (where there are several)."""
-    family, layers = family_of_type(model_type), len(find_routers(small_model(model_type)))
-    temperature = 1.0 if family.rule.noise == LOGITS else 0.2
-    first = int(layers > 1)
-    temperatures = [0.0] * first + [temperature] * (layers - first)
-    routing = GumbelTopK(temperatures, seed=0)
-    # a family does not know which sample it computes
-    n = 3 if model_type in (*FAST, *RECURRENT) else 2
-    return Ensemble(n=n, routing=routing, first_noisy=first, cache=cache_kind), temperatures
+def temperatures_of(model_type: str) -> list[float]:
+    """Noise in all MoE layers but the first (where there are several)."""
+    layers = len(find_routers(small_model(model_type)))
+    temperature = 0.2
+    if family_of_type(model_type).rule.noise == LOGITS:
+        temperature = 1.0
+    if layers == 1:
+        return [temperature]
+    return [0.0] + [temperature] * (layers - 1)
+
+
+def samples_of(model_type: str) -> int:
+    """A family does not know which sample it computes: 3 samples for some of them, 2 for the others."""
+    if model_type in FAST or model_type in RECURRENT:
+        return 3
+    return 2
 
 
 @pytest.mark.parametrize(
-    "cache_kind, model_type",
-    settings_of_families(["clean"], ["none"], RECURRENT)
-    + settings_of_families([], ["standard"], (*RECURRENT, *LAYERS)),
+    ("cache_kind", "model_type"),
+    [
+        *of_all_families("clean"),
+        *of_some_families("none", RECURRENT),
+        *of_some_families("standard", [*RECURRENT, *LAYERS]),
+    ],
 )
 def test_roe_is_the_slow_reference(model_type, cache_kind):
-    ensemble, temperatures = ensemble_of(model_type, cache_kind)
+    temperatures = temperatures_of(model_type)
+    n = samples_of(model_type)
+    first_noisy = 0 if len(temperatures) == 1 else 1
+    routing = GumbelTopK(temperatures, seed=0)
+    ensemble = Ensemble(n, routing, first_noisy, cache=cache_kind)
     lm = EngineLM(small_model(model_type), TOKENIZER, ensemble=ensemble, progress=False)
 
-    def log_probs_after(prompt, ids):
-        given = (prompt, ids, ensemble.n, temperatures)
-        return reference.next_token_probs(exact(model_type), *given, cache=cache_kind).log()
+    def log_probs_after(prompt: list[int], ids: list[int]) -> torch.Tensor:
+        probs_V = reference.next_token_probs(
+            exact(model_type), prompt, ids, n, temperatures, cache=cache_kind
+        )
+        return probs_V.log()
 
-    found = answered(lm, "loglikelihood", [PAIRS[i] for i in SHORT_AND_LONG])
-    for (value, _), i in zip(found, SHORT_AND_LONG, strict=True):
-        context, continuation = PAIRS[i]
-        prompt, target = TOKENIZER.encode(context), TOKENIZER.encode(continuation)
-        steps = [log_probs_after(prompt, [*prompt, *target[:t]]) for t in range(len(target))]
-        expected = sum(float(step[token]) for step, token in zip(steps, target, strict=True))
-        assert value == pytest.approx(expected, abs=1e-4)
-    for text, prompt in zip(answered(lm, "generate_until", ASKED), PROMPTS, strict=True):
-        ids = TOKENIZER.encode(prompt)
-        expected, gap = greedy_by(partial(log_probs_after, ids), ids)
-        assert gap > 1e-4, "choose other prompts: this one is a tie"
-        assert text == TOKENIZER.decode(expected)
-    changed, decided = ensemble.routing.counts().values()
-    assert 0.02 < changed / decided < 0.98
+    scores = answered(lm, "loglikelihood", SHORT_AND_LONG)
+    for (log_likelihood, _), (context, continuation) in zip(scores, SHORT_AND_LONG, strict=True):
+        prompt = TOKENIZER.encode(context)
+        ids = list(prompt)
+        expected = 0.0
+        for token in TOKENIZER.encode(continuation):
+            expected += float(log_probs_after(prompt, ids)[token])
+            ids.append(token)
+        assert log_likelihood == pytest.approx(expected, abs=1e-4)
+
+    assert_greedy(lm, log_probs_after)
+
+    counts = ensemble.routing.counts()
+    assert 0.02 < counts["changed_decisions"] / counts["noisy_decisions"] < 0.98

@@ -16,12 +16,23 @@ def tree(page: Path) -> Any:
 
 
 def foreign_urls(page: Path) -> list[str]:
-    """The addresses of a page that are neither data nor a place within it or beside it."""
-    found = [value for name in URL_ATTRIBUTES for value in tree(page).xpath(f"//@{name}")]
-    own = ("data:", "#")
-    return [
-        url for url in found if not url.startswith(own) and (":" in url or url.startswith("//"))
-    ]
+    """The addresses that a page would load from elsewhere.
+
+    Data (`data:`), places within the page (`#`) and files in its folder are not foreign.
+    """
+    root = tree(page)
+    foreign = []
+    for attribute in URL_ATTRIBUTES:
+        for url in root.xpath(f"//@{attribute}"):
+            if _is_foreign(url):
+                foreign.append(url)
+    return foreign
+
+
+def _is_foreign(url: str) -> bool:
+    if url.startswith(("data:", "#")):
+        return False
+    return ":" in url or url.startswith("//")
 
 
 def texts(elements: Any) -> list[str]:
@@ -30,34 +41,50 @@ def texts(elements: Any) -> list[str]:
 
 
 def rows_of(table: Any) -> list[dict[str, str]]:
-    """The rows of a table: by heading the number that sorts it, or the text. Of equal headings the second has a blank."""
+    """The rows of a table: {heading: the number that sorts the cell, or else its text}.
+
+    Where two headings are equal, the second one ends with a blank.
+    """
+    headings = _distinct_headings(table)
+    rows = []
+    for row in table.xpath("tbody/tr"):
+        values = [_value_of(cell) for cell in row.xpath("td|th")]
+        rows.append(dict(zip(headings, values, strict=True)))
+    return rows
+
+
+def _distinct_headings(table: Any) -> list[str]:
     headings: list[str] = []
-    for name in texts(table.xpath("thead//th")):
-        headings.append(f"{name} " if name in headings else name)
-    cells = [
-        [(one.get("data-value"), one) for one in row.xpath("td|th")]
-        for row in table.xpath("tbody/tr")
-    ]
-    return [
-        {
-            heading: texts([cell])[0] if value is None else value
-            for heading, (value, cell) in zip(headings, row, strict=True)
-        }
-        for row in cells
-    ]
+    for heading in texts(table.xpath("thead//th")):
+        if heading in headings:
+            heading += " "
+        headings.append(heading)
+    return headings
 
 
-def contrast(one: str, other: str) -> float:
+def _value_of(cell: Any) -> str:
+    sort_value = cell.get("data-value")
+    if sort_value is not None:
+        return sort_value
+    return texts([cell])[0]
+
+
+def contrast(colour: str, other_colour: str) -> float:
     """The contrast of two colours #rrggbb, from 1 to 21 (WCAG 2)."""
+    darker, lighter = sorted([_luminance(colour), _luminance(other_colour)])
+    return (lighter + 0.05) / (darker + 0.05)
 
-    def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [
-            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-        ]
-        return sum(
-            weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
-        )
 
-    low, high = sorted(map(luminance, (one, other)))
-    return (high + 0.05) / (low + 0.05)
+def _luminance(colour: str) -> float:
+    """The relative luminance of a colour #rrggbb, from 0 to 1 (WCAG 2)."""
+    red = _linear(int(colour[1:3], 16) / 255)
+    green = _linear(int(colour[3:5], 16) / 255)
+    blue = _linear(int(colour[5:7], 16) / 255)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _linear(channel: float) -> float:
+    """A channel of sRGB, from 0 to 1, without its gamma."""
+    if channel <= 0.04045:
+        return channel / 12.92
+    return ((channel + 0.055) / 1.055) ** 2.4

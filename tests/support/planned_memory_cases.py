@@ -5,7 +5,7 @@
 
 import random
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +30,7 @@ from moe_lab.models.memory import weight_bytes
 from moe_lab.routing import GumbelTopK, find_routers
 from moe_lab.tasks.workload import Workload
 from tests.support.accelerator import DEVICE, memory, metered
+from tests.support.ensembles import never
 from tests.support.models import make_model
 
 FAMILIES = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe")
@@ -37,132 +38,216 @@ KINDS = ("scoring", "generation", "tuning", "C3PO")
 LARGEST_VOCABULARY = 262_144  # Gemma's
 
 
-class Case:
-    """A drawn setting and its requests."""
-
-    def __init__(self, number: int):
-        rng = random.Random(number)
-        self.kind = KINDS[number % len(KINDS)]
-        self.sequences = rng.choice([None, 1, 8])
-        self.new, self.sampled = rng.choice([1, 6, 12]), rng.random() < 0.3
-        n = rng.choice([1, 2, 8, 16])
-        cache, prefill = rng.choice(["clean", "standard", "none"]), rng.choice(["noisy", "clean"])
-        self.shape = Ensemble(n, cache=cache if n > 1 else "clean", prefill=prefill)
-        vocabulary = int(LARGEST_VOCABULARY ** rng.uniform(0.5, 1))
-        self.config = deepcopy(
-            make_model(rng.choice(FAMILIES), vocab_size=512, num_hidden_layers=3).config
-        )
-        self.config.vocab_size, self.config.eos_token_id = vocabulary, None
-
-        longest, count = rng.choice([20, 100, 200]), rng.choice([1, 3, 6])
-        shared = _ids(rng, longest)
-        prompts = [
-            (shared if rng.random() < 0.5 else ()) + _ids(rng, longest) for _ in range(count)
-        ]
-        self.asked = Asked()
-        if self.kind == "generation":
-            key = repr([("do_sample", self.sampled)])
-            self.asked.generated[key] = {str(ids): Prompt(ids, (self.new,)) for ids in prompts}
-        for prompt in [] if self.kind == "generation" else prompts:
-            self.asked.scored[prompt] = dict.fromkeys(
-                _ids(rng, 8) for _ in range(rng.choice([1, 4]))
-            )
-
-    def ensemble(self, model: Any, temperature: float = 0.5) -> Ensemble:
-        layers = len(find_routers(model))
-        return (
-            replace(self.shape, routing=GumbelTopK([temperature] * layers, seed=0))
-            if self.shape.n > 1
-            else self.shape
-        )
-
-    def held(self, model: Any) -> tuple[float, float]:
-        """As the methods of these kinds have it."""
-        given = SimpleNamespace(config=C3PO, planned_ensemble=lambda: self.shape)
-        kind: Any = method.C3PO if self.kind == "C3PO" else Method
-        workload = Workload(len(self.asked.scored), ((1.0, self.asked),))
-        return kind.held(given, workload, loaded(model).facts)
-
-    def on_device(self, model: Any) -> None:
-        """What runs: all requests, all steps, two trials."""
-        budget = pass_budget(model, self.sequences)
-        scored = enumerate(self.asked.scored.items())
-        requests = [
-            ScoringRequest(prompt, list(answers), i, "", [""]) for i, (prompt, answers) in scored
-        ]
-        if self.kind == "C3PO":
-            references = references_for(requests)
-            engine: Any = PathwayEngine(loaded(model), C3PO, layers_of(model), references, budget)
-            engine.score(requests, lambda index, scores: None)
-            return
-        engine = KVEngine(
-            EnsembleForward(model, self.ensemble(model)), budget, self.kind == "tuning"
-        )
-        if self.kind == "tuning":
-            engine.set_ensemble(replace(self.ensemble(model, 0.0), sweep=ScaleSweep()))
-            engine.score(requests, lambda index, scores: None)
-            engine.set_ensemble(self.ensemble(model))
-        if requests:
-            engine.score(requests, lambda index, scores: None)
-        for prompts in self.asked.generated.values():
-            sampler = Sampler(model, GenerationConfig(do_sample=self.sampled), 0)
-            states = [
-                GenerationState(number, prompt.ids, number)
-                for number, prompt in enumerate(prompts.values())
-            ]
-            engine.generate(
-                states, Decoding(sampler, lambda generated: False, self.new), lambda state: None
-            )
-
-
 C3PO = C3POConfig(name="c3po", layers="last2", steps=2, k=3, core_experts=4)
 
+Ids = tuple[int, ...]
 
-def _ids(rng: random.Random, longest: int) -> tuple[int, ...]:
-    return tuple(rng.randrange(512) for _ in range(rng.randrange(1, longest)))
+
+@dataclass
+class Case:
+    """A setting and its requests."""
+
+    kind: str
+    sequences: int | None
+    """`batch_size`."""
+    new_tokens: int
+    do_sample: bool
+    shape: Ensemble
+    """Without a routing."""
+    model_config: Any
+    requests: Asked
+
+    def ensemble(self, model: Any, temperature: float = 0.5) -> Ensemble:
+        if self.shape.n == 1:
+            return self.shape
+        temperatures = [temperature] * len(find_routers(model))
+        return replace(self.shape, routing=GumbelTopK(temperatures, seed=0))
+
+    def held(self, model: Any) -> tuple[float, float]:
+        """What the method of this kind plans to hold: (slots, rows of logits)."""
+        method_class: Any = method.C3PO if self.kind == "C3PO" else Method
+        stand_in = SimpleNamespace(config=C3PO, planned_ensemble=lambda: self.shape)
+        workload = Workload(len(self.requests.scored), ((1.0, self.requests),))
+        return method_class.held(stand_in, workload, loaded(model).facts)
+
+    def run(self, model: Any) -> None:
+        """All requests, all steps, two trials of a tuning."""
+        budget = pass_budget(model, self.sequences)
+        if self.kind == "C3PO":
+            requests = self.scoring_requests()
+            references = references_for(requests)
+            layers = layers_of(model)
+            engine: Any = PathwayEngine(loaded(model), C3PO, layers, references, budget)
+            engine.score(requests, ignore_scores)
+            return
+
+        is_tuning = self.kind == "tuning"
+        engine = KVEngine(EnsembleForward(model, self.ensemble(model)), budget, is_tuning)
+        if is_tuning:
+            without_noise = self.ensemble(model, temperature=0.0)
+            engine.set_ensemble(replace(without_noise, sweep=ScaleSweep()))
+            engine.score(self.scoring_requests(), ignore_scores)
+            engine.set_ensemble(self.ensemble(model))
+        if self.requests.scored:
+            engine.score(self.scoring_requests(), ignore_scores)
+        for prompts in self.requests.generated.values():
+            self.generate(engine, model, list(prompts.values()))
+
+    def scoring_requests(self) -> list[ScoringRequest]:
+        requests = []
+        for number, (prompt, answers) in enumerate(self.requests.scored.items()):
+            requests.append(ScoringRequest(prompt, list(answers), number, "", [""]))
+        return requests
+
+    def generate(self, engine: KVEngine, model: Any, prompts: list[Prompt]) -> None:
+        states = []
+        for number, prompt in enumerate(prompts):
+            states.append(GenerationState(number, prompt.ids, number))
+        sampler = Sampler(model, GenerationConfig(do_sample=self.do_sample), 0)
+        decoding = Decoding(sampler, never, self.new_tokens)
+        engine.generate(states, decoding, lambda state: None)
+
+
+def ignore_scores(index: int, scores: Any) -> None:
+    pass
+
+
+# A random case
+
+
+def drawn_case(number: int) -> Case:
+    """The kinds take turns; everything else is random."""
+    rng = random.Random(number)
+    kind = KINDS[number % len(KINDS)]
+    sequences = rng.choice([None, 1, 8])
+    new_tokens = rng.choice([1, 6, 12])
+    do_sample = rng.random() < 0.3
+    shape = drawn_ensemble(rng)
+    model_config = drawn_model(rng)
+    prompts = drawn_prompts(rng)
+    if kind == "generation":
+        requests = generations(prompts, new_tokens, do_sample)
+    else:
+        requests = questions(rng, prompts)
+    return Case(kind, sequences, new_tokens, do_sample, shape, model_config, requests)
+
+
+def drawn_ensemble(rng: random.Random) -> Ensemble:
+    n = rng.choice([1, 2, 8, 16])
+    cache = rng.choice(["clean", "standard", "none"])
+    prefill = rng.choice(["noisy", "clean"])
+    if n == 1:
+        cache = "clean"
+    return Ensemble(n, cache=cache, prefill=prefill)
+
+
+def drawn_model(rng: random.Random) -> Any:
+    """The configuration of a small model with a vocabulary of 512 to Gemma's tokens, which ends no text."""
+    vocabulary = int(LARGEST_VOCABULARY ** rng.uniform(0.5, 1))
+    model = make_model(rng.choice(FAMILIES), vocab_size=512, num_hidden_layers=3)
+    config = deepcopy(model.config)
+    config.vocab_size = vocabulary
+    config.eos_token_id = None
+    return config
+
+
+def drawn_prompts(rng: random.Random) -> list[Ids]:
+    """Some begin alike."""
+    longest = rng.choice([20, 100, 200])
+    count = rng.choice([1, 3, 6])
+    beginning = drawn_ids(rng, longest)
+    prompts = []
+    for _ in range(count):
+        if rng.random() < 0.5:
+            prompts.append(beginning + drawn_ids(rng, longest))
+        else:
+            prompts.append(drawn_ids(rng, longest))
+    return prompts
+
+
+def drawn_ids(rng: random.Random, longest: int) -> Ids:
+    length = rng.randrange(1, longest)
+    return tuple(rng.randrange(512) for _ in range(length))
+
+
+def generations(prompts: list[Ids], new_tokens: int, do_sample: bool) -> Asked:
+    requests = Asked()
+    settings = repr([("do_sample", do_sample)])
+    requests.generated[settings] = {str(ids): Prompt(ids, (new_tokens,)) for ids in prompts}
+    return requests
+
+
+def questions(rng: random.Random, prompts: list[Ids]) -> Asked:
+    """One or four answers to each prompt."""
+    requests = Asked()
+    for prompt in prompts:
+        count = rng.choice([1, 4])
+        requests.scored[prompt] = dict.fromkeys(drawn_ids(rng, 8) for _ in range(count))
+    return requests
+
+
+# What the engines are given
 
 
 def layers_of(model: Any) -> list[int]:
     """The last two MoE layers."""
-    return list(range(len(find_routers(model))))[-2:]
+    layers = list(range(len(find_routers(model))))
+    return layers[-2:]
 
 
 def loaded(model: Any) -> Any:
-    routers = find_routers(model)
-    name = "num_local_experts" if model.config.model_type == "mixtral" else "num_experts"
-    experts = getattr(model.config, name)
-    facts = SimpleNamespace(top_k=2, moe_layers=len(routers), experts=experts, max_length=512)
+    """What `load_model` returns, as far as it is read here."""
+    experts_key = "num_local_experts" if model.config.model_type == "mixtral" else "num_experts"
+    facts = SimpleNamespace(
+        top_k=2,
+        moe_layers=len(find_routers(model)),
+        experts=getattr(model.config, experts_key),
+        max_length=512,
+    )
     return SimpleNamespace(model=model, facts=facts, device=model.device)
+
+
+class GivenReferences(ReferenceSet):
+    """Question n has the n-th unit vector as its embedding."""
+
+    def embed(self, texts: list[str], model: Any) -> torch.Tensor:
+        references, dimensions = self.embedding_RX.shape
+        return torch.eye(dimensions - references, dimensions)
 
 
 def references_for(requests: list[ScoringRequest]) -> ReferenceSet:
     """k references for each question, as long as the question, which are nearer to it than to other questions."""
-    rng, Q, R = random.Random(0), len(requests), len(requests) * C3PO.k
-    of_question = torch.arange(R) // C3PO.k
+    rng = random.Random(0)
+    Q = len(requests)
+    R = Q * C3PO.k
     embedding_RX = torch.zeros(R, Q + R)
-    embedding_RX[torch.arange(R), of_question] = 0.8
-    embedding_RX[torch.arange(R), Q + torch.arange(R)] = 0.6
-
-    class Given(ReferenceSet):
-        def embed(self, texts: list[str], model: Any) -> torch.Tensor:
-            return torch.eye(Q, Q + R)
-
-    prompts = [[rng.randrange(512) for _ in requests[int(q)].context] for q in of_question]
-    golds = [list(max(requests[int(q)].continuations, key=len)) for q in of_question]
+    prompts = []
+    answers = []
+    for reference in range(R):
+        question = reference // C3PO.k
+        embedding_RX[reference, question] = 0.8
+        embedding_RX[reference, Q + reference] = 0.6
+        request = requests[question]
+        prompts.append([rng.randrange(512) for _ in request.context])
+        answers.append(list(max(request.continuations, key=len)))
+    texts = [""] * R
     pathways = torch.full((R, 1, 4, 4), 0.25)
-    return Given(None, [""] * R, [""] * R, prompts, golds, pathways, embedding_RX, {}, how="given")
+    return GivenReferences(
+        None, texts, texts, prompts, answers, pathways, embedding_RX, {}, how="given"
+    )
 
 
 @pytest.mark.parametrize("number", range(12))
 def test_a_device_of_the_planned_size_suffices(number):
-    case = Case(number)
-    meta = meta_model(case.config, torch.float32)
+    case = drawn_case(number)
+    meta = meta_model(case.model_config, torch.float32)
     planned = planned_memory(meta, *case.held(meta))
-    model = AutoModelForCausalLM.from_config(case.config, dtype=torch.float32).eval().to(DEVICE)
+    model = AutoModelForCausalLM.from_config(case.model_config, dtype=torch.float32)
+    model = model.eval().to(DEVICE)
     model.set_experts_implementation("grouped_mm")
     with metered() as device:
-        others = device.live - weight_bytes(meta)
-        with memory(planned + others):
-            case.on_device(model)
-        peak = device.peak - others
+        bytes_of_others = device.live - weight_bytes(meta)
+        with memory(planned + bytes_of_others):
+            case.run(model)
+        peak = device.peak - bytes_of_others
     assert peak <= planned

@@ -15,8 +15,16 @@ from moe_lab.methods.pretrain.method import Pretrain
 from moe_lab.methods.pretrain.training import PretrainingInputs, train
 from tests.support.models import make_tokenizer
 
-GRANULARITIES = ((2, 8, 0), (4, 16, 0), (8, 32, 0), (16, 64, 0))
-GRANULARITIES += ((1, 7, 1), (3, 15, 1), (7, 31, 1), (15, 63, 1))
+GRANULARITIES = (
+    (2, 8, 0),
+    (4, 16, 0),
+    (8, 32, 0),
+    (16, 64, 0),
+    (1, 7, 1),
+    (3, 15, 1),
+    (7, 31, 1),
+    (15, 63, 1),
+)
 """The paper's, in Table 6: (experts of a token, routed experts, shared experts)."""
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
@@ -33,18 +41,43 @@ SMALL: dict[str, Any] = {
 
 def by_loops(name: str, logits_TE: Tensor, index_TK: Tensor, devices: int = 1) -> Tensor:
     """The balance_loss, z_loss or device_loss of a layer, by loops over tokens and experts."""
-    tokens, experts = logits_TE.shape
     if name == "z_loss":
-        return (
-            sum((logits.exp().sum().log() ** 2 for logits in logits_TE), torch.zeros(())) / tokens
-        )
-    chosen, p_E = index_TK.flatten().tolist(), logits_TE.softmax(-1).mean(0)
-    f = [chosen.count(expert) / tokens for expert in range(experts)]
+        return z_loss(logits_TE)
+    tokens, experts = logits_TE.shape
+    choices = index_TK.flatten().tolist()
+    f = [choices.count(expert) / tokens for expert in range(experts)]
+    p_E = logits_TE.softmax(-1).mean(0)
     if name == "balance_loss":
-        return sum((f[expert] * p_E[expert] for expert in range(experts)), torch.zeros(()))
-    size, k, total = experts // devices, index_TK.shape[1], torch.zeros(())
-    for group in (range(size * device, size * (device + 1)) for device in range(devices)):
-        total = total + sum(experts / k * f[e] for e in group) / size * sum(p_E[e] for e in group)
+        return balance_loss(f, p_E)
+    assert name == "device_loss"
+    return device_loss(f, p_E, index_TK.shape[1], devices)
+
+
+def z_loss(logits_TE: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for logits_E in logits_TE:
+        total = total + logits_E.exp().sum().log() ** 2
+    return total / len(logits_TE)
+
+
+def balance_loss(f: list[float], p_E: Tensor) -> Tensor:
+    """`f` is the share of the tokens that choose an expert, `p_E` its mean probability."""
+    total = torch.zeros(())
+    for expert, share in enumerate(f):
+        total = total + share * p_E[expert]
+    return total
+
+
+def device_loss(f: list[float], p_E: Tensor, k: int, devices: int) -> Tensor:
+    """The balance of devices, each of which holds as many experts."""
+    experts = len(f)
+    size = experts // devices
+    total = torch.zeros(())
+    for device in range(devices):
+        experts_of_device = range(size * device, size * (device + 1))
+        load = sum(experts / k * f[expert] for expert in experts_of_device) / size
+        probability = sum(p_E[expert] for expert in experts_of_device)
+        total = total + load * probability
     return total
 
 

@@ -91,8 +91,10 @@ def pair_of_runs(
     of_choices: bool = False,
     **changes: Any,
 ) -> tuple[RunResult, RunResult]:
-    """A run of the untouched model and one of RoE that is compared with it; `changes` go to RoE's block."""
+    """A run of the base model and one of RoE that is compared with it; `changes` go to RoE's block."""
     line = choice_line if of_choices else generated_line
-    base = stored_run(output, "b" * 64, [line(i, each) for i, each in enumerate(before)], "base")
-    own = [line(i, each) for i, each in enumerate(after)]
-    return base, stored_run(output, "a" * 64, own, baseline="b" * 64, **changes)
+    base_lines = [line(number, given) for number, given in enumerate(before)]
+    roe_lines = [line(number, given) for number, given in enumerate(after)]
+    base = stored_run(output, "b" * 64, base_lines, "base")
+    roe = stored_run(output, "a" * 64, roe_lines, baseline="b" * 64, **changes)
+    return base, roe

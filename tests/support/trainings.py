@@ -28,13 +28,14 @@ SETTINGS: dict[str, Any] = {
 
 
 def rows(count: int, length: int = 10) -> list[Row]:
-    ids = torch.randint(
-        1, VOCAB - 1, (count, length), generator=torch.Generator().manual_seed(0)
-    ).tolist()
-    return [
-        Row(each[: length - number % 3], each[: length - number % 3])
-        for number, each in enumerate(ids)
-    ]
+    """Rows of `length`, `length` - 1 and `length` - 2 random tokens, all of which are trained on."""
+    generator = torch.Generator().manual_seed(0)
+    ids_by_row = torch.randint(1, VOCAB - 1, (count, length), generator=generator).tolist()
+    made = []
+    for number, ids in enumerate(ids_by_row):
+        ids = ids[: length - number % 3]
+        made.append(Row(ids, ids))
+    return made
 
 
 def config_of(**settings: Any) -> Config:
@@ -52,12 +53,14 @@ def training_of(
     """`count` rows, in batches of 2."""
     folder.mkdir(exist_ok=True, parents=True)
     config = config_of(**settings)
-    made = rows(count + held_out)
+    if model is not None:
+        config = replace(config, model=ModelConfig(path=str(model)))
+    all_rows = rows(count + held_out)
     return FinetuningInputs(
-        config=replace(config, model=ModelConfig(path=model and str(model))),
+        config=config,
         folder=folder,
-        rows=made[:count],
-        validation=made[count:],
+        rows=all_rows[:count],
+        validation=all_rows[count:],
         pad_token=0,
         dtype=dtype,
     )
@@ -65,15 +68,17 @@ def training_of(
 
 def train(model: Any, folder: Path, **settings: Any) -> dict[str, Any]:
     """Fine-tune the model in place."""
-    return finetune(training_of(folder, **settings), model)[1]
+    _, training_info = finetune(training_of(folder, **settings), model)
+    return training_info
 
 
 def names_by_group(model: Any) -> dict[str, set[str]]:
     """The names of the parameters in each group that can be frozen."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        key: {names[id(own)] for own in group} for key, group in parameter_groups(model).items()
-    }
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    names: dict[str, set[str]] = {}
+    for group, parameters in parameter_groups(model).items():
+        names[group] = {name_of[id(parameter)] for parameter in parameters}
+    return names
 
 
 @contextmanager
@@ -95,10 +100,20 @@ def interrupted(done: int, what: str | None = None) -> Iterator[None]:
         yield
 
 
-def assert_same(one: Any, other: Any) -> None:
+def assert_same(first: Any, second: Any) -> None:
     """The tensors of two models or state dictionaries are equal byte by byte."""
-    one, other = (each if isinstance(each, dict) else each.state_dict() for each in (one, other))
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        parts = (each.detach().reshape(-1).view(torch.uint8) for each in (value, other[name]))
-        assert torch.equal(*parts), name
+    first_tensors = tensors_of(first)
+    second_tensors = tensors_of(second)
+    assert first_tensors.keys() == second_tensors.keys()
+    for name, tensor in first_tensors.items():
+        assert torch.equal(bytes_of(tensor), bytes_of(second_tensors[name])), name
+
+
+def tensors_of(model_or_tensors: Any) -> dict[str, torch.Tensor]:
+    if isinstance(model_or_tensors, dict):
+        return model_or_tensors
+    return model_or_tensors.state_dict()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)

@@ -7,6 +7,7 @@ a logged loss with regularizers in it; a noise schedule that ends elsewhere; hel
 import json
 import math
 from copy import deepcopy
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from tests.support.trainings import assert_same
 
 STILL = {"learning_rate": 1e-20}
 """Weights stay: every step's loss is that of the first weights."""
+REGULARIZERS = ("balance_loss", "z_loss", "device_loss")
 HEAVY = {"aux_loss": 0.7, "z_loss": 0.03, "device_loss": 0.4, "devices": 2}
 DESIGNS = {
     "olmoe": {},
@@ -44,96 +46,121 @@ def wide(monkeypatch):
     """Weights at which routers and losses differ clearly, and load is uneven."""
     from_config = AutoModelForCausalLM.from_config
 
-    def wider(*args, **options):
+    def from_config_with_wide_weights(*args, **options):
         model = from_config(*args, **options)
         with torch.no_grad():
-            for own in model.parameters():
-                if own.dim() > 1:
-                    own *= 12
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter *= 12
         return model
 
-    monkeypatch.setattr(AutoModelForCausalLM, "from_config", wider)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", from_config_with_wide_weights)
+
+
+class Step(NamedTuple):
+    weights: dict[str, Tensor]
+    """Before the step."""
+    gradients: dict[str, Tensor]
 
 
 @pytest.fixture
-def steps(monkeypatch):
-    """(model before the step, its gradients) of every optimizer step; gradients are not clipped."""
-    found = []
+def steps(monkeypatch) -> list[Step]:
+    """Every optimizer step; gradients are not clipped."""
+    steps = []
 
     def record(self, model):
-        gradients = {name: own.grad.clone() for name, own in self.model.named_parameters()}
-        found.append((deepcopy(self.model.state_dict()), gradients))
+        gradients = {}
+        for name, parameter in self.model.named_parameters():
+            gradients[name] = parameter.grad.clone()
+        steps.append(Step(deepcopy(self.model.state_dict()), gradients))
         self.losses.clear()
         return torch.tensor(1.0)
 
     monkeypatch.setattr(PretrainTrainer, "_clip_grad_norm", record)
-    return found
+    return steps
 
 
 def passes(training: PretrainingInputs, step: int) -> list[Tensor]:
     """int64 [rows, length]: the rows of each pass of a step."""
     design = training.design
     packed = PackedRows(training.rows, seed=training.config.seed, count=design.rows)
-    first = step * design.batch_size * design.gradient_accumulation
-    numbers = np.arange(first, first + design.batch_size * design.gradient_accumulation)
-    return [
-        torch.stack([packed[int(number)]["input_ids"] for number in part])
-        for part in numbers.reshape(design.gradient_accumulation, -1)
-    ]
+    first_pass = step * design.gradient_accumulation
+    all_ids = []
+    for number in range(first_pass, first_pass + design.gradient_accumulation):
+        rows = range(number * design.batch_size, (number + 1) * design.batch_size)
+        all_ids.append(torch.stack([packed[row]["input_ids"] for row in rows]))
+    return all_ids
 
 
 def parts_of(model, ids: Tensor, design) -> dict[str, Tensor]:
     """Cross-entropy and regularizers [layers] of a pass, by loops."""
     outputs = model(ids, output_router_logits=True)
-    log_probs = outputs.logits[:, :-1].log_softmax(-1)
-    losses = [
-        -log_probs[row, position, token]
-        for row in range(len(ids))
-        for position, token in enumerate(ids[row, 1:].tolist())
-    ]
-    found = {"loss": sum(losses) / len(losses)}
-    routed = [
-        (logits, logits.topk(design.experts_per_token).indices) for logits in outputs.router_logits
-    ]
-    for name in ("balance_loss", "z_loss", "device_loss"):
-        found[name] = torch.stack([by_loops(name, *each, design.devices) for each in routed])
-    return found
+    parts = {"loss": cross_entropy(outputs.logits, ids)}
+    for name in REGULARIZERS:
+        values = []
+        for logits_TE in outputs.router_logits:
+            index_TK = logits_TE.topk(design.experts_per_token).indices
+            values.append(by_loops(name, logits_TE, index_TK, design.devices))
+        parts[name] = torch.stack(values)
+    return parts
 
 
-def reference(
-    training: PretrainingInputs, weights: dict[str, Tensor], scale: dict[str, float]
+def cross_entropy(logits: Tensor, ids: Tensor) -> Tensor:
+    log_probs = logits.log_softmax(-1)
+    losses = []
+    for row in range(len(ids)):
+        for position, next_token in enumerate(ids[row, 1:].tolist()):
+            losses.append(-log_probs[row, position, next_token])
+    return torch.stack(losses).sum() / len(losses)
+
+
+def gradients_of_formula(
+    training: PretrainingInputs, weights: dict[str, Tensor], doubled: str | None = None
 ) -> dict[str, Tensor]:
-    """Gradients of the formula of step 0 at these weights, with a factor on some coefficients."""
-    design, model = training.design, train_free_model(training)
+    """Gradients of step 0 at these weights; `doubled` is a part whose coefficient is twice as large."""
+    design = training.design
+    coefficients = {
+        "loss": 1.0,
+        "balance_loss": design.aux_loss,
+        "z_loss": design.z_loss,
+        "device_loss": design.device_loss,
+    }
+    if doubled is not None:
+        coefficients[doubled] *= 2.0
+    model = model_without_auxiliary_loss(training)
     model.load_state_dict(weights)
-    coefficients = {"loss": 1.0, "balance_loss": design.aux_loss, "z_loss": design.z_loss}
-    coefficients["device_loss"] = design.device_loss
-    total = 0
+    total = torch.zeros(())
     for ids in passes(training, 0):
         for name, value in parts_of(model, ids, design).items():
-            weight = coefficients[name] * scale.get(name, 1.0)
-            total = total + weight * value.mean() / design.gradient_accumulation
+            total = total + coefficients[name] * value.mean() / design.gradient_accumulation
     total.backward()
-    return {name: own.grad for name, own in model.named_parameters()}
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def train_free_model(training: PretrainingInputs):
+def model_without_auxiliary_loss(training: PretrainingInputs):
+    """A new model of the design; `parts_of` asks it for router logits."""
     config = training_module.architecture(training.design, training.tokenizer)
     model = training_module.AutoModelForCausalLM.from_config(config)
-    if training.design.router != "expert":
+    router = training.design.router
+    if router != "expert":
         model.set_experts_implementation("eager")
-    if training.design.router in UNITS:
-        model.set_units(unit_tables(training.tokenizer, training.design.router))
-    model.router_aux_loss_coef = 0.0  # `parts_of` asks for router logits
+    if router in UNITS:
+        model.set_units(unit_tables(training.tokenizer, router))
+    model.router_aux_loss_coef = 0.0
     return model.train()
 
 
-def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    return max((one[name] - other[name]).abs().max().item() for name in one)
+def distance(gradients: dict[str, Tensor], other_gradients: dict[str, Tensor]) -> float:
+    """The largest difference."""
+    largest = 0.0
+    for name, gradient in gradients.items():
+        largest = max(largest, (gradient - other_gradients[name]).abs().max().item())
+    return largest
 
 
 @pytest.mark.parametrize(
-    "name, accumulation", [("olmoe", 2), ("deepseek", 2), ("shared", 1), ("word", 2), ("expert", 2)]
+    ("name", "accumulation"),
+    [("olmoe", 2), ("deepseek", 2), ("shared", 1), ("word", 2), ("expert", 2)],
 )
 def test_a_steps_gradient_is_that_of_the_formula(name, accumulation, tmp_path, steps):
     """Cross-entropy per token; of each regularizer the mean over passes and MoE layers times its coefficient.
@@ -144,42 +171,59 @@ def test_a_steps_gradient_is_that_of_the_formula(name, accumulation, tmp_path, s
     training = training_of(tmp_path, **settings)
     train(training)
     [(weights, gradients)] = steps
-    assert distance(gradients, reference(training, weights, {})) < 3e-6
-    balanced = () if name == "expert" else ("balance_loss", "device_loss")
-    for wrong in ("loss", "z_loss", *balanced):
-        assert distance(gradients, reference(training, weights, {wrong: 2.0})) > 3e-4, wrong
+    assert distance(gradients, gradients_of_formula(training, weights)) < 3e-6
+
+    parts = ["loss", "z_loss"]
+    if name != "expert":
+        parts += ["balance_loss", "device_loss"]
+    for part in parts:
+        wrong_gradients = gradients_of_formula(training, weights, doubled=part)
+        assert distance(gradients, wrong_gradients) > 3e-4, part
+
+
+# The log
 
 
 def lines(training: PretrainingInputs, key: str) -> list[dict]:
-    found = [json.loads(line) for line in (training.folder / "log.jsonl").read_text().splitlines()]
-    return [line for line in found if key in line]
+    """The lines of the log that have a key."""
+    text = (training.folder / "log.jsonl").read_text()
+    all_lines = [json.loads(line) for line in text.splitlines()]
+    return [line for line in all_lines if key in line]
 
 
-@pytest.mark.parametrize("name", ("olmoe", "shared", "word"))
+@pytest.mark.parametrize("name", ["olmoe", "shared", "word"])
 def test_the_log_has_cross_entropy_alone_and_each_regularizer_by_layer(name, tmp_path):
-    """Means over the steps of a line and their passes."""
+    """Means over the steps of a line and their passes: two steps of two passes."""
     settings = HEAVY | DESIGNS[name] | STILL | {"gradient_accumulation": 2, "save_steps": 2}
     training = training_of(tmp_path, **settings)
     model = train(training).model.train()
-    first, second = lines(training, "loss")
-    for line, numbers in ((first, (0, 1)), (second, (2, 3))):
-        read = [ids for step in numbers for ids in passes(training, step)]
+    moe_layers = training.design.layers
+    if training.design.backbone == "deepseek":
+        moe_layers -= 1  # its first layer is dense
+
+    first_line, second_line = lines(training, "loss")
+    for line, steps_of_line in ((first_line, (0, 1)), (second_line, (2, 3))):
+        parts = []
         with torch.no_grad():
-            parts = [parts_of(model, ids, training.design) for ids in read]
-        assert line["loss"] == pytest.approx(
-            sum(part["loss"].item() for part in parts) / 4, abs=1e-5
-        )
-        for key in ("balance_loss", "z_loss", "device_loss"):
-            expected = torch.stack([part[key] for part in parts]).mean(0)
-            assert line[key] == pytest.approx(expected.tolist(), rel=1e-5)
-            assert len(line[key]) == (
-                training.design.layers - (training.design.backbone == "deepseek")
-            )
-    assert [line["step"] for line in lines(training, "validation_loss")] == [2, 4]
+            for step in steps_of_line:
+                for ids in passes(training, step):
+                    parts.append(parts_of(model, ids, training.design))
+        assert len(parts) == 4
+        mean_loss = sum(part["loss"].item() for part in parts) / 4
+        assert line["loss"] == pytest.approx(mean_loss, abs=1e-5)
+        for key in REGULARIZERS:
+            mean_by_layer = torch.stack([part[key] for part in parts]).mean(0)
+            assert len(line[key]) == moe_layers
+            assert line[key] == pytest.approx(mean_by_layer.tolist(), rel=1e-5)
+
+    evaluated_steps = [line["step"] for line in lines(training, "validation_loss")]
+    assert evaluated_steps == [2, 4]
 
 
-@pytest.mark.parametrize("router", ("token", "expert"))
-def test_transformers_computes_no_auxiliary_loss(router, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("router", "regularizers"), [("token", {"balance_loss", "z_loss"}), ("expert", {"z_loss"})]
+)
+def test_transformers_computes_no_auxiliary_loss(router, regularizers, tmp_path, monkeypatch):
     """Its one-hot choices of all layers take several times the memory of the router logits."""
 
     def fail(*args, **options):
@@ -187,113 +231,129 @@ def test_transformers_computes_no_auxiliary_loss(router, tmp_path, monkeypatch):
 
     monkeypatch.setattr("transformers.models.olmoe.modeling_olmoe.load_balancing_loss_func", fail)
     training = training_of(tmp_path, router=router, steps=1)
-    assert set(train(training).weights) == (
-        {"balance_loss", "z_loss"} if router == "token" else {"z_loss"}
-    )
+    assert set(train(training).weights) == regularizers
     assert len(lines(training, "loss")[0]["z_loss"]) == 2
 
 
-def test_without_regularizers_nothing_of_them_is_logged(tmp_path):
-    for backbone, settings in (
-        ("olmoe", {"aux_loss": 0.0, "z_loss": 0.0}),
-        ("dense", HEAVY | {"experts": 3}),
-    ):
-        training = training_of(tmp_path / backbone, backbone=backbone, **settings, **STILL)
-        trained = train(training)
-        assert trained.weights == {}
-        [line] = lines(training, "loss")
-        assert not {"balance_loss", "z_loss", "device_loss"} & line.keys()
-        with torch.no_grad():
-            every = torch.cat([ids for step in range(4) for ids in passes(training, step)])
-            assert line["loss"] == pytest.approx(
-                losses_of(trained.model, every).mean().item(), abs=1e-5
-            )
+@pytest.mark.parametrize(
+    ("backbone", "settings"),
+    [("olmoe", {"aux_loss": 0.0, "z_loss": 0.0}), ("dense", HEAVY | {"experts": 3})],
+)
+def test_without_regularizers_nothing_of_them_is_logged(backbone, settings, tmp_path):
+    training = training_of(tmp_path, backbone=backbone, **settings, **STILL)
+    trained = train(training)
+    assert trained.weights == {}
+    [line] = lines(training, "loss")
+    for name in REGULARIZERS:
+        assert name not in line
+
+    all_ids = []
+    for step in range(4):
+        all_ids += passes(training, step)
+    with torch.no_grad():
+        losses = losses_of(trained.model, torch.cat(all_ids))
+    assert line["loss"] == pytest.approx(losses.mean().item(), abs=1e-5)
+
+
+# Noise
 
 
 def test_a_regularizer_counts_even_with_noise_by_the_noisy_choice(tmp_path, monkeypatch):
     """The experts that the tokens got, and not those of the highest logits."""
-    seen = []
+    computed = []
     compute = PretrainTrainer._regularizers
 
     def record(self):
-        found = compute(self)
-        seen.append((self.routing.layers[0], found["balance_loss"][0].item()))
-        return found
+        regularizers = compute(self)
+        computed.append((self.routing.layers[0], regularizers["balance_loss"][0].item()))
+        return regularizers
 
     monkeypatch.setattr(PretrainTrainer, "_regularizers", record)
     train(training_of(tmp_path, routing_noise=5.0, steps=2))
-    changed = 0
-    for layer, value in seen:
-        chosen, tokens = layer.index_TK.flatten().tolist(), len(layer.index_TK)
-        p = layer.logits_TE.softmax(-1).mean(0)
-        expected = sum(chosen.count(expert) / tokens * p[expert] for expert in range(len(p)))
-        assert value == pytest.approx(expected.item(), rel=1e-5)
-        changed += chosen != layer.logits_TE.topk(2).indices.flatten().tolist()
-    assert changed == len(seen) == 2
+
+    assert len(computed) == 2
+    for layer, balance_loss in computed:
+        expected = by_loops("balance_loss", layer.logits_TE, layer.index_TK)
+        assert balance_loss == pytest.approx(expected.item(), rel=1e-5)
+        clean_index_TK = layer.logits_TE.topk(2).indices
+        assert not layer.index_TK.equal(clean_index_TK)
 
 
 def test_each_row_has_its_temperature(tmp_path, monkeypatch):
-    begun, one_pass = [], TrainingRouting.one_pass
+    passes_begun = []
+    one_pass = TrainingRouting.one_pass
 
     def record(self, row_B, length):
-        begun.append((row_B.tolist(), length, self.noise.temperatures[row_B].tolist()))
+        passes_begun.append((row_B.tolist(), length, self.noise.temperatures[row_B].tolist()))
         return one_pass(self, row_B, length)
 
     monkeypatch.setattr(TrainingRouting, "one_pass", record)
     train(training_of(tmp_path, seed=3, routing_noise=2.0, gradient_accumulation=2))
+
     drawn = (2.0 * np.random.default_rng([3, 16]).random(16, dtype=np.float32)).tolist()
-    assert [rows for rows, *_ in begun] == [[2 * i, 2 * i + 1] for i in range(8)]
-    for rows, length, temperature in begun:
-        assert length == 12 and temperature == pytest.approx([drawn[row] for row in rows])
+    assert len(passes_begun) == 8
+    for number, (rows, length, temperatures) in enumerate(passes_begun):
+        assert rows == [2 * number, 2 * number + 1]
+        assert length == 12
+        assert temperatures == pytest.approx(drawn[2 * number : 2 * number + 2])
+
+
+# Held-out rows
 
 
 def test_held_out_losses_are_those_of_single_rows_without_noise(tmp_path):
     """3 rows in passes of 2: the last pass is half empty."""
     training = training_of(tmp_path, routing_noise=9.0, **STILL)
-    model, told = train_together(training)
+    model, training_info = train_together(training)
+    model.eval()
     expected = []
     with torch.no_grad():
-        for row in torch.from_numpy(training.held_out).long():
-            log_probs = model.eval()(row[None]).logits[0].log_softmax(-1)
-            expected.append(
-                -sum(log_probs[i, token].item() for i, token in enumerate(row[1:])) / 11
-            )
-    validation = told["validation"]
-    assert validation["row_losses"] == pytest.approx(expected, abs=1e-5) and validation["rows"] == 3
+        for ids in torch.from_numpy(training.held_out).long():
+            expected.append(cross_entropy(model(ids[None]).logits, ids[None]).item())
+
+    validation = training_info["validation"]
+    assert validation["rows"] == 3
+    assert validation["row_losses"] == pytest.approx(expected, abs=1e-5)
     assert validation["loss"] == pytest.approx(sum(expected) / 3, abs=1e-5)
-    assert validation["ci95"][0] <= validation["loss"] <= validation["ci95"][1]
-    assert lines(training, "validation_loss")[-1]["validation_loss"] == pytest.approx(
-        validation["loss"]
-    )
+    low, high = validation["ci95"]
+    assert low <= validation["loss"] <= high
+    last_line = lines(training, "validation_loss")[-1]
+    assert last_line["validation_loss"] == pytest.approx(validation["loss"])
 
 
 @pytest.mark.slow
 def test_evaluating_more_often_changes_no_weight(tmp_path):
     settings = {"routing_noise": 1.0, "steps": 3}
-    assert_same(
-        *(
-            train(training_of(tmp_path / str(every), save_steps=every, **settings)).model
-            for every in (1, 9)
-        )
-    )
+    after_each_step = train(training_of(tmp_path / "often", save_steps=1, **settings))
+    at_the_end = train(training_of(tmp_path / "once", save_steps=9, **settings))
+    assert_same(after_each_step.model, at_the_end.model)
 
 
-@pytest.mark.parametrize("what", ("z_loss", "losses_of"))
-def test_a_loss_that_is_no_number_stops_with_the_last_checkpoint(what, tmp_path, monkeypatch):
-    """In step 3: in a regularizer, or in the held-out loss at its end."""
-    function = getattr(trainer_module, what)
-    calls = []
+@pytest.mark.parametrize(
+    ("function_name", "message_name"),
+    [
+        pytest.param("z_loss", "loss", id="a regularizer in step 3"),
+        pytest.param("losses_of", "validation loss", id="the held-out loss after step 3"),
+    ],
+)
+def test_a_loss_that_is_no_number_stops_with_the_last_checkpoint(
+    function_name, message_name, tmp_path, monkeypatch
+):
+    """Each function is called twice a step: for two layers, or for two passes of held-out rows."""
+    function = getattr(trainer_module, function_name)
+    calls = 0
 
-    def poisoned(*args):
-        calls.append(1)
-        # two layers a step; two passes of held-out rows at each checkpoint
-        return function(*args) * (math.nan if len(calls) > 4 else 1)
+    def nan_from_step_3(*args):
+        nonlocal calls
+        calls += 1
+        if calls > 4:
+            return function(*args) * math.nan
+        return function(*args)
 
-    monkeypatch.setattr(trainer_module, what, poisoned)
+    monkeypatch.setattr(trainer_module, function_name, nan_from_step_3)
     training = training_of(tmp_path, save_steps=1)
-    name = "loss" if what == "z_loss" else "validation loss"
-    told = f"The {name} of training step 3 is nan. The last checkpoint is kept."
-    with pytest.raises(TrainingError, match=told):
+    message = f"The {message_name} of training step 3 is nan. The last checkpoint is kept."
+    with pytest.raises(TrainingError, match=message):
         train(training)
     assert last_checkpoint(tmp_path / "checkpoints").name == "checkpoint-2"
     assert "NaN" not in (tmp_path / "log.jsonl").read_text()

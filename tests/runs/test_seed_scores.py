@@ -25,7 +25,7 @@ def difference_to(
 ) -> SeedDifference:
     """The difference of seeds to a base run, whose values are by document; each has `words` scored words."""
     base = TaskScores({"m": base_score}, {"m": dict(enumerate(base_values))})
-    near = partial(Rounding("float32").equals, words=[words] * len(base_values))
+    near = partial(Rounding("float32").equal_examples, words=[words] * len(base_values))
     return difference_of(seed_scores, seed_values, [base], "m", aggregate, near)
 
 

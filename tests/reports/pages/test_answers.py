@@ -175,11 +175,14 @@ def test_scores_that_are_no_right_or_wrong(tmp_path):
     assert shown == {0: CHANGED} and found[0]["scores"] == [0.3, 0.4]
 
 
-@pytest.mark.parametrize(("better", "kind"), [(True, "wrong to right"), (False, "right to wrong")])
-def test_less_may_be_better(tmp_path, better, kind):
-    base, own = pair_of_runs(tmp_path, [("a", 0.0)], [("b", 1.0)])
-    own = RunResult(own.content | {"higher_is_better": {"t": {"exact_match": better}}}, own.folder)
-    assert [each["kind"] for each in shown_answers([own], ["roe"])[0]] == [kind]
+@pytest.mark.parametrize(
+    ("higher_is_better", "kind"), [(True, "wrong to right"), (False, "right to wrong")]
+)
+def test_a_change_from_0_to_1_is_wrong_if_lower_is_better(tmp_path, higher_is_better, kind):
+    _, run = pair_of_runs(tmp_path, [("a", 0.0)], [("b", 1.0)])
+    content = run.content | {"higher_is_better": {"t": {"exact_match": higher_is_better}}}
+    run = RunResult(content, run.folder)
+    assert [answer["kind"] for answer in shown_answers([run], ["roe"])[0]] == [kind]
 
 
 def test_only_lines_of_the_same_document_and_filter_are_paired(tmp_path):

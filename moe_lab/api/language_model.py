@@ -162,6 +162,7 @@ class LanguageModel:
         inputs = padded.to(self.model.device)
         copies = config.num_return_sequences
         text_of_each = [prompt for prompt in texts for _ in range(copies)]
+        # transformers calls this object (`__call__`) in place of its own loop
         generate = partial(self, streamer=options.get("streamer"), texts=text_of_each, seed=seed)
         output = self.model.generate(**inputs, custom_generate=generate, **options)
 

@@ -76,7 +76,7 @@ def _task(config: Config) -> Iterator[str]:
     yield f"task {task_name(config)}: {', '.join(sources)}"
     for judge in judges_of(config, tasks):
         if isinstance(judge, LocalJudge):
-            assert judge.tokenizer, "fetched"
+            _ = judge.tokenizer  # the first use fetches it
             yield f"judge {judge.name}: {judge.folder()}"
 
 

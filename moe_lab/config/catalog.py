@@ -72,7 +72,7 @@ def about(file: Path) -> str:
 
 
 def option_files(group: str, folders: list[Path]) -> dict[str, Path]:
-    """The YAML of each option of a group, by name. Of two with one name the one in the earlier folder, as in Hydra."""
+    """The YAML of each option of a group, by name. Of two folders with the name, the earlier counts, as in Hydra."""
     files = {}
     for folder in reversed(folders):
         for file in (folder / group).glob("*.yaml"):

@@ -89,12 +89,15 @@ def _batches(
     most_sequences = _most_sequences(forward, states, budget, max_new_tokens)
 
     def fits(batch: list[GenerationState], state: GenerationState) -> bool:
+        """Whether a batch may take one more sequence. Its first sequence is the longest."""
         if len(batch) >= most_sequences:
             return False
-        same_group = group_of[state.index] is group_of[batch[-1].index]
+        if decoding.together or group_of[state.index] is group_of[batch[-1].index]:
+            return True
+        # at most half of a sequence's slots are padding
         slots = len(state.prompt) + max_new_tokens
         most_slots = len(batch[0].prompt) + max_new_tokens
-        return decoding.together or same_group or 2 * slots >= most_slots
+        return 2 * slots >= most_slots
 
     for batch in in_runs(ordered, fits):
         yield batch, prefill

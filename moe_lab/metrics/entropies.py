@@ -57,7 +57,9 @@ def mean_over_layers(
 
     Args:
         counts: [G, L, E] or [G, L, E, E].
-        maxima: the largest value of each layer.
+        experts: the number of experts of each layer.
+        metric: (counts [..., L, E] or [..., L, E, E], `experts`) -> the value of each layer, [..., L].
+        maxima: the largest possible value of each layer.
     """
     has_tokens_G = np.asarray(counts.any(axis=tuple(range(1, counts.ndim))))
     counts = counts[has_tokens_G]
@@ -69,13 +71,16 @@ def mean_over_layers(
 
     layers = []
     for layer, (counted, maximum) in enumerate(zip(counted_L, maxima, strict=True)):
-        without_G = None if without_GL is None else without_GL[:, layer]
+        without_G = None
+        if without_GL is not None:
+            without_G = without_GL[:, layer]
         layers.append(_corrected(float(counted), without_G, maximum).to_json())
 
-    mean_without_G = None if without_GL is None else without_GL.mean(axis=-1)
+    mean_without_G = None
     left_out = np.full(1 + len(has_tokens_G), np.nan)
     left_out[0] = counted_L.mean()
-    if mean_without_G is not None:
+    if without_GL is not None:
+        mean_without_G = without_GL.mean(axis=-1)
         left_out[1:][has_tokens_G] = mean_without_G
     mean = _corrected(float(left_out[0]), mean_without_G, float(np.mean(maxima)))
     return mean.to_json() | {"layers": layers, LEFT_OUT: left_out}

@@ -54,9 +54,9 @@ def pad_token(config: Any) -> int | None:
 
 
 def drops_cache(model: Any, length: int) -> bool:
-    """Whether `generate` reads a text again when it has this number of tokens, in place of its newest token alone.
+    """Whether `generate` drops its cache when a text has `length` tokens, and reads the whole text again.
 
-    Phi's models do so where their rotary embeddings change.
+    Phi's models do so at the length at which their rotary embeddings change.
     """
     import torch
     from transformers.generation.utils import ALL_CACHE_NAMES

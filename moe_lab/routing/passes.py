@@ -173,6 +173,40 @@ class PassTokens:
     """int64: index in the unpadded sequence."""
 
 
+def _tokens_and_positions(
+    inputs: Tensor, kwargs: dict[str, Any], cached: int
+) -> tuple[Tensor, Tensor]:
+    """(bool [B, S]: False for padding; int64 [B, S]: the position of each token) of a pass.
+
+    A mask [B, cached + S] has both. Without it, no token is padding.
+    """
+    device = inputs.device
+    B, S = inputs.shape[:2]
+    mask = kwargs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        real = mask.to(device).bool()
+        return real[:, -S:], (real.cumsum(dim=1) - 1)[:, -S:]
+    real_BS = torch.ones(B, S, dtype=torch.bool, device=device)
+    positions = kwargs.get("position_ids")
+    if isinstance(positions, Tensor) and positions.dim() == 2:
+        return real_BS, positions.to(device).expand(B, S)
+    return real_BS, torch.arange(cached, cached + S, device=device).expand(B, S)
+
+
+def _new_sequences(position_BS: Tensor, is_packed: bool) -> Tensor:
+    """int64 [B, S]: the number of each token's sequence, from 0 in this pass.
+
+    A row is a sequence. If rows may be packed, as in transformers, a position that does not follow the one before it
+    begins a further one: positions [[0, 1, 0], [0, 1, 2]] are the sequences [[0, 0, 1], [2, 2, 2]].
+    """
+    B, S = position_BS.shape
+    begins_BS = torch.zeros(B, S, dtype=torch.long, device=position_BS.device)
+    begins_BS[:, 0] = 1
+    if is_packed:
+        begins_BS[:, 1:] = position_BS.diff(dim=1) != 1
+    return begins_BS.flatten().cumsum(0).view(B, S) - 1
+
+
 @contextmanager
 def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iterator[None]:
     """Call `on_pass` before every forward pass of the model inside the context. No pass waits for the device."""
@@ -186,30 +220,15 @@ def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iter
         inputs: Any = args[0] if args else kwargs.get("input_ids")
         if inputs is None:
             inputs = kwargs["inputs_embeds"]
-        device = inputs.device
         B, S = inputs.shape[:2]
         cache = cache_of(kwargs)
         cached = 0 if cache is None else int(cache.get_seq_length())
-        mask = kwargs.get("attention_mask")
-        positions = kwargs.get("position_ids")
-        real_BS = torch.ones(B, S, dtype=torch.bool, device=device)
-        if isinstance(mask, Tensor) and mask.dim() == 2:
-            real = mask.to(device).bool()
-            real_BS = real[:, -S:]
-            position_BS = (real.cumsum(dim=1) - 1)[:, -S:]
-        elif isinstance(positions, Tensor) and positions.dim() == 2:
-            position_BS = positions.to(device).expand(B, S)
-        else:
-            position_BS = torch.arange(cached, cached + S, device=device).expand(B, S)
+        real_BS, position_BS = _tokens_and_positions(inputs, kwargs, cached)
         if cached:
-            number_BS = torch.arange(B, device=device)[:, None].expand(B, S)
+            number_BS = torch.arange(B, device=inputs.device)[:, None].expand(B, S)
         else:
-            begins_BS = torch.zeros(B, S, dtype=torch.long, device=device)
-            begins_BS[:, 0] = 1
-            # as in transformers, a position that does not follow the one before begins a text
-            if mask is None:
-                begins_BS[:, 1:] = position_BS.diff(dim=1) != 1
-            number_BS = begins_BS.flatten().cumsum(0).view(B, S) - 1
+            is_packed = kwargs.get("attention_mask") is None
+            number_BS = _new_sequences(position_BS, is_packed)
             begun = begun + newest
             newest = 1 + number_BS[-1, -1]
         sequence_BS = begun + number_BS

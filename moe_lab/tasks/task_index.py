@@ -20,23 +20,15 @@ def find_tasks(names: list[str], include_path: str | None) -> tuple[TaskManager,
 
     lm-eval's whole index takes seconds to read. Only groups, tags and tasks with an unusual YAML need it.
     """
-    if include_path is not None and not os.path.isdir(include_path):
-        raise TaskError(
-            f"task.include_path={include_path} is no folder. Name the folder of the task YAMLs."
-        )
-    for name in names:
-        if name.endswith(".yaml"):
-            file = Path(name)
-            raise TaskError(
-                f"task.name={file} is a file. Give its folder, and the name that is in it after `task:`:\n"
-                f"task.include_path={file.parent} task.name={file.stem}"
-            )
+    _refuse_paths(names, include_path)
     manager = TaskManager(include_path=include_path, include_defaults=False)
     files = _task_files() | {name: name for name in manager.all_subtasks}
     own_groups = {*manager.all_groups, *manager.all_tags}
-    if all(name in files and name not in own_groups for name in names):
-        if include_path is not None and not all(name in manager.all_subtasks for name in names):
-            # lm-eval's task may stand for one that cannot be read
+    are_tasks = all(name in files and name not in own_groups for name in names)
+    if are_tasks:
+        are_own = all(name in manager.all_subtasks for name in names)
+        if include_path is not None and not are_own:
+            # the user may mean a task of lm-eval's name in a file that cannot be read
             check_readable(include_path, names, files)
         return manager, [files[name] for name in names]
     if include_path is not None:
@@ -49,6 +41,21 @@ def find_tasks(names: list[str], include_path: str | None) -> tuple[TaskManager,
                 f"task.name={name} is no lm-eval task, group or tag.{close}\nAll names: lm-eval ls tasks."
             )
     return manager, names
+
+
+def _refuse_paths(names: list[str], include_path: str | None) -> None:
+    """Raise TaskError for a folder that does not exist, and for a file in the place of a name."""
+    if include_path is not None and not os.path.isdir(include_path):
+        raise TaskError(
+            f"task.include_path={include_path} is no folder. Name the folder of the task YAMLs."
+        )
+    for name in names:
+        if name.endswith(".yaml"):
+            file = Path(name)
+            raise TaskError(
+                f"task.name={file} is a file. Give its folder, and the name that is in it after `task:`:\n"
+                f"task.include_path={file.parent} task.name={file.stem}"
+            )
 
 
 @cache

@@ -168,9 +168,8 @@ def test_answers_are_those_of_the_command(family, options, tmp_path, capsys, tok
     folder = tmp_path / "model"
     small_model(family).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    gen_kwargs = ",".join(
-        f"{key}={value}" for key, value in ({"max_gen_toks": 12} | options).items()
-    )
+    settings = {"max_gen_toks": 12} | options
+    gen_kwargs = ",".join(f"{key}={value}" for key, value in settings.items())
     ended = run_command(
         capsys, "-m", "method=roe", f"model.path={folder}", "task=toy_choice,toy_math", "limit=3", "method.n=3",
         "method.temperature=0.6", "baseline=false", "seed=2", f"gen_kwargs={gen_kwargs}", f"output_dir={tmp_path}",
@@ -178,9 +177,9 @@ def test_answers_are_those_of_the_command(family, options, tmp_path, capsys, tok
     assert ended.code == 0, ended.err
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     roe = RoE(model, AutoTokenizer.from_pretrained(folder), n=3, temperature=0.6, seed=2)
-    samples = [
-        json.loads(line) for file in tmp_path.glob("runs/*/samples_*.jsonl") for line in file.open()
-    ]
+    samples = []
+    for file in tmp_path.glob("runs/*/samples_*.jsonl"):
+        samples += [json.loads(line) for line in file.open()]
     scored = [sample for sample in samples if "acc" in sample]
     generated = [sample for sample in samples if "exact_match" in sample]
     assert len(scored) == len(generated) == 3
@@ -191,9 +190,11 @@ def test_answers_are_those_of_the_command(family, options, tmp_path, capsys, tok
         assert len(found) == len(stored) > 1
         assert found == rounding.approx(stored, tokens=12)
     for sample in generated:
-        prompt, asked = next(iter(sample["arguments"].values())).values()
-        text = roe.generate(prompt, max_new_tokens=12, stop_strings=asked["until"], **options)
-        assert cut(text, asked["until"]) == sample["resps"][0][0]
+        [request] = sample["arguments"].values()
+        prompt, generation = request.values()
+        stops = generation["until"]
+        text = roe.generate(prompt, max_new_tokens=12, stop_strings=stops, **options)
+        assert cut(text, stops) == sample["resps"][0][0]
 
 
 def cut(text, stop):

@@ -285,10 +285,13 @@ def test_a_cell_is_what_hydra_composes(overrides, monkeypatch):
 
 @pytest.mark.slow
 def test_the_cells_of_all_experiments_are_what_hydra_composes(monkeypatch):
-    scales = [scale for one in find_experiments("all", []) for scale in one.scales.values()]
-    cells = sorted({tuple(cell) for scale in scales for cell in scale.overrides()})[::60]
-    for cell in map(list, cells):
-        assert compose_cell(cell, []) == by_hydra(cell, monkeypatch), cell
+    distinct_cells = set()
+    for experiment in find_experiments("all", []):
+        for scale in experiment.scales.values():
+            distinct_cells |= {tuple(cell) for cell in scale.overrides()}
+    for cell in sorted(distinct_cells)[::60]:
+        overrides = list(cell)
+        assert compose_cell(overrides, []) == by_hydra(overrides, monkeypatch), cell
 
 
 def test_an_option_that_includes_another_is_composed_by_hydra(tmp_path):

@@ -247,10 +247,10 @@ def test_a_run_warns_once_and_notes_it_in_its_log(tmp_path, capsys, tiny_olmoe_d
         "baseline=false", f"output_dir={tmp_path}",
     )  # fmt: skip
     assert ended.code == 0, ended.err
-    says = "requests are longer than the model's input of 20 tokens (max_length)"
-    assert ended.err.count(says) == 1
-    (log,) = tmp_path.glob("runs/*/run.log")
-    assert log.read_text().count(says) == 1
+    warning = "requests are longer than the model's input of 20 tokens (max_length)"
+    assert ended.err.count(warning) == 1
+    [log] = tmp_path.glob("runs/*/run.log")
+    assert log.read_text().count(warning) == 1
 
 
 def answer(lm: EngineLM, **options: object) -> str:

@@ -39,13 +39,13 @@ def test_tokens_that_are_counted():
 @pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling", "generate_until"])
 def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
     model = small_model("qwen3_next")
-    requests = {
+    generation = {"until": [], "max_gen_toks": 4}
+    requests_by_kind = {
         "loglikelihood": [("abcdefgh", " ab"), ("abcdefgh", " c"), ("b", "d")],
         "loglikelihood_rolling": [("abcdef",)],
-        "generate_until": [
-            (text, {"until": [], "max_gen_toks": 4}) for text in ("abcdefghij", "b")
-        ],
-    }[kind]
+        "generate_until": [("abcdefghij", generation), ("b", generation)],
+    }
+    requests = requests_by_kind[kind]
 
     def ensemble(temperature):
         layers = len(find_routers(model))

@@ -165,13 +165,12 @@ def test_kinds_of_texts_for_every_rope_type(rope_type, settings):
 @pytest.mark.parametrize("batch_size", ["auto", 3])
 def test_log_likelihoods_are_those_of_each_text_alone(name, batch_size):
     lm = lm_of(model_of(name), batch_size=batch_size)
-    assert_alone(name, [value for value, _ in answered(lm, "loglikelihood", PAIRS)], PAIRS)
+    values = [value for value, _ in answered(lm, "loglikelihood", PAIRS)]
+    assert_alone(name, values, PAIRS)
+
     texts = [text for text, _ in PAIRS[::3]]
-    assert_alone(
-        name,
-        answered(lm, "loglikelihood_rolling", [(text,) for text in texts]),
-        [("", t) for t in texts],
-    )
+    rolling_values = answered(lm, "loglikelihood_rolling", [(text,) for text in texts])
+    assert_alone(name, rolling_values, [("", text) for text in texts])
 
 
 @pytest.mark.parametrize("name", first_fast(MODELS, 3))

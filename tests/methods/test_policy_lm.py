@@ -117,8 +117,9 @@ class Seen(Policy):
         self.tokens += len(routing.index_TK) if real_T is None else int(real_T.sum())
 
 
-def test_what_a_policy_of_ones_own_counts_is_in_the_cost(tokenizer):
-    model, policy = small_model("olmoe"), Seen()
+def test_the_cost_has_the_counts_of_a_policy_of_ones_own(tokenizer):
+    model = small_model("olmoe")
+    policy = Seen()
     with routed(model, policy):
         lm = lm_of(model, tokenizer, policy)
         answered(lm, "loglikelihood_rolling", TEXTS)

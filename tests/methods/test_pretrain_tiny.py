@@ -89,7 +89,8 @@ def test_a_finished_training_is_returned_to_its_recipe_alone(architecture, tmp_p
     assert train(architecture, tmp_path, save_steps=5) == first
 
 
-def test_the_schedule_is_a_warm_cosine_with_a_line_to_zero_on_top():
+def test_the_rate_is_transformers_cosine_schedule_and_falls_to_zero_in_the_cooldown():
+    # the cooldown is the last 20 of 80 steps
     ours = PretrainTiny.Config(steps=80, warmup_steps=10, decay_steps=100, cooldown_steps=20).rate
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = get_cosine_schedule_with_warmup(

@@ -182,8 +182,8 @@ def test_a_bypassed_router_is_found_by_the_probe():
     model = make_model("mixtral")
     prove_seam(model, torch.device("cpu"), "this model")
     model.model.layers[2].mlp = OwnLogits(model.model.layers[2].mlp)
-    told = r"this model cannot be routed.*layers\.2\.mlp\.block\.gate was bypassed"
-    with pytest.raises(ModelError, match=told):
+    message = r"this model cannot be routed.*layers\.2\.mlp\.block\.gate was bypassed"
+    with pytest.raises(ModelError, match=message):
         prove_seam(model, torch.device("cpu"), "this model")
 
 

@@ -352,12 +352,15 @@ def test_a_server_that_is_not_reached_means_offline(config, monkeypatch, capsys)
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("where", ["typed", "WANDB_MODE=disabled", "WANDB_DISABLED=true"])
-def test_disabled_is_no_logger(where, config, monkeypatch):
-    if where == "typed":
-        config.logger.mode = "disabled"
+@pytest.mark.parametrize(
+    "setting", ["logger.mode=disabled", "WANDB_MODE=disabled", "WANDB_DISABLED=true"]
+)
+def test_disabled_is_no_logger(setting, config, monkeypatch):
+    name, value = setting.split("=")
+    if name == "logger.mode":
+        config.logger.mode = value
     else:
-        monkeypatch.setenv(*where.split("="))
+        monkeypatch.setenv(name, value)
     with open_logger(config, kind="run", name="x", group=None) as logger:
         assert type(logger) is Logger
 

@@ -195,7 +195,7 @@ def test_routers_are_known_by_class_not_by_name():
     assert family_of(heir.__new__(heir)).name == "OLMoE"
 
 
-def test_a_policy_that_was_told_of_no_token_raises(olmoe):
+def test_noise_raises_in_a_pass_whose_tokens_it_does_not_know(olmoe):
     with (
         pytest.raises(RoutingError, match=r"moe_lab\.RoE"),
         routed(olmoe, GumbelTopK([0.5] * 4, seed=0)),

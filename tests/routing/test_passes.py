@@ -146,7 +146,7 @@ def test_virtual_tokens_are_refused(tokenizer):
             use()
 
 
-def test_gradient_checkpointing_of_a_wrapped_model(peft):
+def test_gradient_checkpointing_of_a_wrapped_model_is_refused(peft):
     peft.train()
     peft.activation_checkpointing_enable({"use_reentrant": False})
     with pytest.raises(RoutingError, match="activation_checkpointing_disable"), record(peft):

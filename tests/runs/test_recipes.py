@@ -57,19 +57,24 @@ def test_the_run_is_checked_before_its_model_is_trained(typed, says, tmp_path, c
 @pytest.mark.slow
 def test_the_same_training_gives_the_same_bytes(tmp_path):
     """Weights and results of two interpreters, this one included, whose sets of texts have other orders."""
-    made, folders = [], [tmp_path / name for name in ("other", "own")]
-    other, own = ([*COMMAND[1:-1], "method=base", f"output_dir={folder}"] for folder in folders)
-    hashes = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    command = [sys.executable, "-m", "moe_lab", *other]
-    subprocess.run(
-        command, env=os.environ | {"PYTHONHASHSEED": hashes}, check=True, capture_output=True
-    )
-    assert run_forked(tmp_path, *own).code == 0
-    for folder in folders:
-        [weights] = folder.glob("models/*/model/model.safetensors")
-        [results] = folder.glob("runs/*/results.json")
-        made.append((weights.read_bytes(), json.loads(results.read_text())["results"]))
-    assert made[0] == made[1]
+    overrides = [*COMMAND[1:-1], "method=base"]
+    here = tmp_path / "here"
+    there = tmp_path / "there"
+    other_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    command = [sys.executable, "-m", "moe_lab", *overrides, f"output_dir={there}"]
+    environment = os.environ | {"PYTHONHASHSEED": other_seed}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert run_forked(tmp_path, *overrides, f"output_dir={here}").code == 0
+
+    weights = []
+    results = []
+    for folder in (here, there):
+        [weights_file] = folder.glob("models/*/model/model.safetensors")
+        [results_file] = folder.glob("runs/*/results.json")
+        weights.append(weights_file.read_bytes())
+        results.append(json.loads(results_file.read_text())["results"])
+    assert weights[0] == weights[1]
+    assert results[0] == results[1]
 
 
 @pytest.mark.slow

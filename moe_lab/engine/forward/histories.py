@@ -43,6 +43,7 @@ class Fork:
     positions_M: Tensor
     """The logit positions that fork."""
     sequence_B1: Tensor
+    """int64: 0 to B-1."""
     source_BR: Tensor
     """int64: the clean token that each slot is a copy of."""
     others_BRS: Tensor
@@ -57,12 +58,17 @@ class Fork:
     """int64: flat indices into B x S of the clean tokens of these."""
 
     def copies(self, tensor: Tensor) -> Tensor:
-        """[B or 1, S, ...] of the clean tokens -> [B, R, ...] of the slots; a single sequence serves all."""
+        """The values of clean tokens, [B, S, ...], for the slots that are their copies: [B, R, ...].
+
+        [1, S, ...] are values for all sequences.
+        """
         B, R = self.source_BR.shape
-        of_sequences = tensor.expand(B, *tensor.shape[1:])
-        if tensor.shape[1] == 1:
-            return of_sequences.expand(B, R, *tensor.shape[2:])
-        return of_sequences[self.sequence_B1.to(tensor.device), self.source_BR.to(tensor.device)]
+        clean_BS = tensor.expand(B, *tensor.shape[1:])
+        if (
+            tensor.shape[1] == 1
+        ):  # all slots are copies of the one token: no copy in memory is needed
+            return clean_BS.expand(B, R, *tensor.shape[2:])
+        return clean_BS[self.sequence_B1.to(tensor.device), self.source_BR.to(tensor.device)]
 
     def visible(self, visible_BSK: Tensor) -> Tensor:
         """bool [B, R, T + R]: the slots that each slot attends to, from those of the clean tokens.

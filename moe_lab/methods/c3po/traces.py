@@ -47,12 +47,17 @@ def write_traces(
 ) -> None:
     """Append lines for N questions to `traces.jsonl`, the data of the paper's Figures 5 to 8.
 
-    A line has: prompt (SHA-256 of its text), layers (numbers of the re-mixed MoE layers), before
-    and after (their probabilities of all experts, [tokens][layers][experts]), core
-    ([tokens][layers][core experts]: expert numbers), neighbours (reference, its number in the set;
-    text; distance; weight, its share of the kernel; pathway), losses (on the neighbours, [states]),
-    continuations (texts) and scores (log-likelihoods of these, [states][continuations]). States are
-    the original pathway and the pathway after every step.
+    The states of a question are its original pathway and the pathway after every step. A line has:
+
+    - prompt: SHA-256 of its text
+    - layers: numbers of the re-mixed MoE layers
+    - before, after: probabilities of all experts, [tokens][layers][experts]
+    - core: expert numbers, [tokens][layers][core experts]
+    - neighbours: reference (its number in the set), text, distance, weight (its share of the
+      kernel) and pathway of each
+    - losses: on the neighbours, [states]
+    - continuations: texts
+    - scores: log-likelihoods of the continuations, [states][continuations]
 
     Args:
         texts: (prompt, continuations) of each question.

@@ -285,6 +285,7 @@ def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:
 
 
 def _check_choices(config: Config, tasks: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a task that is not multiple-choice."""
     for name, task in tasks.items():
         if task.get_config("output_type") != "multiple_choice":
             raise ConfigError(

@@ -109,7 +109,7 @@ def _states(tables: Sequence[ShownTable]) -> list[State]:
     """The state of each cell of some tables."""
     states = []
     for table in tables:
-        states += [row.state for row in table.content.every]
+        states += [row.state for row in table.content.page_rows]
     return states
 
 
@@ -137,7 +137,7 @@ def shown_table(table: Table, folder: Path) -> ShownTable:
     """The rows and columns of a table on the page, its downloads, and its figures in `folder`."""
     csv_file = folder / f"{table.stem}.csv"
     has_csv = csv_file.is_file()
-    rows = [row for row in table.every if not _does_not_apply(row)]
+    rows = [row for row in table.page_rows if not _does_not_apply(row)]
     columns = _stored_columns(csv_file) if table.of_settings else cell_columns(table, rows)
     latex = None
     if rows or has_csv:

@@ -134,7 +134,10 @@ class TableCell:
 
 
 def published_of(experiment: Experiment, cell: TableCell) -> Published | None:
-    """The paper's number for a cell, where it gives one."""
+    """The paper's number for a cell; None if it gives none.
+
+    The first number counts whose coordinates are all those of the cell. It may name fewer axes.
+    """
     for published in experiment.paper:
         if published.cell.items() <= cell.coordinates.items():
             return published

@@ -66,11 +66,11 @@ class Table:
     @property
     def of_paper(self) -> bool:
         """Whether this is a paper's table, or names published numbers."""
-        return self.paper in PAPERS or any(row.published for row in self.every)
+        return self.paper in PAPERS or any(row.published for row in self.page_rows)
 
     @property
-    def every(self) -> list[Row]:
-        """The rows of the page."""
+    def page_rows(self) -> list[Row]:
+        """The rows of the page, those of the table first; none for a table of settings."""
         if self.of_settings:
             return []
         return [*self.rows, *self.stated, *self.unmatched]

@@ -45,15 +45,14 @@ def paired_examples(a: Evaluation, b: Evaluation, task: str) -> dict[str, list[E
 def _check_hashes(task: str, pairs: Sequence[ExamplePair]) -> None:
     """Raise ConfigError if prompts or right answers differ."""
     for name, field in HASHES.items():
-        others = [
-            sample_a.document
-            for sample_a, sample_b in pairs
-            if getattr(sample_a, field) != getattr(sample_b, field)
-        ]
-        if others:
+        differing = []
+        for sample_a, sample_b in pairs:
+            if getattr(sample_a, field) != getattr(sample_b, field):
+                differing.append(sample_a.document)
+        if differing:
             raise ConfigError(
-                f"Other {name} of {task}: {len(others):,} of {len(pairs):,} documents. The first is document "
-                f"{others[0]}.\nEvaluate both with the same task, num_fewshot, fewshot_seed and chat template."
+                f"Other {name} of {task}: {len(differing):,} of {len(pairs):,} documents. The first is document "
+                f"{differing[0]}.\nEvaluate both with the same task, num_fewshot, fewshot_seed and chat template."
             )
 
 

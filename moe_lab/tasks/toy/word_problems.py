@@ -56,6 +56,7 @@ class Problem:
         )
 
     def calculate(self, left: int, operator: str, right: int) -> int:
+        """The result of a calculation, which becomes a worked step such as "12 * 3 = 36". `right` is not 0."""
         results = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}
         result = results[operator]
         self.worked.append(f"{left} {operator} {right} = {result}")

@@ -137,9 +137,11 @@ def test_small_and_large_bandwidths_take_the_nearest_and_all_alike(name):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_neighbour_in_the_same_place_is_no_trouble(name):
-    found = kernel(name, torch.tensor([[0.0, 0.0, 1.0]]))
-    assert found.isfinite().all() and found[0, 0] == 1 and found[0, 2] < 1
+def test_the_kernel_is_finite_if_the_median_distance_is_0(name):
+    weights = kernel(name, torch.tensor([[0.0, 0.0, 1.0]]))
+    assert weights.isfinite().all()
+    assert weights[0, 0] == 1
+    assert weights[0, 2] < 1
 
 
 def test_opposite_directions_weigh_nothing_under_the_linear_kernel():

@@ -208,15 +208,15 @@ def test_the_history_has_every_ended_trial_and_the_best_so_far(tmp_path):
     assert read_study(study).best["trial"] == 1, "of equal ones the first"
 
 
-def test_lines_go_up_the_axis_and_the_default_rate_is_that_of_all_else(tmp_path):
+def test_lines_over_a_rate_have_the_default_rate_at_its_value_in_rising_order(tmp_path):
+    """The default rate of routers, a dash, is that of all other parameters: 0.02."""
     measures = {"Load Balance": "expert.load_balance", "accuracy": "headline"}
     axes = {"rows": ["method.router_lr"], "columns": ["model", "measure"]}
     lines = Experiment(**KEYS, **axes, metric=measures, paper=[])
-    points = [
-        cell(value, metric, model="tiny", measure=name, method__router_lr=rate)
-        for rate, value in (("-", 0.6), ("1e-05", 0.4))
-        for name, metric in measures.items()
-    ]
+    points = []
+    for rate, value in (("-", 0.6), ("1e-05", 0.4)):
+        for name, metric in measures.items():
+            points.append(cell(value, metric, model="tiny", measure=name, method__router_lr=rate))
     rows = draw_lines(CellTable(lines, points)).rows
     assert [(row["x"], row["measure"]) for row in rows] == [*product((1e-05, 0.02), measures)]
     assert [row["value"] for row in rows] == [3.5, 0.4, 3.5, 0.6]

@@ -232,7 +232,7 @@ def test_scores_that_are_no_right_or_wrong(tmp_path):
 @pytest.mark.parametrize(
     ("higher_is_better", "kind"), [(True, "wrong to right"), (False, "right to wrong")]
 )
-def test_less_may_be_better(tmp_path, higher_is_better, kind):
+def test_a_change_from_0_to_1_is_wrong_if_lower_is_better(tmp_path, higher_is_better, kind):
     _, roe = pair_of_runs(tmp_path, [("a", 0.0)], [("b", 1.0)])
     direction = {"higher_is_better": {"t": {"exact_match": higher_is_better}}}
     roe = RunResult(roe.content | direction, roe.folder)

@@ -126,7 +126,7 @@ def test_units_are_the_papers_and_what_is_missing_has_its_reason(tmp_path):
         in text
     )
     quantities = [
-        row.coordinates["quantity"] for row in table(experiment, "tiny", [], tmp_path).every
+        row.coordinates["quantity"] for row in table(experiment, "tiny", [], tmp_path).page_rows
     ]
     assert len(quantities) == len(set(quantities)), "none is also a published number without a cell"
     [experiment] = find_experiments("roe/figure5")

@@ -92,7 +92,7 @@ class Scored:
 
         Args:
             other_values: the other run's values by document.
-            words: the number of scored words by document, for `Rounding.equals`.
+            words: the number of scored words by document, for `Rounding.equal_examples`.
         """
         task = self._tasks[name]
         by_document = self._values[name][metric]

@@ -228,10 +228,13 @@ def interventions() -> list[tuple[str, Intervention]]:
 
 
 def values_of(line: dict[str, Any]) -> dict[str, Value]:
-    """The value of every metric in a line of expert_metrics.jsonl. Capacity has two values."""
-    blocks = {name: line[name] or {} for name in counted_metrics()}
+    """The value of every metric in a line of expert_metrics.jsonl. Capacity has two values.
+
+    A training that was measured before a metric was registered has no value of it.
+    """
+    blocks = {name: line.get(name) or {} for name in counted_metrics()}
     for metric, intervention in interventions():
-        block = line[metric]
+        block = line.get(metric)
         blocks[intervention.name] = intervention.block(block) if block else {}
     return {name: Value.model_validate(block) for name, block in blocks.items()}
 

@@ -146,3 +146,13 @@ def loads(monkeypatch):
 
     monkeypatch.setattr(moe_lab.models.load, "load_model", counting)
     return seen
+
+
+@pytest.fixture
+def four_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry of expert metrics with those of MoE-Bench alone, whose values stored results of tests have."""
+    from moe_lab.metrics.registry import METRICS
+
+    of_paper = {"load_balance", "collaboration", "capacity", "specialization"}
+    for name in METRICS.keys() - of_paper:
+        monkeypatch.delitem(METRICS, name)

@@ -230,18 +230,16 @@ def interventions() -> list[tuple[str, Intervention]]:
 def values_of(line: dict[str, Any]) -> dict[str, Value]:
     """The value of every counted metric and of every intervention, by name.
 
-    A metric that was not measured is null in the line; its value is empty.
+    A metric that was not measured is null in the line, or missing if it was registered later; its
+    value is empty.
 
     Args:
         line: a line of a training's expert_metrics.jsonl, with the block of each metric by name.
     """
-    blocks = {}
-    for name in counted_metrics():
-        blocks[name] = line[name] or {}
+    blocks = {name: line.get(name) or {} for name in counted_metrics()}
     for metric, intervention in interventions():
-        blocks[intervention.name] = {}
-        if line[metric]:
-            blocks[intervention.name] = intervention.block(line[metric])
+        block = line.get(metric)
+        blocks[intervention.name] = intervention.block(block) if block else {}
     return {name: Value.model_validate(block) for name, block in blocks.items()}
 
 

@@ -90,13 +90,19 @@ class Run:
     def stored(self) -> RunResult | None:
         """The result if it is complete and of this run and hub commit, else None.
 
-        It is shown by the metric that the configuration asks for, whatever it was computed for.
+        It is shown by the metric and with the settings that the configuration asks for, whatever it was
+        computed for: a command without a key whose value is the default has the same run.
         """
         stored = self.store.stored(self.facts.commit)
         if stored is None:
             return None
         headline = headline_of(self.config.task.metric, stored.lm_eval.scores(stored.task.tasks[0]))
-        return stored.model_copy(update={"asked": headline})
+        shown = {
+            "asked": headline,
+            "overrides": list(self.config.overrides),
+            "config_dirs": list(self.config.config_dirs),
+        }
+        return stored.model_copy(update=shown)
 
     def stored_metrics(self) -> StoredMetrics | None:
         """The stored metrics of `metrics=`.

@@ -27,7 +27,6 @@ from moe_lab.engine.lm import EngineLM
 from moe_lab.metrics.correlations import correlations
 from moe_lab.metrics.counts import Routes
 from moe_lab.metrics.interventions import Masked, RandomRouting, random_experts
-from moe_lab.metrics.registry import METRICS
 from moe_lab.metrics.teacher_forcing import (
     NO_LABEL,
     count_rows,
@@ -269,7 +268,8 @@ def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_as_if_it_were_not_measured(four_metrics, tmp_path):
+@pytest.mark.usefixtures("four_metrics")
+def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
     plain, measured = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
     trainer_of(plain, tmp_path / "plain").train()
     state = torch.get_rng_state()
@@ -305,14 +305,8 @@ def line(*values: float | None) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def four_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry with the metrics of MoE-Bench alone, whose values `line` gives."""
-    for name in METRICS.keys() - line(0.0, 0.0, 0.0, 0.0).keys():
-        monkeypatch.delitem(METRICS, name)
-
-
-def test_correlations_say_how_many_points_they_have(four_metrics):
+@pytest.mark.usefixtures("four_metrics")
+def test_correlations_say_how_many_points_they_have():
     values = [
         (1.0, 2.0, 3.0, 5.0),
         (2.0, 4.0, 2.0, 5.0),

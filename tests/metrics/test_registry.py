@@ -110,6 +110,15 @@ def test_a_metric_of_the_registry_is_measured_while_a_model_is_trained(throw_awa
     assert row["redrawn"] == values["redrawn"].value and "used_experts_high" in row
 
 
+def test_a_training_that_was_measured_before_a_metric_was_registered_has_no_value_of_it(throw_away):
+    line = {"step": 0, "epoch": 0.0, "load_balance": {"value": 1.5}}
+    values = values_of(line)
+    assert values["load_balance"].value == 1.5
+    assert values["top_share"].value is None and values["redrawn"].value is None
+    [row] = training_rows([line])
+    assert row["load_balance"] == 1.5
+
+
 def test_a_metric_is_named_in_the_registry_alone():
     named = {file.relative_to(ROOT).as_posix(): set(names_in(file)) for file in files_in(PACKAGE)}
     documented = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -32,6 +32,7 @@ from moe_lab.runs.planning.workload import workload_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Outcome
 from moe_lab.tasks.answer_numbers import answer_number
+from tests.support.command import run_command
 from tests.support.models import make_model, make_tokenizer
 from tests.support.runs import config, small_data
 
@@ -552,3 +553,18 @@ def test_too_little_memory_says_what_needs_less_and_keeps_answers_and_defects_ra
         patch.setattr(EngineLM, "answer", lambda *_: raised(RuntimeError("a defect"))())
         execute(run, ModelPool())
     assert not execute(run, ModelPool()).stored
+
+
+def test_a_stored_result_is_shown_with_the_settings_of_the_command_that_shows_it(
+    tiny_olmoe_dir, data, tmp_path, capsys
+):
+    """The first command computes the run of the default, whose key the second one gives."""
+    keys = ["method=top-p", "task=arc_easy", "limit=2", f"model.path={tiny_olmoe_dir}"]
+    keys += [f"data_dir={data}", f"output_dir={tmp_path / 'out'}", "baseline=false"]
+    assert run_command(capsys, *keys).code == 0
+
+    ended = run_command(capsys, "-m", *keys, "method.p=0.4,1")
+
+    rows = [line.split()[:2] for line in ended.out.splitlines() if "PARTIAL untuned" in line]
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 2, "one run is stored already"
+    assert [row[0] for row in rows] == ["method.p=0.4", "method.p=1"], ended.out

@@ -25,24 +25,33 @@ from tests.support.sources import PACKAGE, ROOT, files_in, nodes_of
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """The built wheel."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (file,) = folder.glob("*.whl")
-    return file
+def text_of(name: str) -> str:
+    """A file at the top of the repository."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def output_of(command: list[str], folder: Path, **environment: str) -> str:
+    """What a command prints that ends well."""
+    ended = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ended.stdout
 
 
 def test_the_release_is_one():
     """The package, CITATION.cff and the newest section of the changelog have one version and date."""
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    newest = re.search(
-        r"^## \[(\d\S+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M
-    )
-    assert newest and (cited["version"], str(cited["date-released"])) == newest.groups()
-    assert cited["version"] == __version__
+    newest_section = re.search(r"^## \[(\d\S+)\] - (\S+)$", text_of("CHANGELOG.md"), re.M)
+    assert newest_section
+    version, date = newest_section.groups()
+    citation = yaml.safe_load(text_of("CITATION.cff"))
+    assert citation["version"] == version
+    assert str(citation["date-released"]) == date
+    assert __version__ == version
 
 
 def test_in_a_checkout_conf_lies_beside_the_package():
@@ -51,55 +60,79 @@ def test_in_a_checkout_conf_lies_beside_the_package():
         resource_folder("nothing")
 
 
+# The wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The built wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    output_of([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], ROOT)
+    [file] = folder.glob("*.whl")
+    return file
+
+
+def files_below(folder: Path, suffixes: tuple[str, ...]) -> set[str]:
+    """Paths from the root of the repository."""
+    paths = set()
+    for file in folder.rglob("*"):
+        if file.suffix in suffixes:
+            paths.add(file.relative_to(ROOT).as_posix())
+    return paths
+
+
 @pytest.mark.slow
-def test_the_wheel_holds_conf_and_experiments_inside_the_package(wheel):
+def test_the_wheel_holds_the_package_alone(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names} == {
-        "moe_lab",
-        f"moe_lab-{wheel.name.split('-')[1]}.dist-info",
-    }
-    for folder in ("conf", "experiments"):
-        files = [file.relative_to(ROOT).as_posix() for file in (ROOT / folder).rglob("*.yaml")]
-        assert files
-        assert {f"moe_lab/{file}" for file in files} <= set(names)
-    packaged = [
-        f.relative_to(ROOT).as_posix()
-        for f in (ROOT / "moe_lab").rglob("*")
-        if f.suffix in (".yaml", ".json", ".j2", ".css", ".js", ".mplstyle")
-    ]
-    assert "moe_lab/py.typed" in names, "its types are for type checkers of others, too"
-    assert set(packaged) <= set(names), (
-        "task YAMLs, the tiny model's files and templates of pages travel too"
-    )
+    version = wheel.name.split("-")[1]
+    at_the_top = {name.split("/")[0] for name in names}
+    assert at_the_top == {"moe_lab", f"moe_lab-{version}.dist-info"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["conf", "experiments"])
+def test_the_wheel_holds_conf_and_experiments_inside_the_package(folder, wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    files = files_below(ROOT / folder, (".yaml",))
+    assert files
+    assert {f"moe_lab/{file}" for file in files} <= names
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_packages_data(wheel):
+    """Task YAMLs, the tiny model's files and templates of pages; its types are for type checkers of others, too."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    files = files_below(ROOT / "moe_lab", (".yaml", ".json", ".j2", ".css", ".js", ".mplstyle"))
+    assert files
+    assert files <= names
+    assert "moe_lab/py.typed" in names
 
 
 @pytest.mark.slow
 def test_the_wheel_works_from_a_folder_with_spaces(wheel, tmp_path):
-    site, work = tmp_path / "a site", tmp_path / "a work folder"
+    site = tmp_path / "a site"
+    work = tmp_path / "a work folder"
     zipfile.ZipFile(wheel).extractall(site)
     work.mkdir()
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    for argv, text in ((["--help"], "figure3"), (["--cfg", "job"], "toy_math")):
-        command = [sys.executable, "-m", "moe_lab", *argv]
-        ended = subprocess.run(
-            command, cwd=work, env=environment, capture_output=True, text=True, check=True
-        )
-        assert text in ended.stdout
+
+    def python(*arguments: str) -> str:
+        return output_of([sys.executable, *arguments], work, PYTHONPATH=str(site))
+
     code = "from moe_lab.config.catalog import resource_folder; print(resource_folder('conf'))"
-    command = [sys.executable, "-c", code]
-    ended = subprocess.run(
-        command, cwd=work, env=environment, capture_output=True, text=True, check=True
-    )
-    assert ended.stdout.strip() == str(site / "moe_lab" / "conf")
+    assert "figure3" in python("-m", "moe_lab", "--help")
+    assert "toy_math" in python("-m", "moe_lab", "--cfg", "job")
+    assert python("-c", code).strip() == str(site / "moe_lab" / "conf")
     assert list(work.iterdir()) == []
+
+
+# The Makefile
 
 
 @pytest.mark.slow
 def test_make_help_lists_every_target():
-    out = subprocess.run(
-        ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    wanted = [
+    help_text = output_of(["make", "help"], ROOT)
+    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.M))
+    assert targets >= {
         "run",
         "test",
         "test-all",
@@ -108,54 +141,65 @@ def test_make_help_lists_every_target():
         "bench",
         "reproduce-tables",
         "clean-outputs",
-    ]
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
-    for target in {*wanted, *targets}:
-        assert re.search(rf"^  make {target} +\S", out, re.M), target
+    }
+    for target in targets:
+        assert re.search(rf"^  make {target} +\S", help_text, re.M), target
 
 
 @pytest.mark.slow
 def test_clean_outputs_keeps_the_folder(tmp_path):
     (tmp_path / "outputs" / "runs" / "x").mkdir(parents=True)
     (tmp_path / "outputs" / ".gitkeep").touch()
-    command = ["make", "-f", str(ROOT / "Makefile"), "clean-outputs"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    output_of(["make", "-f", str(ROOT / "Makefile"), "clean-outputs"], tmp_path)
     assert [file.name for file in (tmp_path / "outputs").iterdir()] == [".gitkeep"]
 
 
+# Dependencies
+
+
 def normal(name: str) -> str:
+    """A distribution's name as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def declared(*extras: str) -> list[Requirement]:
     """The requirements of the package, and of some of its extras."""
     optional = PROJECT["project"]["optional-dependencies"]
-    lists = [PROJECT["project"]["dependencies"], *(optional[extra] for extra in extras)]
-    return [
-        Requirement(text) for texts in lists for text in texts if not text.startswith("moe-lab[")
-    ]
+    texts = list(PROJECT["project"]["dependencies"])
+    for extra in extras:
+        texts += optional[extra]
+    return [Requirement(text) for text in texts if not text.startswith("moe-lab[")]
+
+
+def pinned_versions() -> dict[str, str]:
+    versions = {}
+    for line in text_of("constraints.txt").splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.split("==")
+            versions[name] = version
+    return versions
 
 
 def test_every_dependency_has_a_tested_version_in_its_range():
-    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    pins = dict(line.split("==") for line in text.splitlines() if line and not line.startswith("#"))
+    pins = pinned_versions()
     for requirement in declared("dev", "wandb", "peft", "gpu"):
         assert requirement.specifier.contains(pins[normal(requirement.name)]), str(requirement)
-    assert "+" not in text, "a local version label would tie everybody to one build"
+    for name, version in pins.items():
+        assert "+" not in version, f"{name}: a local version label would tie everybody to one build"
 
 
 def test_every_imported_package_is_declared():
     """A package that is there only because another one needs it may leave with that one's next version."""
     extras = [extra for extra in PROJECT["project"]["optional-dependencies"] if extra != "dev"]
-    names = {normal(requirement.name) for requirement in declared(*extras)}
-    of_module = packages_distributions()
-    missing = {
-        f"{module} ({file.relative_to(ROOT)})"
-        for file in files_in(PACKAGE)
-        for module in imported_packages(file)
-        if not names & {normal(name) for name in of_module.get(module, [module])}
-    }
-    assert not missing, "\n".join(sorted(missing))
+    declared_names = {normal(requirement.name) for requirement in declared(*extras)}
+    distributions_of = packages_distributions()
+    undeclared = set()
+    for file in files_in(PACKAGE):
+        for package in imported_packages(file):
+            names = {normal(name) for name in distributions_of.get(package, [package])}
+            if not names & declared_names:
+                undeclared.add(f"{package} ({file.relative_to(ROOT)})")
+    assert not undeclared, "\n".join(sorted(undeclared))
 
 
 def imported_packages(file: Path) -> set[str]:
@@ -175,6 +219,6 @@ def test_what_runs_write_is_ignored_by_git():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     written = ["outputs/runs/x/results.json", "site/index.html"]
-    command = ["git", "check-ignore", *written, "outputs/.gitkeep"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.stdout.split() == written
+    kept = "outputs/.gitkeep"
+    ignored = output_of(["git", "check-ignore", *written, kept], ROOT).split()
+    assert ignored == written

@@ -27,50 +27,66 @@ from tests.support.tiers import by_family
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
 
+# override
+
+
 def second_best(router, routing):
-    scores_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK[:, :1], -torch.inf)
+    """A policy that never takes a token's best expert."""
+    best_T1 = routing.index_TK[:, :1]
+    scores_TE = router.scores(routing.logits_TE).scatter(-1, best_T1, -torch.inf)
     index_TK = router.choose(scores_TE, k=routing.index_TK.shape[-1])
-    return routing._replace(
-        index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK)
-    )
+    weights_TK = router.weights(routing.logits_TE, index_TK)
+    return routing._replace(index_TK=index_TK, weights_TK=weights_TK)
 
 
+def second_best_by_loop(router, args, output):
+    """The same for OLMoE, as a hook of the router: experts 2 and 3 by falling logits."""
+    logits_TE, weights_TK, index_TK = (tensor.clone() for tensor in output)
+    for t in range(len(logits_TE)):
+        experts = logits_TE[t].argsort(descending=True)[1:3]
+        index_TK[t] = experts
+        weights_TK[t] = logits_TE[t].softmax(-1)[experts]
+    return logits_TE, weights_TK, index_TK
+
+
+@torch.no_grad()
 def test_without_the_best_expert(olmoe):
-    """Equal to a model whose router never chooses them: their logit is lowered in a loop over tokens."""
-    seen = {}
+    """Equal to a model whose router never chooses them, in a loop over tokens."""
+    with override(olmoe, second_best) as routers:
+        found = olmoe(IDS).logits
+    assert len(routers) == 4
 
-    def by_loop(router, args, output):
-        logits, weights, index = (tensor.clone() for tensor in output)
-        probs = logits.softmax(-1)
-        for t in range(len(logits)):
-            order = logits[t].argsort(descending=True)[1:3]
-            index[t], weights[t] = order, probs[t, order]
-        seen[router] = index
-        return logits, weights, index
+    handles = [router.module.register_forward_hook(second_best_by_loop) for router in routers]
+    expected = olmoe(IDS).logits
+    for handle in handles:
+        handle.remove()
 
-    with torch.no_grad():
-        with override(olmoe, second_best) as routers:
-            found = olmoe(IDS).logits
-        handles = [router.module.register_forward_hook(by_loop) for router in routers]
-        expected = olmoe(IDS).logits
-        for handle in handles:
-            handle.remove()
-        assert len(seen) == 4 and torch.allclose(found, expected, atol=1e-5)
-        assert not torch.allclose(olmoe(IDS).logits, expected, atol=1e-2)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert not torch.allclose(olmoe(IDS).logits, expected, atol=1e-2)
 
 
-def test_a_policy_changes_generate_and_one_that_no_token_meets_is_an_error(tokenizer, olmoe):
+def test_a_policy_changes_generate(tokenizer):
     model = small_model("mixtral")
     inputs = left_padded(tokenizer, ["hello", "a longer prompt"])
-    plain = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+
+    def generate() -> torch.Tensor:
+        return model.generate(**inputs, max_new_tokens=6, do_sample=False)
+
+    ids = generate()
     with override(model, second_best):
-        assert not torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False), plain)
+        assert not torch.equal(generate(), ids)
     with override(model, lambda router, routing: None):
-        assert torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False), plain)
+        assert torch.equal(generate(), ids)
+
+
+def test_a_policy_that_no_token_meets_is_an_error(olmoe):
     with pytest.raises(RoutingError, match="changed nothing"), override(olmoe, second_best):
         make_model("olmoe", seed=1)(IDS)
+
+
+def test_an_error_under_a_policy_is_raised(olmoe):
     with pytest.raises(ZeroDivisionError), override(olmoe, second_best):
-        1 / 0  # noqa: B018
+        raise ZeroDivisionError
 
 
 # freeze
@@ -84,33 +100,39 @@ def step(model, optimizer):
     optimizer.step()
 
 
+def values_of(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+
+
 def test_a_frozen_router_stays_byte_for_byte():
     model = make_model("olmoe")
+    routers = {f"model.layers.{layer}.mlp.gate.weight" for layer in range(4)}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5)
     step(model, optimizer)  # momentum
-    routers = [router.module.weight for router in find_routers(model)]
-    before = {name: value.detach().clone() for name, value in model.named_parameters()}
-    with freeze(model, "router") as count:
-        assert count == sum(weight.numel() for weight in routers)
+    before = values_of(model)
+
+    with freeze(model, "router") as frozen_values:
         step(model, optimizer)
-    same = {name for name, value in model.named_parameters() if torch.equal(value, before[name])}
-    assert same == {
-        name for name, value in model.named_parameters() if any(value is w for w in routers)
-    }
+
+    after = values_of(model)
+    assert frozen_values == sum(before[name].numel() for name in routers)
+    unchanged = {name for name in before if torch.equal(after[name], before[name])}
+    assert unchanged == routers
+
     step(model, optimizer)
-    assert not torch.equal(routers[0], before["model.layers.0.mlp.gate.weight"])
+    for name in routers:
+        assert not torch.equal(values_of(model)[name], before[name])
 
 
 def test_parameters_that_were_not_trained_stay_so():
     model = make_model("mixtral")
+    router_weight = find_routers(model)[0].module.weight
     model.lm_head.weight.requires_grad = False
     with pytest.raises(ZeroDivisionError), freeze(model, "experts", "router"):
-        assert not find_routers(model)[0].module.weight.requires_grad
-        1 / 0  # noqa: B018
-    assert (
-        find_routers(model)[0].module.weight.requires_grad
-        and not model.lm_head.weight.requires_grad
-    )
+        assert not router_weight.requires_grad
+        raise ZeroDivisionError
+    assert router_weight.requires_grad
+    assert not model.lm_head.weight.requires_grad
 
 
 # expert_metrics
@@ -121,54 +143,81 @@ TEXTS = ["what is a cat and why", "hello", "two and two are four, and four and f
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
 def test_load_balance_and_accuracy_are_those_of_a_loop(family, tokenizer):
     model = small_model(family)
-    found = expert_metrics(model, TEXTS, tokenizer)
-    selected, right, predicted = [Counter() for _ in range(4)], 0, 0
+    selections: list[Counter] = [Counter() for _ in range(4)]
+    right = 0
+    predicted = 0
     for text in TEXTS:
-        ids = torch.tensor([tokenizer.encode(text)])
+        ids = tokenizer.encode(text)
         with torch.no_grad(), record(model) as routes:
-            guesses = model(ids).logits[0, :-1].argmax(-1).tolist()
-        right += sum(
-            guess == token for guess, token in zip(guesses, ids[0, 1:].tolist(), strict=True)
-        )
-        predicted += len(guesses)
+            logits_TV = model(torch.tensor([ids])).logits[0]
+        for guess, token in zip(logits_TV[:-1].argmax(-1).tolist(), ids[1:], strict=True):
+            right += guess == token
+            predicted += 1
         for layer, index_TK in enumerate(routes.indices):
-            selected[layer].update(index_TK.flatten().tolist())
-    layers = [entropy(counts) for counts in selected if counts]
-    assert found["load_balance"]["counted"] == pytest.approx(sum(layers) / len(layers))
-    assert found["accuracy"]["value"] == pytest.approx(right / predicted)
-    assert {"collaboration", "capacity", "specialization"} <= found.keys()
-    by_ids = expert_metrics(model, [tokenizer.encode(text) for text in TEXTS])
-    assert by_ids | {"seconds": 0} == found | {"seconds": 0}
+            selections[layer].update(index_TK.flatten().tolist())
+    entropies = [entropy(counts) for counts in selections if counts]
+
+    metrics = expert_metrics(model, TEXTS, tokenizer)
+
+    mean_entropy = sum(entropies) / len(entropies)
+    assert metrics["load_balance"]["counted"] == pytest.approx(mean_entropy)
+    assert metrics["accuracy"]["value"] == pytest.approx(right / predicted)
+    assert metrics.keys() >= {"collaboration", "capacity", "specialization"}
 
 
-def entropy(counts):
-    return -sum(n / counts.total() * math.log2(n / counts.total()) for n in counts.values())
+@pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
+def test_expert_metrics_of_token_ids_are_those_of_texts(family, tokenizer):
+    model = small_model(family)
+    of_texts = expert_metrics(model, TEXTS, tokenizer)
+    of_ids = expert_metrics(model, [tokenizer.encode(text) for text in TEXTS])
+    assert of_ids | {"seconds": 0} == of_texts | {"seconds": 0}
+
+
+def entropy(counts: Counter) -> float:
+    """In bits."""
+    total = counts.total()
+    return -sum(count / total * math.log2(count / total) for count in counts.values())
 
 
 # tiny
 
 
-def test_it_is_the_model_of_the_command(capfd):
+def load_by_name(name: str):
+    """The model of the command's `model=`."""
+    return load_model(ModelConfig(name=name), dtype="auto", device="auto", offline=True).model
+
+
+def test_tiny_is_the_model_of_the_command(capfd):
     model, tokenizer = moe_lab.tiny()
     assert capfd.readouterr() == ("", "")
-    loaded = load_model(ModelConfig(), dtype="auto", device="auto", offline=True)
+    command_model = load_by_name("tiny")
     ids = tokenizer("ben has 3 apples .", return_tensors="pt").input_ids
     with torch.no_grad():
-        assert torch.equal(model(ids).logits, loaded.model(ids).logits)
-    assert model.dtype == loaded.model.dtype and not model.training
+        assert torch.equal(model(ids).logits, command_model(ids).logits)
+    assert model.dtype == command_model.dtype
+    assert not model.training
+
+
+def test_the_noisy_tiny_is_the_model_of_the_command():
     model, _ = moe_lab.tiny(noisy=True)
-    assert (model.config.num_hidden_layers, model.config.num_experts) == (3, 8)
-    loaded = load_model(ModelConfig(name="tiny-noisy"), dtype="auto", device="auto", offline=True)
-    assert torch.equal(model.lm_head.weight, loaded.model.lm_head.weight)
+    assert model.config.num_hidden_layers == 3
+    assert model.config.num_experts == 8
+    assert torch.equal(model.lm_head.weight, load_by_name("tiny-noisy").lm_head.weight)
 
 
-def test_prompts_are_padded_on_the_left_and_no_model_is_shared():
-    (model, tokenizer), (other, _) = moe_lab.tiny(), moe_lab.tiny()
-    mask = tokenizer(["1", "1 2 3 4 5"], padding=True).attention_mask
-    assert mask[0][0] == 0 and mask[0][-1] == 1
+def test_prompts_are_padded_on_the_left():
+    _, tokenizer = moe_lab.tiny()
+    short_mask, _ = tokenizer(["1", "1 2 3 4 5"], padding=True).attention_mask
+    assert short_mask[0] == 0
+    assert short_mask[-1] == 1
+
+
+def test_no_model_is_shared():
+    model, _ = moe_lab.tiny()
+    other_model, _ = moe_lab.tiny()
     with torch.no_grad():
         next(model.parameters()).zero_()
-    assert next(other.parameters()).any()
+    assert next(other_model.parameters()).any()
 
 
 # lm
@@ -178,62 +227,89 @@ TASKS = Path(moe_lab.__file__).parent / "tasks" / "toy"
 SCORED = [("hello", " world"), ("what is", " a cat")]
 
 
-def instances(kind, arguments):
-    return [instance_of(kind, each) for each in arguments]
+def scores_by(lm) -> list[float]:
+    """The log-likelihoods of SCORED by an lm-eval model."""
+    answers = lm.loglikelihood([instance_of("loglikelihood", pair) for pair in SCORED])
+    return [log_likelihood for log_likelihood, _ in answers]
 
 
 def test_requests_are_answered_by_the_ensemble(tokenizer):
     model = small_model("mixtral")
     roe = moe_lab.RoE(model, tokenizer, n=3, temperature=0.7, seed=1)
     lm = moe_lab.lm(model, tokenizer, "roe", n=3, temperature=0.7, seed=1)
-    scores = [value for value, _ in lm.loglikelihood(instances("loglikelihood", SCORED))]
-    assert scores == rounding.approx(
-        roe.loglikelihood(*map(list, zip(*SCORED, strict=True))), tokens=6
+
+    contexts = [context for context, _ in SCORED]
+    continuations = [continuation for _, continuation in SCORED]
+    scores = scores_by(lm)
+    assert scores == rounding.approx(roe.loglikelihood(contexts, continuations), tokens=6)
+
+    request = instance_of("generate_until", ("hello", {"until": [], "max_gen_toks": 6}))
+    assert lm.generate_until([request]) == [roe.generate("hello", max_new_tokens=6)]
+
+    base_scores = scores_by(moe_lab.lm(model, tokenizer))
+    assert abs(base_scores[0] - scores[0]) > 1e-3
+    for module in model.modules():
+        assert not module._forward_hooks
+
+
+def test_texts_are_scored_whole(tokenizer):
+    lm = moe_lab.lm(small_model("mixtral"), tokenizer, "roe", n=3, temperature=0.7, seed=1)
+    request = instance_of("loglikelihood_rolling", ("what is a cat",))
+    [score] = answers_of_lm_eval("loglikelihood_rolling", lm.loglikelihood_rolling([request]))
+    assert score < 0
+
+
+def test_a_dense_model_is_scored(tokenizer):
+    assert scores_by(moe_lab.lm(make_model("llama"), tokenizer))[0] < 0
+
+
+def toy_choice_scores(model: Any, arguments: str | None = None) -> list[float]:
+    """The log-likelihoods that lm-eval stores of all choices."""
+    import lm_eval
+
+    evaluation = lm_eval.simple_evaluate(
+        model=model,
+        model_args=arguments,
+        tasks=["toy_choice"],
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(TASKS), include_defaults=False),
+        device="cpu",
+        limit=6,
+        bootstrap_iters=0,
     )
-    (text,) = lm.generate_until(
-        instances("generate_until", [("hello", {"until": [], "max_gen_toks": 6})])
-    )
-    assert text == roe.generate("hello", max_new_tokens=6)
-    plain = moe_lab.lm(model, tokenizer)
-    assert abs(plain.loglikelihood(instances("loglikelihood", SCORED))[0][0] - scores[0]) > 1e-3
-    assert not any(module._forward_hooks for module in model.modules())
-    dense = moe_lab.lm(make_model("llama"), tokenizer)
-    assert dense.loglikelihood(instances("loglikelihood", SCORED))[0][0] < 0
-    rolled = lm.loglikelihood_rolling(instances("loglikelihood_rolling", [("what is a cat",)]))
-    assert answers_of_lm_eval("loglikelihood_rolling", rolled)[0] < 0
+    scores = []
+    for sample in evaluation["samples"]["toy_choice"]:
+        for [(log_likelihood, _)] in sample["resps"]:
+            scores.append(log_likelihood)
+    return scores
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "parts", [["q_proj", "v_proj"], ["experts.down_proj", "gate.weight"]], ids=["attention", "MoE"]
+    "targets",
+    [
+        pytest.param({"target_modules": ["q_proj", "v_proj"]}, id="attention"),
+        pytest.param(
+            {"target_modules": [], "target_parameters": ["experts.down_proj", "gate.weight"]},
+            id="MoE",
+        ),
+    ],
 )
-def test_an_adapter_scores_as_in_lm_evals_own_model(parts, tmp_path):
+def test_an_adapter_scores_as_in_lm_evals_own_model(targets, tmp_path):
     """`peft=` of `--model hf`; also under RoE without noise."""
-    import lm_eval
     import peft
     from transformers import AutoModelForCausalLM
 
-    key = "target_modules" if parts == ["q_proj", "v_proj"] else "target_parameters"
-    kind = peft.LoraConfig(**{"target_modules": [], key: parts}, r=4, task_type="CAUSAL_LM")
-    make_adapter(AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32), kind, tmp_path)
-    manager = lm_eval.tasks.TaskManager(include_path=str(TASKS), include_defaults=False)
+    adapter = peft.LoraConfig(**targets, r=4, task_type="CAUSAL_LM")
+    make_adapter(AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32), adapter, tmp_path)
 
-    def answers(model: Any, arguments: str | None = None) -> list[float]:
-        given = {
-            "model": model,
-            "model_args": arguments,
-            "device": "cpu",
-            "limit": 6,
-            "bootstrap_iters": 0,
-        }
-        found = lm_eval.simple_evaluate(**given, tasks=["toy_choice"], task_manager=manager)
-        return [value for own in found["samples"]["toy_choice"] for [(value, _)] in own["resps"]]
+    base_scores = toy_choice_scores("hf", f"pretrained={TINY},dtype=float32")
+    expected = toy_choice_scores("hf", f"pretrained={TINY},dtype=float32,peft={tmp_path}")
+    changes = [abs(a - b) for a, b in zip(base_scores, expected, strict=True)]
+    assert max(changes) > 1e-2
 
-    plain = answers("hf", f"pretrained={TINY},dtype=float32")
-    expected = answers("hf", f"pretrained={TINY},dtype=float32,peft={tmp_path}")
-    assert max(abs(one - other) for one, other in zip(plain, expected, strict=True)) > 1e-2
     source = ModelConfig(path=str(TINY), peft=str(tmp_path))
     adapted = load_model(source, dtype="float32", device="cpu", offline=True)
-    for method in ({}, {"method": "roe", "n": 2, "temperature": 0}):
-        found = answers(moe_lab.lm(adapted.model, adapted.tokenizer, **method))
-        assert found == rounding.approx(expected, tokens=6)
+    base_lm = moe_lab.lm(adapted.model, adapted.tokenizer)
+    roe_lm = moe_lab.lm(adapted.model, adapted.tokenizer, method="roe", n=2, temperature=0)
+    assert toy_choice_scores(base_lm) == rounding.approx(expected, tokens=6)
+    assert toy_choice_scores(roe_lm) == rounding.approx(expected, tokens=6)

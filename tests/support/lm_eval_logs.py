@@ -38,11 +38,10 @@ def sample(number: int, *, text: str = "", filter: str = "none", **metrics: Any)
 
 def samples_of(filter: str = "none", **metrics: Sequence[Any]) -> list[dict[str, Any]]:
     """One line per document; each metric has a value per document."""
-    count = len(next(iter(metrics.values())))
-    return [
-        sample(i, filter=filter, **{name: values[i] for name, values in metrics.items()})
-        for i in range(count)
-    ]
+    samples = []
+    for number, values in enumerate(zip(*metrics.values(), strict=True)):
+        samples.append(sample(number, filter=filter, **dict(zip(metrics, values, strict=True))))
+    return samples
 
 
 def write_log(
@@ -60,9 +59,13 @@ def write_log(
         changes: other keys of the results file.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    all_scores: dict[str, dict[str, Any]] = {}
+    for task, lines in samples.items():
+        all_scores[task] = {"alias": task, **means(lines)}
+    for name, given_scores in (scores or {}).items():
+        all_scores[name] = dict(given_scores)
     results = {
-        "results": {task: {"alias": task, **means(lines)} for task, lines in samples.items()}
-        | {name: dict(own) for name, own in (scores or {}).items()},
+        "results": all_scores,
         "group_subtasks": {},
         "configs": {task: {"task": task, "metric_list": [{"metric": "acc"}]} for task in samples},
         "versions": dict.fromkeys(samples, 1),
@@ -81,12 +84,14 @@ def write_log(
 
 
 def means(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
+    """The mean of each metric that is a number, by `metric,filter`."""
+    values_of: dict[str, list[float]] = {}
     for line in lines:
         for metric in line["metrics"]:
-            if isinstance(line[metric], int | float):
-                values.setdefault(f"{metric},{line['filter']}", []).append(line[metric])
-    return {key: sum(each) / len(each) for key, each in values.items()}
+            value = line[metric]
+            if isinstance(value, int | float):
+                values_of.setdefault(f"{metric},{line['filter']}", []).append(value)
+    return {metric: sum(values) / len(values) for metric, values in values_of.items()}
 
 
 def evaluation(

@@ -16,9 +16,12 @@ FAMILIES = ("olmoe", "mixtral", "qwen2_moe")
 """MoE families of PLAIN for tests of the engine. qwen3_moe differs from mixtral in its attention alone, and
 `tests/families/test_engine.py` compares every family with the slow references."""
 
+END_TOKEN = 256
+"""Of the byte tokenizer: beginning, end and padding."""
+
 _PLAIN_COMMON = dict(vocab_size=VOCAB, max_position_embeddings=512, num_experts_per_tok=2)
 _PLAIN_COMMON |= dict(hidden_size=48, num_attention_heads=4, num_hidden_layers=4)
-_PLAIN_COMMON |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 256)
+_PLAIN_COMMON |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END_TOKEN)
 _QWEN = dict(num_key_value_heads=2, intermediate_size=40, moe_intermediate_size=24)
 PLAIN: dict[str, dict[str, Any]] = {
     "olmoe": dict(num_experts=8, num_key_value_heads=4, intermediate_size=24),
@@ -99,7 +102,7 @@ def make_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {symbol: i for i, symbol in enumerate(alphabet)} | {"<|end|>": 256}
+    vocab = {symbol: i for i, symbol in enumerate(alphabet)} | {"<|end|>": END_TOKEN}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -134,3 +137,14 @@ def left_padded(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
     tokenizer.padding_side = "left"
     found = tokenizer(texts, return_tensors="pt", padding=True)
     return {name: found[name] for name in ("input_ids", "attention_mask")}
+
+
+def new_tokens_of(ids: Any, inputs: dict[str, Any]) -> list[list[int]]:
+    """The generated tokens of each sequence: up to the end token, without padding after it."""
+    prompt_length = inputs["input_ids"].shape[1]
+    new_tokens = []
+    for row in ids[:, prompt_length:].tolist():
+        if END_TOKEN in row:
+            row = row[: row.index(END_TOKEN) + 1]
+        new_tokens.append(row)
+    return new_tokens

@@ -15,14 +15,19 @@ experts after a dense layer."""
 
 def by_family(names: Iterable[str]) -> list[Any]:
     """Parameters of a test that varies the family; one with none of FAST keeps its first in the fast tier."""
-    names = list(names)
-    fast = [name for name in names if name in FAST] or names[:1]
-    return [pytest.param(name, marks=[] if name in fast else [pytest.mark.slow]) for name in names]
+    all_names = list(names)
+    fast_names = [name for name in all_names if name in FAST]
+    if not fast_names:
+        fast_names = all_names[:1]
+    return [_parameter(name, name in fast_names) for name in all_names]
 
 
 def first_fast(values: Iterable[Any], count: int = 1) -> list[Any]:
     """Parameters of a test that costs much: the first `count` are in the fast tier, the others are slow."""
-    return [
-        pytest.param(value, marks=[] if number < count else [pytest.mark.slow])
-        for number, value in enumerate(values)
-    ]
+    return [_parameter(value, number < count) for number, value in enumerate(values)]
+
+
+def _parameter(value: Any, is_fast: bool) -> Any:
+    if is_fast:
+        return pytest.param(value)
+    return pytest.param(value, marks=pytest.mark.slow)

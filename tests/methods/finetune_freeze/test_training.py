@@ -5,8 +5,11 @@ optimizer does not keep, a held-out conversation that is trained on, the weights
 
 import errno
 import json
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -46,22 +49,30 @@ PHASES = [
 
 
 class Watch:
-    """Copies all tensors before the first step and after each, and what the optimizer holds."""
+    """What a training holds before its first step, and at each step."""
 
-    def __init__(self):
-        self.states, self.held, self.gradients = [], [], []
+    def __init__(self) -> None:
+        self.states: list[dict[str, torch.Tensor]] = []
+        """All tensors before the first step and after each."""
+        self.gradients: list[set[str]] = []
+        """The parameters that have a gradient, by step."""
+        self.moments: list[set[str]] = []
+        """The parameters of which the optimizer holds something, by step."""
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        self._copy_tensors(model)
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.gradients.append(
-            {name for name, own in model.named_parameters() if own.grad is not None}
-        )
+        names = {name for name, tensor in model.named_parameters() if tensor.grad is not None}
+        self.gradients.append(names)
 
     def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
+        self._copy_tensors(model)
+        names = {name for name, tensor in model.named_parameters() if tensor in optimizer.state}
+        self.moments.append(names)
+
+    def _copy_tensors(self, model):
         self.states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-        self.held.append({name for name, own in model.named_parameters() if own in optimizer.state})
 
 
 @pytest.fixture
@@ -72,47 +83,63 @@ def watch(monkeypatch) -> Watch:
     return watch
 
 
-def same_bytes(before: torch.Tensor, after: torch.Tensor) -> bool:
-    return before.numpy().tobytes() == after.numpy().tobytes()
+def unchanged_names(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    """The tensors that are equal byte by byte."""
+    names = set()
+    for name, tensor in before.items():
+        if tensor.numpy().tobytes() == after[name].numpy().tobytes():
+            names.add(name)
+    return names
+
+
+def union(groups: dict[str, set[str]]) -> set[str]:
+    names: set[str] = set()
+    for group in groups.values():
+        names |= group
+    return names
+
+
+# What is frozen
 
 
 @pytest.mark.parametrize("family", first_fast(FAMILIES, 2))
 def test_frozen_tensors_are_byte_equal_over_their_phase_and_others_change(family, tmp_path, watch):
     model = deepcopy(small_model(family))
     groups = names_by_group(model)
+    parameters = union(groups)
+    buffers = model.state_dict().keys() - parameters
+    if family == "deepseek_v3":
+        biases = [name for name in buffers if "e_score_correction_bias" in name]
+        assert len(biases) == 3
+
     train(model, tmp_path, phases=PHASES, weight_decay=0.5)
-    parameters = set().union(*groups.values())
+
     assert len(watch.states) == 7
-    for phase, frozen in enumerate(("", "router", "experts")):
-        first, last = watch.states[2 * phase], watch.states[2 * phase + 2]
-        for name in parameters:
-            moved = not same_bytes(first[name], last[name])
-            assert moved != (name in groups.get(frozen, ())), f"{name} in phase {phase}"
-        buffers = first.keys() - parameters
-        assert (
-            family != "deepseek_v3"
-            or sum("e_score_correction_bias" in name for name in buffers) == 3
-        )
-        for name in buffers:
-            assert same_bytes(first[name], last[name]), f"the buffer {name}"
-        for step in (2 * phase, 2 * phase + 1):
-            expected = parameters - groups.get(frozen, set())
-            assert watch.gradients[step] == watch.held[step] == expected, "none of the frozen"
+    for phase, frozen in enumerate([set(), groups["router"], groups["experts"]]):
+        first_step = 2 * phase
+        unchanged = unchanged_names(watch.states[first_step], watch.states[first_step + 2])
+        assert unchanged == frozen | buffers, f"phase {phase}"
+        for step in (first_step, first_step + 1):
+            assert watch.gradients[step] == parameters - frozen
+            assert watch.moments[step] == parameters - frozen
 
 
-@pytest.mark.parametrize("family", ("deepseek", "qwen2_moe"))
-@pytest.mark.parametrize("freeze", (False, True))
+@pytest.mark.parametrize("family", ["deepseek", "qwen2_moe"])
+@pytest.mark.parametrize("frozen", [["experts"], ["experts", "shared_experts"]], ids="+".join)
 def test_shared_experts_train_unless_they_are_frozen_with_the_experts(
-    family, freeze, tmp_path, watch
+    family, frozen, tmp_path, watch
 ):
     model = deepcopy(small_model(family))
     groups = names_by_group(model)
-    phases = [{"frozen": ["experts", *["shared_experts"] * freeze], "until": 1.0}]
-    train(model, tmp_path, count=4, epochs=1, phases=phases)
-    first, last = watch.states[0], watch.states[-1]
-    kept = {name for name in set().union(*groups.values()) if same_bytes(first[name], last[name])}
     assert groups["shared_experts"]
-    assert kept == groups["experts"] | (groups["shared_experts"] if freeze else set())
+    frozen_names = set()
+    for group in frozen:
+        frozen_names |= groups[group]
+
+    train(model, tmp_path, count=4, epochs=1, phases=[{"frozen": frozen, "until": 1.0}])
+
+    unchanged = unchanged_names(watch.states[0], watch.states[-1])
+    assert unchanged & union(groups) == frozen_names
 
 
 @pytest.mark.parametrize("family", ("olmoe", "gpt_oss", "deepseek"))
@@ -150,77 +177,106 @@ def test_routers_alone_are_trained_where_all_else_is_frozen(family, tmp_path, wa
         assert torch.allclose(own, last[name], atol=1e-6), name
 
 
-@pytest.mark.parametrize("router", ("word", "expert"))
+@pytest.mark.parametrize("router", ["word", "expert"])
 def test_routers_that_do_not_decide_for_single_tokens_are_frozen_too(router, tmp_path, watch):
     """Their expert metrics are not defined, so what is held out gives a loss alone."""
-    told = train(
-        design(router), tmp_path, schedule="router-experts", count=4, held_out=2, warmup_ratio=0.0
-    )
-    assert told["validation"]["losses"] and told["expert_metrics"] is None
-    for half, (frozen, free) in enumerate(
-        (("gate.weight", "down_proj"), ("down_proj", "gate.weight"))
-    ):
-        first, last = watch.states[half], watch.states[half + 1]
-        for name in first:
-            if frozen in name or free in name:
-                assert same_bytes(first[name], last[name]) == (frozen in name), name
+    settings = {"schedule": "router-experts", "count": 4, "held_out": 2, "warmup_ratio": 0.0}
+    training_info = train(design(router), tmp_path, **settings)
+    assert training_info["validation"]["losses"]
+    assert training_info["expert_metrics"] is None
+
+    start, middle, end = watch.states
+    routers = {name for name in start if "gate.weight" in name}
+    experts = {name for name in start if "down_proj" in name}
+    unchanged = unchanged_names(start, middle)
+    assert routers <= unchanged
+    assert experts & unchanged == set()
+    unchanged = unchanged_names(middle, end)
+    assert experts <= unchanged
+    assert routers & unchanged == set()
 
 
 def test_the_reported_memory_is_what_the_optimizer_holds(tmp_path, monkeypatch):
     measured = []
 
     def measure(self, args, state, control, optimizer=None, model=None, **kwargs):
-        moments = (own[key] for own in optimizer.state.values() for key in own.keys() - {"step"})
-        measured.append(sum(value.nbytes for value in moments))
+        total = 0
+        for parameter_state in optimizer.state.values():
+            for key, value in parameter_state.items():
+                if key != "step":
+                    total += value.nbytes
+        measured.append(total)
 
     monkeypatch.setattr(trainer_module.Freezing, "on_step_end", measure, raising=False)
-    told = train(deepcopy(small_model("olmoe")), tmp_path, phases=PHASES)["phases"]
-    assert measured == [phase["optimizer_bytes"] for phase in told for _ in range(2)]
-    whole = told[0]["gradient_bytes"] + told[0]["optimizer_bytes"]
-    for phase in told:
+    first, second, third = train(deepcopy(small_model("olmoe")), tmp_path, phases=PHASES)["phases"]
+
+    by_step = []
+    for phase in (first, second, third):
+        by_step += [phase["optimizer_bytes"]] * 2
+    assert measured == by_step
+    whole = first["gradient_bytes"] + first["optimizer_bytes"]
+    for phase in (first, second, third):
         assert phase["gradient_bytes"] + phase["optimizer_bytes"] + phase["saved_bytes"] == whole
-    assert told[2]["saved_bytes"] > told[1]["saved_bytes"] > told[0]["saved_bytes"] == 0
+    assert first["saved_bytes"] == 0
+    assert third["saved_bytes"] > second["saved_bytes"] > 0
+
+
+# The step
 
 
 def auxiliary_loss(router_logits: list[torch.Tensor], top_k: int) -> torch.Tensor:
     """E times the sum over experts of f (selections per token) times P (mean probability), over all layers' tokens."""
     logits_TE = torch.cat(router_logits)
-    chosen = logits_TE.topk(top_k).indices.flatten().tolist()
     tokens, experts = logits_TE.shape
+    choices = logits_TE.topk(top_k).indices.flatten().tolist()
     probability_E = logits_TE.softmax(-1).mean(0)
-    return experts * sum(chosen.count(e) / tokens * probability_E[e] for e in range(experts))
+    total = torch.zeros(())
+    for expert in range(experts):
+        total = total + choices.count(expert) / tokens * probability_E[expert]
+    return experts * total
 
 
-@pytest.mark.parametrize("family", ("olmoe", "mixtral"))
+def log_lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("family", ["olmoe", "mixtral"])
 def test_a_steps_gradient_is_that_of_the_formula(family, tmp_path, monkeypatch):
     """Cross-entropy per answer token of the step, and the weight times the passes' mean auxiliary loss."""
-    model, found = deepcopy(small_model(family)), {}
+    gradients = {}
 
     def record(self, model):
-        found.update({name: own.grad.clone() for name, own in model.named_parameters()})
+        for name, parameter in self.model.named_parameters():
+            gradients[name] = parameter.grad.clone()
         return torch.tensor(1.0)  # instead of clipping
 
     monkeypatch.setattr(trainer_module.FreezeTrainer, "_clip_grad_norm", record)
-    settings = {
-        "router_aux_loss_coef": 0.5,
-        "batch_size": 1,
-        "gradient_accumulation": 2,
-        "count": 2,
-    }
-    train(model, tmp_path, **settings)
+    train(
+        deepcopy(small_model(family)),
+        tmp_path,
+        router_aux_loss_coef=0.5,
+        batch_size=1,
+        gradient_accumulation=2,
+        count=2,
+    )
+
     reference = deepcopy(small_model(family)).train()
-    total, tokens, auxiliary = torch.zeros(()), 0, []
+    losses = []
+    auxiliary_losses = []
     for row in rows(2):
         output = reference(torch.tensor([row.ids]), output_router_logits=True)
         log_probs = output.logits[0, :-1].log_softmax(-1)
-        total = total - sum(log_probs[i, token] for i, token in enumerate(row.ids[1:]))
-        tokens += len(row.ids) - 1
-        auxiliary.append(auxiliary_loss(output.router_logits, reference.config.num_experts_per_tok))
-    [line] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert line["aux_loss"] == pytest.approx(sum(auxiliary).item() / 2, rel=1e-4)
-    (total / tokens + 0.5 * sum(auxiliary) / 2).backward()
-    for name, own in reference.named_parameters():
-        torch.testing.assert_close(found[name], own.grad, atol=1e-6, rtol=1e-4, msg=name)
+        for position, token in enumerate(row.ids[1:]):
+            losses.append(-log_probs[position, token])
+        top_k = reference.config.num_experts_per_tok
+        auxiliary_losses.append(auxiliary_loss(output.router_logits, top_k))
+    mean_auxiliary_loss = torch.stack(auxiliary_losses).mean()
+    (torch.stack(losses).mean() + 0.5 * mean_auxiliary_loss).backward()
+
+    [line] = log_lines(tmp_path)
+    assert line["aux_loss"] == pytest.approx(mean_auxiliary_loss.item(), rel=1e-4)
+    for name, parameter in reference.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
 
 
 def test_the_routers_have_a_learning_rate_of_their_own(tmp_path):
@@ -229,115 +285,139 @@ def test_the_routers_have_a_learning_rate_of_their_own(tmp_path):
     after = deepcopy(before)
     settings = {"count": 2, "weight_decay": 0.0, "warmup_ratio": 0.0}
     train(after, tmp_path, learning_rate=1e-3, router_lr=1e-5, **settings)
-    moved = {
-        name: (after.state_dict()[name] - own).abs().max()
-        for name, own in before.state_dict().items()
-    }
-    assert moved["model.layers.1.mlp.gate.weight"].item() == pytest.approx(1e-5, rel=0.05)
-    assert moved["model.layers.1.mlp.experts.down_proj"].item() == pytest.approx(1e-3, rel=0.05)
+
+    def largest_change(name: str) -> float:
+        return (after.state_dict()[name] - before.state_dict()[name]).abs().max().item()
+
+    router_change = largest_change("model.layers.1.mlp.gate.weight")
+    expert_change = largest_change("model.layers.1.mlp.experts.down_proj")
+    assert router_change == pytest.approx(1e-5, rel=0.05)
+    assert expert_change == pytest.approx(1e-3, rel=0.05)
 
 
-RESUMED = {"schedule": "none-router", "save_steps": 2, "epochs": 2, "count": 6}
+# Interrupted trainings
+
+
+class Trained(NamedTuple):
+    model: Any
+    measurements: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """A function of a family and settings: a model after a training that nothing interrupts, and its measurements."""
+def uninterrupted(tmp_path_factory) -> Callable[..., Trained]:
+    """A function of a family and settings: the model after a training that nothing interrupts, and its measurements."""
 
     @cache
-    def trained(family, **settings):
-        model, folder = deepcopy(small_model(family)), tmp_path_factory.mktemp("unbroken")
+    def trained(family: str, **settings: Any) -> Trained:
+        model = deepcopy(small_model(family))
+        folder = tmp_path_factory.mktemp("uninterrupted")
         train(model, folder, **settings)
-        return model, measured(folder)
+        return Trained(model, measurements_in(folder))
 
     return trained
 
 
-def measured(folder):
+def measurements_in(folder: Path) -> list[dict[str, Any]]:
+    """Without their durations."""
     return [line | {"seconds": 0} for line in read_measurements(folder)]
 
 
+def last_checkpoint_in(folder: Path) -> str:
+    return shared.last_checkpoint(folder / "checkpoints").name
+
+
 @pytest.mark.parametrize(
-    ("family", "last", "held_out"),
+    ("family", "last", "held_out", "measurements"),
     [
-        ("olmoe", 4, 0),
-        *(pytest.param("deepseek", last, 2, marks=pytest.mark.slow) for last in (2, 4)),
+        ("olmoe", 4, 0, 0),
+        pytest.param("deepseek", 2, 2, 3, marks=pytest.mark.slow),
+        pytest.param("deepseek", 4, 2, 3, marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_training_ends_in_the_same_bytes(
-    family, last, held_out, unbroken, tmp_path, capsys
+    family, last, held_out, measurements, uninterrupted, tmp_path, capsys
 ):
     """The switch is at step 3: it was interrupted in one phase or in the other.
 
     Experts are measured at steps 0, 3 and 6; what was measured after the last checkpoint is measured again.
     """
-    settings = RESUMED | {"held_out": held_out}
-    whole, measurements = unbroken(family, **settings)
+    settings = {
+        "schedule": "none-router",
+        "save_steps": 2,
+        "epochs": 2,
+        "count": 6,
+        "held_out": held_out,
+    }
+    expected = uninterrupted(family, **settings)
+    assert len(expected.measurements) == measurements
+    folder = tmp_path / "cut"
     with interrupted(last + 1):
-        train(deepcopy(small_model(family)), tmp_path / "cut", **settings)
-    assert len(measured(tmp_path / "cut")) == held_out
-    assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == f"checkpoint-{last}"
+        train(deepcopy(small_model(family)), folder, **settings)
+    assert len(measurements_in(folder)) == held_out
+    assert last_checkpoint_in(folder) == f"checkpoint-{last}"
+
     resumed = deepcopy(small_model(family))
     capsys.readouterr()
-    told = train(resumed, tmp_path / "cut", **settings)
+    training_info = train(resumed, folder, **settings)
     assert f"cut: training, continuing at step {last} of 6\n" in capsys.readouterr().err
-    assert_same(whole, resumed)
-    assert measured(tmp_path / "cut") == measurements and len(measurements) == (
-        3 if held_out else 0
-    )
-    again, retold = finetune(
-        training_of(tmp_path / "cut", **settings), deepcopy(small_model(family))
-    )
-    assert retold == told, "done, but not written: nothing is trained"
-    assert_same(whole, again)
+    assert_same(expected.model, resumed)
+    assert measurements_in(folder) == expected.measurements
+
+    finished = training_of(folder, **settings)
+    model_again, info_again = finetune(finished, deepcopy(small_model(family)))
+    assert info_again == training_info, "done, but not written: nothing is trained"
+    assert_same(expected.model, model_again)
 
 
-@pytest.mark.parametrize("last", (None, 3))
+@pytest.mark.parametrize(
+    ("save_steps", "is_kept"), [pytest.param(1000, False, id="None"), pytest.param(3, True, id="3")]
+)
 def test_a_validation_loss_that_is_none_stops_and_promises_only_what_is_there(
-    last, tmp_path, monkeypatch
+    save_steps, is_kept, tmp_path, monkeypatch
 ):
     forward = OlmoeForCausalLM.forward
 
-    def poisoned(self, *args, **inputs):
+    def forward_with_nan(self, *args, **inputs):
         outputs = forward(self, *args, **inputs)
         if not self.training and outputs.loss is not None:
             outputs.loss = outputs.loss * float("nan")
         return outputs
 
-    monkeypatch.setattr(OlmoeForCausalLM, "forward", poisoned)
-    with pytest.raises(
-        TrainingError, match="The validation loss of training step 6 is nan"
-    ) as stop:
-        train(deepcopy(small_model("olmoe")), tmp_path, held_out=2, save_steps=last or 1000)
-    assert ("last checkpoint is kept" in str(stop.value)) == (last is not None)
-    assert "NaN" not in "".join(path.read_text() for path in tmp_path.glob("*.jsonl"))
+    monkeypatch.setattr(OlmoeForCausalLM, "forward", forward_with_nan)
+    message = "The validation loss of training step 6 is nan"
+    with pytest.raises(TrainingError, match=message) as stop:
+        train(deepcopy(small_model("olmoe")), tmp_path, held_out=2, save_steps=save_steps)
+    assert ("last checkpoint is kept" in str(stop.value)) == is_kept
+    for file in tmp_path.glob("*.jsonl"):
+        assert "NaN" not in file.read_text()
 
 
-def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(unbroken, tmp_path, monkeypatch):
+def test_a_full_disk_during_a_checkpoint_keeps_the_last_one(uninterrupted, tmp_path, monkeypatch):
     """The same command then continues."""
     settings = {"save_steps": 2, "schedule": "none-router"}
-    (whole, _), resumed = unbroken("olmoe", **settings), deepcopy(small_model("olmoe"))
+    expected = uninterrupted("olmoe", **settings)
+    folder = tmp_path / "cut"
     state = trainer_callback.TrainerState
     write = state.save_to_json
 
-    def on_a_full_disk(self, path):
+    def write_until_the_disk_is_full(self, path):
         if "checkpoint-4" in path:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(self, path)
 
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(ResultsError, match=r"checkpoint-4 .*No space left"),
-    ):
-        patch.setattr(state, "save_to_json", on_a_full_disk)
-        train(deepcopy(small_model("olmoe")), tmp_path / "cut", **settings)
-    assert shared.last_checkpoint(tmp_path / "cut" / "checkpoints").name == "checkpoint-2"
-    train(resumed, tmp_path / "cut", **settings)
-    assert_same(whole, resumed)
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "save_to_json", write_until_the_disk_is_full)
+        with pytest.raises(ResultsError, match=r"checkpoint-4 .*No space left"):
+            train(deepcopy(small_model("olmoe")), folder, **settings)
+    assert last_checkpoint_in(folder) == "checkpoint-2"
+
+    resumed = deepcopy(small_model("olmoe"))
+    train(resumed, folder, **settings)
+    assert_same(expected.model, resumed)
 
 
 @pytest.mark.parametrize(
-    "share, reason",
+    ("share", "reason"),
     [(0.1, "File too large"), (1.5, "torch.save failed, perhaps because the disk is full")],
 )
 def test_a_checkpoint_whose_tensors_cannot_be_written_is_named(share, reason, tmp_path):
@@ -351,38 +431,67 @@ def test_a_checkpoint_whose_tensors_cannot_be_written_is_named(share, reason, tm
         train(model, tmp_path, save_steps=2)
 
 
-HELD_OUT = {"count": 6, "held_out": 5, "epochs": 4, "learning_rate": 1e-3}
+# Held-out conversations
 
 
 def test_it_is_the_loss_per_answer_token_of_what_is_held_out(tmp_path):
     model = deepcopy(small_model("olmoe"))
-    told = train(model, tmp_path, **HELD_OUT)
-    log = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
-    lines = [line for line in log if "validation_loss" in line]
-    assert [line["step"] for line in lines] == [3, 6, 9, 12]
-    assert told["validation"]["losses"] == [
-        {"step": x["step"], "loss": x["validation_loss"]} for x in lines
-    ]
-    batch = Pad(0)([{"input_ids": row.ids, "labels": row.labels} for row in rows(11)[6:]])
+    settings = {"count": 6, "held_out": 5, "epochs": 4, "learning_rate": 1e-3}
+    training_info = train(model, tmp_path, **settings)
+
+    losses = []
+    for line in log_lines(tmp_path):
+        if "validation_loss" in line:
+            losses.append({"step": line["step"], "loss": line["validation_loss"]})
+    assert [loss["step"] for loss in losses] == [3, 6, 9, 12]
+    assert training_info["validation"]["losses"] == losses
+
+    held_out = rows(6 + 5)[6:]
+    batch = Pad(0)([{"input_ids": row.ids, "labels": row.labels} for row in held_out])
     with torch.no_grad():
-        assert lines[-1]["validation_loss"] == pytest.approx(
-            model.eval()(**batch).loss.item(), rel=1e-5
-        )
+        expected = model.eval()(**batch).loss.item()
+    assert losses[-1]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_last_conversations_of_a_list_are_held_out(tmp_path):
-    path = tmp_path / "chats.jsonl"
-    path.write_text(
-        "".join(json.dumps({"conversations": [f"ask {i}", "x"]}) + "\n" for i in range(9))
-    )
+@pytest.fixture
+def nine_conversations(tmp_path) -> str:
+    """A data file; the conversations begin with "ask 0" to "ask 8"."""
+    file = tmp_path / "chats.jsonl"
+    lines = [json.dumps({"conversations": [f"ask {number}", "x"]}) for number in range(9)]
+    file.write_text("\n".join(lines) + "\n")
+    return str(file)
 
-    def read(**keys):
-        own = FinetuneConfig(dataset=str(path), **keys)
-        data = read_data(Config(), own.dataset, own.dataset_size, own.held_out)
-        return [[one[0]["content"][4:] for one in part] for part in (data.train, data.validation)]
 
-    assert read() == [list("012345678"), []]
-    assert read(validation_size=2) == [list("0123456"), list("78")]
-    assert read(validation_size=2, dataset_size=5) == [list("012"), list("34")]
+def numbers_of(conversations: list) -> list[int]:
+    return [int(messages[0]["content"].removeprefix("ask ")) for messages in conversations]
+
+
+@pytest.mark.parametrize(
+    ("dataset_size", "validation_size", "trained", "held_out"),
+    [
+        (None, None, [0, 1, 2, 3, 4, 5, 6, 7, 8], []),
+        (None, 2, [0, 1, 2, 3, 4, 5, 6], [7, 8]),
+        (5, 2, [0, 1, 2], [3, 4]),
+    ],
+)
+def test_the_last_conversations_of_a_list_are_held_out(
+    dataset_size, validation_size, trained, held_out, nine_conversations
+):
+    data = read(nine_conversations, dataset_size, validation_size)
+    assert numbers_of(data.train) == trained
+    assert numbers_of(data.validation) == held_out
+
+
+def test_a_list_that_is_held_out_as_a_whole_is_refused(nine_conversations):
     with pytest.raises(TaskError, match="holds them all out"):
-        read(validation_size=9)
+        read(nine_conversations, None, 9)
+
+
+def read(dataset: str, dataset_size: int | None, validation_size: int | None) -> Any:
+    keys = {}
+    if dataset_size is not None:
+        keys["dataset_size"] = dataset_size
+    if validation_size is not None:
+        keys["validation_size"] = validation_size
+    config = FinetuneConfig(dataset=dataset, **keys)
+    return read_data(Config(), config.dataset, config.dataset_size, config.held_out)

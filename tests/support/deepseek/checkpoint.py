@@ -31,56 +31,74 @@ SMALL = PUBLISHED | {
 
 def parameter_shapes(config: dict) -> dict[str, tuple[int, ...]]:
     """Name -> shape, as published."""
-    hidden, vocab = config["hidden_size"], config["vocab_size"]
-    shapes = {
-        "model.embed_tokens.weight": (vocab, hidden),
+    hidden = config["hidden_size"]
+    vocabulary = config["vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocabulary, hidden),
         "model.norm.weight": (hidden,),
-        "lm_head.weight": (vocab, hidden),
+        "lm_head.weight": (vocabulary, hidden),
     }
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        shapes |= {f"{prefix}self_attn.{name}_proj.weight": (hidden, hidden) for name in "qkvo"}
-        shapes |= {
-            f"{prefix}{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")
-        }
+        for name in ("q", "k", "v", "o"):
+            shapes[f"{prefix}self_attn.{name}_proj.weight"] = (hidden, hidden)
+        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
+        shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
         if layer < config["first_k_dense_replace"]:
             shapes |= _mlp(f"{prefix}mlp.", hidden, config["intermediate_size"])
-            continue
-        width, experts = config["moe_intermediate_size"], config["n_routed_experts"]
-        shapes[f"{prefix}mlp.gate.weight"] = (experts, hidden)
-        if config["n_shared_experts"] is not None:
-            shapes |= _mlp(
-                f"{prefix}mlp.shared_experts.", hidden, width * config["n_shared_experts"]
-            )
-        for expert in range(experts):
-            shapes |= _mlp(f"{prefix}mlp.experts.{expert}.", hidden, width)
+        else:
+            shapes |= _moe(f"{prefix}mlp.", config)
+    return shapes
+
+
+def _moe(prefix: str, config: dict) -> dict[str, tuple[int, ...]]:
+    hidden = config["hidden_size"]
+    width = config["moe_intermediate_size"]
+    experts = config["n_routed_experts"]
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}gate.weight": (experts, hidden)}
+    shared_experts = config["n_shared_experts"]
+    if shared_experts is not None:
+        shapes |= _mlp(f"{prefix}shared_experts.", hidden, width * shared_experts)
+    for expert in range(experts):
+        shapes |= _mlp(f"{prefix}experts.{expert}.", hidden, width)
     return shapes
 
 
 def _mlp(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in ("gate", "up"):
-        shapes[f"{prefix}{name}_proj.weight"] = (width, hidden)
-    return shapes | {f"{prefix}down_proj.weight": (hidden, width)}
+    return {
+        f"{prefix}gate_proj.weight": (width, hidden),
+        f"{prefix}up_proj.weight": (width, hidden),
+        f"{prefix}down_proj.weight": (hidden, width),
+    }
 
 
 def write_checkpoint(folder: Path, config: dict, seed: int = 0) -> dict[str, Tensor]:
     """config.json and two shards of random float32 weights; returns the weights by name."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = {
-        name: 0.15 * torch.randn(shape, generator=generator) + (1.0 if len(shape) == 1 else 0.0)
-        for name, shape in parameter_shapes(config).items()
-    }
+    weights = _random_weights(config, seed)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     names = list(weights)
-    shards = {
+    names_by_shard = {
         "model-00001-of-00002.safetensors": names[::2],
         "model-00002-of-00002.safetensors": names[1::2],
     }
-    for file, part in shards.items():
-        save_file({name: weights[name] for name in part}, folder / file, metadata={"format": "pt"})
-    places = {name: file for file, part in shards.items() for name in part}
-    index = {"metadata": {"total_size": 0}, "weight_map": places}
+    weight_map = {}
+    for shard, shard_names in names_by_shard.items():
+        tensors = {name: weights[name] for name in shard_names}
+        save_file(tensors, folder / shard, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard_names, shard)
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return weights
+
+
+def _random_weights(config: dict, seed: int) -> dict[str, Tensor]:
+    """Around 0; those of norms, which are vectors, around 1."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in parameter_shapes(config).items():
+        weight = 0.15 * torch.randn(shape, generator=generator)
+        if len(shape) == 1:
+            weight = weight + 1.0
+        weights[name] = weight
     return weights

@@ -23,14 +23,23 @@ class Repository:
 
     def commit(self, files: dict[str, bytes], branch: str = "main") -> str:
         """Add a commit with these files alone and move the branch to it."""
-        content = json.dumps({name: hashlib.sha1(data).hexdigest() for name, data in files.items()})
-        name = hashlib.sha1(f"{self.id} {content} {len(self.commits)}".encode()).hexdigest()
-        self.commits[name] = files
-        self.branches[branch] = name
-        return name
+        content = json.dumps({name: sha1(data) for name, data in files.items()})
+        commit = sha1(f"{self.id} {content} {len(self.commits)}".encode())
+        self.commits[commit] = files
+        self.branches[branch] = commit
+        return commit
 
     def resolve(self, revision: str) -> str | None:
-        return self.branches.get(revision) or (revision if revision in self.commits else None)
+        """The commit of a branch, a tag or a commit; None for what is none of them."""
+        if revision in self.branches:
+            return self.branches[revision]
+        if revision in self.commits:
+            return revision
+        return None
+
+
+def sha1(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()
 
 
 def large(name: str) -> bool:
@@ -41,7 +50,7 @@ def etag(name: str, data: bytes) -> str:
     """As the hub has it: SHA-256 of large files, git's object id of all others."""
     if large(name):
         return hashlib.sha256(data).hexdigest()
-    return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
+    return sha1(f"blob {len(data)}\0".encode() + data)
 
 
 def entry_of(path: str, files: dict[str, bytes]) -> dict[str, Any] | None:
@@ -50,25 +59,28 @@ def entry_of(path: str, files: dict[str, bytes]) -> dict[str, Any] | None:
         data = files[path]
         entry = {"type": "file", "path": path, "size": len(data), "oid": etag(path, data)}
         if large(path):
-            entry["oid"] = hashlib.sha1(data).hexdigest()
+            entry["oid"] = sha1(data)
             entry["lfs"] = {"size": len(data), "oid": etag(path, data), "pointerSize": 134}
         return entry
     if any(name.startswith(f"{path}/") for name in files):
-        return {
-            "type": "directory",
-            "path": path,
-            "size": 0,
-            "oid": hashlib.sha1(path.encode()).hexdigest(),
-        }
+        return {"type": "directory", "path": path, "size": 0, "oid": sha1(path.encode())}
     return None
 
 
 def tree_of(files: dict[str, bytes], below: str, recursive: bool) -> list[Any]:
-    inside = [name for name in files if not below or name.startswith(f"{below}/")]
-    folders = {str(folder) for name in inside for folder in PurePosixPath(name).parents} - {
-        ".",
-        below,
-    }
+    """The entries of a folder ("": all), in the order of their paths; `recursive`: those of its folders, too."""
+    paths = set()
+    for name in files:
+        if below and not name.startswith(f"{below}/"):
+            continue
+        paths.add(name)
+        for folder in PurePosixPath(name).parents:
+            paths.add(str(folder))
+    paths -= {".", below}
+
     depth = below.count("/") + 1 if below else 0
-    paths = [path for path in sorted(folders | {*inside}) if recursive or path.count("/") == depth]
-    return [entry_of(path, files) for path in paths]
+    entries = []
+    for path in sorted(paths):
+        if recursive or path.count("/") == depth:
+            entries.append(entry_of(path, files))
+    return entries

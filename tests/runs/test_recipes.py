@@ -16,10 +16,16 @@ from moe_lab.models.source import model_source
 from moe_lab.runs.jobs import Training
 from tests.support.command import run_command, run_forked
 
-RECIPE = {"dataset_size": 40, "steps": 4, "hidden_size": 16, "layers": 1, "active_size": 16}
-RECIPE |= {"sequence_length": 32, "validation_rows": 2}
-KEYS = [f"++model.recipe.{key}={value}" for key, value in RECIPE.items()]
-COMMAND = ["method=calibration", "model=toy-repeated", *KEYS, "task=toy_text", "limit=3", "seeds=2"]
+SMALL_RECIPE = [
+    "++model.recipe.dataset_size=40",
+    "++model.recipe.steps=4",
+    "++model.recipe.hidden_size=16",
+    "++model.recipe.layers=1",
+    "++model.recipe.active_size=16",
+    "++model.recipe.sequence_length=32",
+    "++model.recipe.validation_rows=2",
+]
+MODEL_AND_TASK = ["model=toy-repeated", *SMALL_RECIPE, "task=toy_text", "limit=3"]
 
 
 def test_a_model_that_is_yet_to_be_trained_is_never_the_embedded_one():
@@ -29,8 +35,9 @@ def test_a_model_that_is_yet_to_be_trained_is_never_the_embedded_one():
         ModelConfig(path="somewhere", recipe={"steps": 4})
 
 
+@pytest.mark.parametrize("mode", ["run", "plan"])
 @pytest.mark.parametrize(
-    ("typed", "says"),
+    ("overrides", "message"),
     [
         (["method=c3po"], "method.layers=last5: the model has 3 MoE layers"),
         (["-m", "method=base,c3po"], "method.layers=last5: the model has 3 MoE layers"),
@@ -43,20 +50,28 @@ def test_a_model_that_is_yet_to_be_trained_is_never_the_embedded_one():
         (["method=pretrain"], "is trained on first use"),
     ],
 )
-def test_the_run_is_checked_before_its_model_is_trained(typed, says, tmp_path, capsys, monkeypatch):
+def test_the_run_is_checked_before_its_model_is_trained(
+    overrides, message, mode, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Training, "make", lambda *_: pytest.fail("The model is trained."))
-    for mode in ("run", "plan"):
-        ended = run_command(
-            capsys, *typed, "model=toy-rules", "task=toy_rules", "limit=3", f"mode={mode}"
-        )
-        assert ended.code == 2 and says in ended.out + ended.err, ended.err
-        assert not (tmp_path / "outputs").exists()
+    command = [*overrides, "model=toy-rules", "task=toy_rules", "limit=3", f"mode={mode}"]
+    ended = run_command(capsys, *command)
+    assert ended.code == 2, ended.err
+    assert message in ended.out + ended.err
+    assert not (tmp_path / "outputs").exists()
+
+
+def weights_and_results(output: Path) -> tuple[bytes, dict]:
+    [weights] = output.glob("models/*/model/model.safetensors")
+    [results] = output.glob("runs/*/results.json")
+    return weights.read_bytes(), json.loads(results.read_text())["results"]
 
 
 @pytest.mark.slow
 def test_the_same_training_gives_the_same_bytes(tmp_path):
     """Weights and results of two interpreters, this one included, whose sets of texts have other orders."""
+<<<<<<< HEAD
     overrides = [*COMMAND[1:-1], "method=base"]
     here = tmp_path / "here"
     there = tmp_path / "there"
@@ -75,55 +90,104 @@ def test_the_same_training_gives_the_same_bytes(tmp_path):
         results.append(json.loads(results_file.read_text())["results"])
     assert weights[0] == weights[1]
     assert results[0] == results[1]
+=======
+    own_folder = tmp_path / "own"
+    other_folder = tmp_path / "other"
+    command = [*MODEL_AND_TASK, "method=base"]
+    other_hashes = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+
+    subprocess.run(
+        [sys.executable, "-m", "moe_lab", *command, f"output_dir={other_folder}"],
+        env=os.environ | {"PYTHONHASHSEED": other_hashes},
+        check=True,
+        capture_output=True,
+    )
+    ended = run_forked(tmp_path, *command, f"output_dir={own_folder}")
+
+    assert ended.code == 0, ended.err
+    own_weights, own_results = weights_and_results(own_folder)
+    other_weights, other_results = weights_and_results(other_folder)
+    assert own_weights == other_weights
+    assert own_results == other_results
+
+
+TWO_SEEDS = ["method=calibration", *MODEL_AND_TASK, "seeds=2"]
+TUNING = ["tuning=scale", "tuning.num_samples=2"]
+
+
+def test_a_plan_counts_the_trainings_of_all_seeds(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    planned = run_command(capsys, *TWO_SEEDS, *TUNING, "mode=plan")
+    assert planned.code == 0, planned.err
+    assert "To train: 2, 8 optimizer steps" in planned.out
+    assert "Trained models to write: 2, " in planned.out
+    assert "what follows the trainings and the studies" in planned.out
+
+    planned_without_study = run_command(capsys, *TWO_SEEDS, "mode=plan")
+    assert "studies" not in planned_without_study.out
+    assert not (tmp_path / "outputs").exists()
+
+
+def training_times(folder: Path) -> dict[Path, int]:
+    """When each training was written."""
+    return {file: file.stat().st_mtime_ns for file in folder.rglob("training.json")}
+>>>>>>> 854fc041305067e52b01a9485a6cda03a0e24069
 
 
 @pytest.mark.slow
 def test_each_seed_has_a_model_of_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    planned = run_command(capsys, *COMMAND, "tuning=scale", "tuning.num_samples=2", "mode=plan")
-    assert planned.code == 0 and "To train: 2, 8 optimizer steps" in planned.out
-    assert "Trained models to write: 2, " in planned.out
-    assert "what follows the trainings and the studies" in planned.out
-    assert "studies" not in run_command(capsys, *COMMAND, "mode=plan").out
-    assert not (tmp_path / "outputs").exists()
-    ended = run_command(capsys, *COMMAND, "tuning=scale", "tuning.num_samples=2")
+    ended = run_command(capsys, *TWO_SEEDS, *TUNING)
     assert ended.code == 0, ended.err
     models = sorted(folder.name for folder in (tmp_path / "outputs" / "models").iterdir())
     assert len(models) == 2
+
     blocks = [result["moe_lab"] for result in ended.results]
-    used = [Path(block["model"]["path"]).parent.name for block in blocks]
-    assert sorted(used) == models
-    assert len({block["baseline"]["run_id"] for block in blocks}) == 2
-    assert len({block["tuning"]["study"] for block in blocks}) == 2
+    used_models = sorted(Path(block["model"]["path"]).parent.name for block in blocks)
+    baselines = {block["baseline"]["run_id"] for block in blocks}
+    studies = {block["tuning"]["study"] for block in blocks}
+    assert used_models == models
+    assert len(baselines) == 2
+    assert len(studies) == 2
+
     [file] = (tmp_path / "outputs" / "summaries").iterdir()
     summary = json.loads(file.read_text())
-    assert summary["seeds"] == [0, 1] and summary["run_ids"] == [
-        block["run_id"] for block in blocks
-    ]
+    assert summary["seeds"] == [0, 1]
+    assert summary["run_ids"] == [block["run_id"] for block in blocks]
 
-    stamps = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("training.json")}
-    again = run_command(capsys, *COMMAND, "tuning=scale", "tuning.num_samples=2")
+    trained = training_times(tmp_path)
+    again = run_command(capsys, *TWO_SEEDS, *TUNING)
     assert again.out == ended.out
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("training.json")} == stamps
-    base = run_command(capsys, *COMMAND[1:], "method=base")
-    assert base.code == 0 and len(base.results) == 2, "base has a run per model, too"
-    baselines = {block["baseline"]["run_id"] for block in blocks}
-    assert {result["moe_lab"]["run_id"] for result in base.results} == baselines
+    assert training_times(tmp_path) == trained
+
+    base = run_command(capsys, *MODEL_AND_TASK, "seeds=2", "method=base")
+    assert base.code == 0, base.err
+    base_runs = [result["moe_lab"]["run_id"] for result in base.results]
+    assert len(base_runs) == 2, "base has a run per model, too"
+    assert set(base_runs) == baselines
 
 
 @pytest.mark.slow
 def test_rules_are_learned_asked_and_re_routed_in_one_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    c3po = ["method=c3po", "method.layers=all", "method.reference=toy_rules:max", "seeds=2"]
-    c3po += ["method.reference_size=40", "method.steps=2"]
-    ended = run_command(capsys, *c3po, "model=toy-rules", *KEYS, "task=toy_rules", "limit=4")
+    ended = run_command(
+        capsys,
+        "method=c3po",
+        "method.layers=all",
+        "method.reference=toy_rules:max",
+        "method.reference_size=40",
+        "method.steps=2",
+        "seeds=2",
+        "model=toy-rules",
+        *SMALL_RECIPE,
+        "task=toy_rules",
+        "limit=4",
+    )
     assert ended.code == 0, ended.err
     blocks = [result["moe_lab"] for result in ended.results]
     assert len({block["model"]["path"] for block in blocks}) == 2
     for block in blocks:
         [source] = block["c3po"]["reference"]["set"]["sources"]
-        assert (
-            source["tasks"] == ["toy_rules:max"]
-            and source["asked"] == 40
-            and source["dropped"] == 0
-        )
+        assert source["tasks"] == ["toy_rules:max"]
+        assert source["asked"] == 40
+        assert source["dropped"] == 0

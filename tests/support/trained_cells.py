@@ -13,39 +13,47 @@ from moe_lab.results.model import RunResult
 from moe_lab.results.statistics import bootstrap_interval
 from tests.support.stored_results import EXPERT_METRICS, expert_results, results_of
 
-KEYS = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}}
+KEYS: dict[str, Any] = {"name": "x", "title": "X", "source": "", "scales": {"tiny": Scale()}}
+"""Of all experiments here."""
 
 
-def cell(value: float = 0.6, metric: str = "headline", **coordinates) -> TableCell:
-    told = expert_results(value, intervals={"t": {"acc,none": [value - 0.1, value + 0.1]}})
-    config = SimpleNamespace(method=SimpleNamespace(learning_rate=0.02))
-    found = {
-        "run_id": "r",
-        "results": [told],
-        "expert": [StoredMetrics(EXPERT_METRICS)],
-        "config": config,
-    }
-    place = {key.replace("__", "."): value for key, value in coordinates.items()}
-    return TableCell(coordinates=place, metric=metric, **found)
+def cell(value: float = 0.6, metric: str = "headline", **coordinates: Any) -> TableCell:
+    """A cell with one result; `method__schedule=` is the coordinate `method.schedule`."""
+    interval = [value - 0.1, value + 0.1]
+    place = {key.replace("__", "."): coordinate for key, coordinate in coordinates.items()}
+    config: Any = SimpleNamespace(method=SimpleNamespace(learning_rate=0.02))
+    return TableCell(
+        coordinates=place,
+        metric=metric,
+        run_id="r",
+        results=[expert_results(value, intervals={"t": {"acc,none": interval}})],
+        expert=[StoredMetrics(EXPERT_METRICS)],
+        config=config,
+    )
 
 
-def bars(**more) -> Experiment:
+def bars(**more: Any) -> Experiment:
+    """An experiment of fine-tunings by schedule and task; `more` are other keys."""
     average = {"method.schedule": "none-router", "task": "average"}
-    paper = [Published(cell=average, value=65.0, unit="percent", place="T")]
-    axes = {"rows": ["method", "method.schedule"], "columns": ["task"], "average": "task"}
-    return Experiment(**KEYS, paper=paper, **({"metric": "headline"} | axes | more))
+    keys = KEYS | {
+        "metric": "headline",
+        "rows": ["method", "method.schedule"],
+        "columns": ["task"],
+        "average": "task",
+        "paper": [Published(cell=average, value=65.0, unit="percent", place="T")],
+    }
+    return Experiment(**(keys | more))
 
 
 def cells() -> list[TableCell]:
-    both = [
-        ("base", "-", 0.1),
-        ("finetune-freeze", "none-router", 0.5),
-        ("finetune-freeze", "experts", 0.7),
-    ]
+    """The base model and two schedules on two tasks."""
     return [
-        cell(value + more, method=method, method__schedule=schedule, task=task)
-        for method, schedule, value in both
-        for task, more in (("arc", 0.0), ("piqa", 0.2))
+        cell(0.1, method="base", method__schedule="-", task="arc"),
+        cell(0.1 + 0.2, method="base", method__schedule="-", task="piqa"),
+        cell(0.5, method="finetune-freeze", method__schedule="none-router", task="arc"),
+        cell(0.5 + 0.2, method="finetune-freeze", method__schedule="none-router", task="piqa"),
+        cell(0.7, method="finetune-freeze", method__schedule="experts", task="arc"),
+        cell(0.7 + 0.2, method="finetune-freeze", method__schedule="experts", task="piqa"),
     ]
 
 
@@ -54,11 +62,7 @@ METRICS = {"held-out loss": LOSS, "accuracy": "headline"}
 
 def experiment(**more: Any) -> Experiment:
     """Granularity down, routers down, tasks and measures across."""
-    told: dict[str, Any] = {
-        "name": "x",
-        "title": "X",
-        "source": "",
-        "scales": {"tiny": Scale()},
+    keys = KEYS | {
         "rows": ["method.label", "method.router"],
         "columns": ["task", MEASURE],
         "metric": METRICS,
@@ -66,23 +70,28 @@ def experiment(**more: Any) -> Experiment:
         "paper": [],
         "chance": {"a": 0.25, "b": 0.5},
     }
-    return Experiment(**(told | more))
+    return Experiment(**(keys | more))
 
 
 def trained_results(
-    rows: Sequence[float], *, accuracy: float = 0.4, leak: float | None = None, **more
+    rows: Sequence[float], *, accuracy: float = 0.4, leak: float | None = None, **more: Any
 ) -> RunResult:
-    """A results.json of a design with these losses on held-out rows."""
+    """A results.json of a design with these losses on held-out rows; `more` are other keys of its block."""
     validation = {
         "loss": sum(rows) / len(rows),
         "ci95": bootstrap_interval(rows),
         "rows": len(rows),
         "row_losses": list(rows),
     }
-    part = None if leak is None else {"difference": leak, "ci95": [leak - 0.1, leak + 0.1]}
-    found = None if part is None else {"later_tokens": part, "short_prefixes": part}
-    block = {"model": "m", "training": {"validation": validation, "leak": found}}
-    return results_of("pretrain", value=accuracy, **({"pretrain": block, "partial": True} | more))
+    leaks = None
+    if leak is not None:
+        difference = {"difference": leak, "ci95": [leak - 0.1, leak + 0.1]}
+        leaks = {"later_tokens": difference, "short_prefixes": difference}
+    block = {
+        "pretrain": {"model": "m", "training": {"validation": validation, "leak": leaks}},
+        "partial": True,
+    }
+    return results_of("pretrain", value=accuracy, **(block | more))
 
 
 def design_cells(
@@ -91,17 +100,25 @@ def design_cells(
     *,
     accuracy: float = 0.4,
     router: str = "token",
+    coordinates: dict[str, Any] | None = None,
     **more: Any,
 ) -> list[TableCell]:
     """The cells of a design on tasks a and b: accuracies, and one loss for both. `rows`: held-out losses by seed."""
-    keys = {"method.label": label, "method.router": router} | more.pop("coordinates", {})
+    keys = {"method.label": label, "method.router": router} | (coordinates or {})
     cells = []
-    for task, name in (("a", "accuracy"), ("b", "accuracy"), ("-", "held-out loss")):
-        told = [trained_results(each, accuracy=accuracy, run_id=f"{label}{seed}", seed=seed, **more)
-                for seed, each in enumerate(rows)]  # fmt: skip
-        place = {**keys, "task": task, MEASURE: name}
-        run_id = f"{label}-{router}-{'-'.join(keys.values())}"
+    for task, measure in (("a", "accuracy"), ("b", "accuracy"), ("-", "held-out loss")):
+        results = []
+        for seed, seed_rows in enumerate(rows):
+            run_id = f"{label}{seed}"
+            results.append(
+                trained_results(seed_rows, accuracy=accuracy, run_id=run_id, seed=seed, **more)
+            )
         cells.append(
-            TableCell(coordinates=place, run_id=run_id, metric=METRICS[name], results=told)
+            TableCell(
+                coordinates={**keys, "task": task, MEASURE: measure},
+                run_id=f"{label}-{router}-{'-'.join(keys.values())}",
+                metric=METRICS[measure],
+                results=results,
+            )
         )
     return cells

@@ -1,4 +1,4 @@
-"""The page of a comparison. Broken by a number that is not that of comparison.json, and by a flip that is lost."""
+"""The page of a comparison. Broken by a number that is not that of comparison.json, and by a changed answer that is lost."""
 
 import json
 from dataclasses import replace
@@ -11,48 +11,59 @@ from moe_lab.results.marks import MARKS
 from tests.support.lm_eval_logs import evaluation, samples_of
 from tests.support.pages import HOSTILE, foreign_urls, texts, tree
 
-ZEROS, ONES = samples_of(acc=[0.0] * 12), samples_of(acc=[1.0] * 12)
-HALF = samples_of(acc=[0.0, 1.0] * 6)
+ZEROS = samples_of(acc=[0.0] * 12)
+ONES = samples_of(acc=[1.0] * 12)
+EVERY_OTHER = samples_of(acc=[0.0, 1.0] * 6)
 
 
 @pytest.fixture
 def comparison(tmp_path):
-    made = compare(
-        [
-            evaluation(tmp_path, key, {"t": lines})
-            for key, lines in (("a", HALF), ("b1", ONES), ("b2", ZEROS))
-        ]
-    )
-    return replace(made, evaluations=[replace(one, settings=HOSTILE) for one in made.evaluations])
+    """Of b1 and b2 with a, whose documents 1, 3, ... 11 are right. The settings are hostile texts."""
+    evaluations = [
+        evaluation(tmp_path, "a", {"t": EVERY_OTHER}),
+        evaluation(tmp_path, "b1", {"t": ONES}),
+        evaluation(tmp_path, "b2", {"t": ZEROS}),
+    ]
+    compared = compare(evaluations)
+    hostile = [replace(evaluation, settings=HOSTILE) for evaluation in compared.evaluations]
+    return replace(compared, evaluations=hostile)
 
 
-def test_sentences_and_changed_answers(comparison, tmp_path):
-    page = write_comparison_page(comparison, tmp_path / "comparison.html")
-    root = tree(page)
+def test_sentences(comparison, tmp_path):
+    root = tree(write_comparison_page(comparison, tmp_path / "comparison.html"))
     first, second = texts(root.xpath("//ul[@class='verdicts']/li"))
     assert first.startswith(
         "model (b1) on t does not differ significantly from a: acc,none +0.5000"
     )
-    assert first.endswith("p 0.031, 0.062 by Holm; changed answers +6 -0.") and "+0 -6" in second
-    answers = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
-    assert [(each["document"], each["kind"]) for each in answers] == [
-        (i, "wrong to right") for i in range(0, 12, 2)
-    ] + [(i, "right to wrong") for i in range(1, 12, 2)]
-    assert (
-        answers[0]["base"] == "answer {'acc': 0.0}" and answers[0]["own"] == "answer {'acc': 1.0}"
-    )
-    assert (
-        len(root.xpath("//script")) == 2
-        and not root.xpath("//*[@onerror]")
-        and foreign_urls(page) == []
-    )
+    assert first.endswith("p 0.031, 0.062 by Holm; changed answers +6 -0.")
+    assert "+0 -6" in second
+
+
+def test_changed_answers(comparison, tmp_path):
+    root = tree(write_comparison_page(comparison, tmp_path / "comparison.html"))
+    [text] = root.xpath("//script[@id='answer-data']/text()")
+    answers = json.loads(text)["answers"]
+    kinds = [(answer["document"], answer["kind"]) for answer in answers]
+    assert kinds[:6] == [(document, "wrong to right") for document in (0, 2, 4, 6, 8, 10)]
+    assert kinds[6:] == [(document, "right to wrong") for document in (1, 3, 5, 7, 9, 11)]
+    assert answers[0]["base"] == "answer {'acc': 0.0}"
+    assert answers[0]["own"] == "answer {'acc': 1.0}"
+
+
+def test_hostile_texts_stay_texts(comparison, tmp_path):
+    page = write_comparison_page(comparison, tmp_path / "comparison.html")
+    root = tree(page)
+    assert len(root.xpath("//script")) == 2
+    assert root.xpath("//*[@onerror]") == []
+    assert foreign_urls(page) == []
 
 
 def test_a_comparison_without_changed_answers(tmp_path):
-    made = compare(
-        [replace(evaluation(tmp_path, key, {"t": ONES}), marks=("PARTIAL",)) for key in "ab"]
-    )
-    root = tree(write_comparison_page(made, tmp_path / "comparison.html"))
+    evaluations = []
+    for key in ("a", "b"):
+        partial = replace(evaluation(tmp_path, key, {"t": ONES}), marks=("PARTIAL",))
+        evaluations.append(partial)
+    root = tree(write_comparison_page(compare(evaluations), tmp_path / "comparison.html"))
     assert "No document is right in one evaluation and wrong in another." in root.text_content()
     [lead] = texts(root.xpath("//p[contains(@class, 'lead')]"))
     assert lead.startswith("model (b) on t does not differ significantly from a: acc,none +0.0000")

@@ -45,29 +45,25 @@ def small_olmoe(folder: Path, seed: int = 0) -> dict[str, bytes]:
 
 def gsm8k() -> dict[str, bytes]:
     """A data set repository as openai/gsm8k is laid out."""
-    splits = {"train": 12, "test": 6}
-    files = {
-        f"{config}/{split}-00000-of-00001.parquet": _parquet(config, split, count)
-        for config in ("main", "socratic")
-        for split, count in splits.items()
-    }
-    return {"README.md": CARD.encode(), **files}
+    files = {"README.md": CARD.encode()}
+    for config in ("main", "socratic"):
+        files[f"{config}/train-00000-of-00001.parquet"] = _parquet(range(12))
+        files[f"{config}/test-00000-of-00001.parquet"] = _parquet(range(100, 106))
+    return files
 
 
-def _parquet(config: str, split: str, count: int) -> bytes:
+def _parquet(numbers: range) -> bytes:
+    """A question for each number."""
     import pyarrow
     import pyarrow.parquet
 
-    start = 0 if split == "train" else 100
-    rows = {
-        "question": [
-            f"Eve has {i} cups and gets {i % 5} more. How many?"
-            for i in range(start, start + count)
-        ],
-        "answer": [
-            f"{i}+{i % 5}={i + i % 5}\n#### {i + i % 5}" for i in range(start, start + count)
-        ],
-    }
+    questions = []
+    answers = []
+    for cups in numbers:
+        more = cups % 5
+        questions.append(f"Eve has {cups} cups and gets {more} more. How many?")
+        answers.append(f"{cups}+{more}={cups + more}\n#### {cups + more}")
+    table = pyarrow.table({"question": questions, "answer": answers})
     file = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(rows), file)
+    pyarrow.parquet.write_table(table, file)
     return file.getvalue()

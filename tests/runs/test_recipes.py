@@ -71,26 +71,6 @@ def weights_and_results(output: Path) -> tuple[bytes, dict]:
 @pytest.mark.slow
 def test_the_same_training_gives_the_same_bytes(tmp_path):
     """Weights and results of two interpreters, this one included, whose sets of texts have other orders."""
-<<<<<<< HEAD
-    overrides = [*COMMAND[1:-1], "method=base"]
-    here = tmp_path / "here"
-    there = tmp_path / "there"
-    other_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    command = [sys.executable, "-m", "moe_lab", *overrides, f"output_dir={there}"]
-    environment = os.environ | {"PYTHONHASHSEED": other_seed}
-    subprocess.run(command, env=environment, check=True, capture_output=True)
-    assert run_forked(tmp_path, *overrides, f"output_dir={here}").code == 0
-
-    weights = []
-    results = []
-    for folder in (here, there):
-        [weights_file] = folder.glob("models/*/model/model.safetensors")
-        [results_file] = folder.glob("runs/*/results.json")
-        weights.append(weights_file.read_bytes())
-        results.append(json.loads(results_file.read_text())["results"])
-    assert weights[0] == weights[1]
-    assert results[0] == results[1]
-=======
     own_folder = tmp_path / "own"
     other_folder = tmp_path / "other"
     command = [*MODEL_AND_TASK, "method=base"]
@@ -131,7 +111,6 @@ def test_a_plan_counts_the_trainings_of_all_seeds(tmp_path, capsys, monkeypatch)
 def training_times(folder: Path) -> dict[Path, int]:
     """When each training was written."""
     return {file: file.stat().st_mtime_ns for file in folder.rglob("training.json")}
->>>>>>> 854fc041305067e52b01a9485a6cda03a0e24069
 
 
 @pytest.mark.slow

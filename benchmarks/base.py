@@ -3,7 +3,8 @@
     python -m benchmarks.base --data-dir <folder with arc_challenge/, mmlu/, gsm8k/>
     python -m benchmarks.base --data-dir <folder> --full-size    # OLMoE-1B-7B's shape on a GPU, random bfloat16 weights
 
-`hf` counts at the better of batch sizes 1 and 16, on a GPU 16 and 64. Without --data-dir the tasks come from the hub.
+`hf` counts at the better of batch sizes 1 and 16, on a GPU 16 and 64. Without --data-dir the tasks
+come from the hub.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ def main() -> None:
     )
     sizes, more = ((16, 64), 8) if options.full_size else ((1, 16), 1)
     print(
-        f"| task | {' | '.join(f'hf, batch size {size}' for size in sizes)} | moe_lab | times faster | promised |"
+        f"| task | {' | '.join(f'hf, batch size {size}' for size in sizes)} | moe_lab | times "
+        "faster | promised |"
     )
     print("|---|---:|---:|---:|---:|---:|")
     for case in cases():
@@ -134,8 +136,8 @@ def main() -> None:
         seconds = run(case, model, tokenizer, options.data_dir, options.rounds, sizes)
         cells = " | ".join(f"{value:.2f} s" for value in seconds)
         print(
-            f"| {case.title} ({case.documents} documents) | {cells} | {min(seconds[:-1]) / seconds[-1]:.2f} "
-            f"| {case.promised} |",
+            f"| {case.title} ({case.documents} documents) | {cells} | "
+            f"{min(seconds[:-1]) / seconds[-1]:.2f} | {case.promised} |",
             flush=True,
         )
 

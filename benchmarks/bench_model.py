@@ -1,4 +1,5 @@
-"""The model and the tokenizer that all speed claims are measured with: weights do not matter, shapes do."""
+"""The model and the tokenizer that all speed claims are measured with: weights do not matter,
+shapes do."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ VOCAB = 8192
 
 
 def make_model() -> OlmoeForCausalLM:
-    """OLMoE with 8 layers, hidden 512, expert width 256, 8 heads, 32 experts top-4; float32, normal(0, 0.03)."""
+    """OLMoE with 8 layers, hidden 512, expert width 256, 8 heads, 32 experts top-4; float32,
+    normal(0, 0.03)."""
     config = OlmoeConfig(
         vocab_size=VOCAB,
         hidden_size=512,
@@ -37,7 +39,8 @@ def make_model() -> OlmoeForCausalLM:
 
 
 def make_tokenizer(files: list[Path]) -> Any:
-    """Byte-level BPE with 8192 tokens, trained on the benchmark's own text, so that prompts have usual lengths."""
+    """Byte-level BPE with 8192 tokens, trained on the benchmark's own text, so that prompts have
+    usual lengths."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

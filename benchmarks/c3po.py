@@ -1,11 +1,13 @@
-"""C3PO's gradient descent per question, against full forward and backward passes of its neighbours, side by side.
+"""C3PO's gradient descent per question, against full forward and backward passes of its neighbours,
+side by side.
 
     python -m benchmarks.c3po
 
-k=3 neighbours with prompts of 100 tokens, 10 steps, the last 5 of 8 layers, 20 core experts, answers of one token.
-"Full passes" puts the neighbours' whole prompts through the whole model in every step, as one batch, with the router's
-own top-k at the last token (fewer experts than the core) and no gradients to parameters. "Plain" reads the questions as
-the untouched model does, with their last token's logits.
+k=3 neighbours with prompts of 100 tokens, 10 steps, the last 5 of 8 layers, 20 core experts,
+answers of one token. "Full passes" puts the neighbours' whole prompts through the whole model in
+every step, as one batch, with the router's own top-k at the last token (fewer experts than the
+core) and no gradients to parameters. "Plain" reads the questions as the untouched model does, with
+their last token's logits.
 """
 
 from __future__ import annotations

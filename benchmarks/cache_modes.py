@@ -1,9 +1,11 @@
-"""cache=clean, standard and none side by side: time per new token and memory of generating with n rows.
+"""cache=clean, standard and none side by side: time per new token and memory of generating with n
+rows.
 
     python -m benchmarks.cache_modes
 
-Temperature 0.3 in all layers but the first two and the last two (L=2). Seconds are of the whole run, the prompt
-included, divided by the new tokens; memory is the weights and the most that tensors of the run took at once.
+Temperature 0.3 in all layers but the first two and the last two (L=2). Seconds are of the whole
+run, the prompt included, divided by the new tokens; memory is the weights and the most that tensors
+of the run took at once.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ def main() -> None:
     runs = {name: generation(model, name, options.n, options.past, options.steps) for name in MODES}
     seconds = side_by_side(runs, options.rounds)
     print(
-        f"| cache, n={options.n}, {options.steps} tokens after {options.past} | ms per token | times n=1 | MiB | times n=1 |"
+        f"| cache, n={options.n}, {options.steps} tokens after {options.past} | ms per token | "
+        "times n=1 | MiB | times n=1 |"
     )
     print("|---|---:|---:|---:|---:|")
     memory = {name: weights + peak_of(run) for name, run in runs.items()}

@@ -1,8 +1,10 @@
-"""What Load Balance and Collaboration cost on top of the evaluation they ride on, side by side in one process.
+"""What Load Balance and Collaboration cost on top of the evaluation they ride on, side by side in
+one process.
 
     python -m benchmarks.expert_metrics
 
-The evaluation is lm-eval's whole one: requests, answers, scores. Keeping routes and counting them come on top of it.
+The evaluation is lm-eval's whole one: requests, answers, scores. Keeping routes and counting them
+come on top of it.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(
-        "| evaluation | seconds | with Load Balance and Collaboration | ratio, promised 1.15 |\n|---|---:|---:|---:|"
+        "| evaluation | seconds | with Load Balance and Collaboration | ratio, promised 1.15 "
+        "|\n|---|---:|---:|---:|"
     )
     for task, limit in (("toy_choice", 500), ("toy_math", 100)):
         plain, counted = compare(task, limit, options.rounds)

@@ -1,11 +1,14 @@
-"""`method=finetune-freeze` against a plain Trainer at the same settings: tokens per second and bytes per parameter.
+"""`method=finetune-freeze` against a plain Trainer at the same settings: tokens per second and
+bytes per parameter.
 
     python -m benchmarks.finetune               # the bench model, steps of 4 rows of 128 tokens
     python -m benchmarks.finetune --full-size --optimizers adamw_torch_fused adamw_torch_8bit
-                                                # OLMoE-1B-7B's shape on a GPU, steps of 4 passes of 2,048 tokens
+                                                # OLMoE-1B-7B's shape on a GPU, steps of 4 passes of
+                                                2,048 tokens
 
-Weights and tokens are random. Each training runs for some steps, without checkpoints; the time is the median of the
-steps after the second. The plain Trainer comes first, before moe_lab changes the autocast of grouped products.
+Weights and tokens are random. Each training runs for some steps, without checkpoints; the time is
+the median of the steps after the second. The plain Trainer comes first, before moe_lab changes the
+autocast of grouped products.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ STEPS = 7
 
 
 class Timed:
-    """Seconds of an optimizer step, and the most bytes that were allocated after the second one (None on a CPU)."""
+    """Seconds of an optimizer step, and the most bytes that were allocated after the second one
+    (None on a CPU)."""
 
     def __init__(self, model: Any, passes: int):
         self.device, self.passes = model.device, passes

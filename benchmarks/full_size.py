@@ -1,12 +1,15 @@
-"""A published model's full shape on a CPU: time and memory of loading it in bfloat16 and of answering with RoE.
+"""A published model's full shape on a CPU: time and memory of loading it in bfloat16 and of
+answering with RoE.
 
-    python -m benchmarks.full_size --model granite-moe-1b --data-dir <folder> --work-dir <folder with 3 GB free>
-    python -m benchmarks.full_size --data-dir <folder> --work-dir <folder with 14 GB free>
+    python -m benchmarks.full_size --model granite-moe-1b --data-dir <folder> --work-dir <folder
+    with 3 GB free> python -m benchmarks.full_size --data-dir <folder> --work-dir <folder with 14 GB
+    free>
 
-Writes a checkpoint of random bfloat16 weights (OLMoE's in shards with published parameter names; deleted at the end), then
-runs `python -m moe_lab method=roe method.n=8 task=gsm8k dtype=bfloat16` on a few documents of `<data-dir>/gsm8k`, which
-evaluates method=base on the same documents as well, and reads times and memory from the two results and from the
-system. What a trained model would answer it does not say.
+Writes a checkpoint of random bfloat16 weights (OLMoE's in shards with published parameter names;
+deleted at the end), then runs `python -m moe_lab method=roe method.n=8 task=gsm8k dtype=bfloat16`
+on a few documents of `<data-dir>/gsm8k`, which evaluates method=base on the same documents as well,
+and reads times and memory from the two results and from the system. What a trained model would
+answer it does not say.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ class Shape:
     """A published model."""
 
     write: Callable[[Path, Path], int]
-    """Writes its checkpoint into a folder, with a tokenizer made from the data; returns the bytes of its weights."""
+    """Writes its checkpoint into a folder, with a tokenizer made from the data; returns the bytes
+    of its weights."""
     kv_width: int
     """Of the keys of one layer, all heads together."""
     layers: int
@@ -66,7 +70,8 @@ class Shape:
 
 
 def write_granite(folder: Path, data: Path) -> int:
-    """A checkpoint of Granite-3.1-1B-A400M's shape, as transformers saves it; returns the bytes of its weights."""
+    """A checkpoint of Granite-3.1-1B-A400M's shape, as transformers saves it; returns the bytes of
+    its weights."""
     from transformers import GraniteMoeConfig, GraniteMoeForCausalLM
 
     config = GraniteMoeConfig(**GRANITE_1B_A400M, bos_token_id=0, eos_token_id=0, pad_token_id=0)
@@ -139,7 +144,8 @@ def _layer_shapes(layer: int) -> dict[str, tuple[int, ...]]:
 
 
 def run(model: Path, data: Path, output: Path, documents: int, new_tokens: int) -> int:
-    """The command as a user types it, in a process of its own; returns its peak resident memory in bytes."""
+    """The command as a user types it, in a process of its own; returns its peak resident memory in
+    bytes."""
     command = [
         *(
             sys.executable,
@@ -174,10 +180,10 @@ def report(output: Path, shape: Shape, documents: int, weights: int, peak: int) 
         block: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["moe_lab"]
         cost = block["cost"]
         print(
-            f"{block['method']['name']}: loading {cost['load_seconds']:.0f} s, "
-            f"{cost['tokens_in']} tokens in, {cost['tokens_out']} out, {cost['wall_seconds']:.1f} s, "
-            f"{cost['wall_seconds'] / documents:.1f} s per answer, "
-            f"peak {cost['peak_memory_bytes'] / GIB:.2f} GiB",
+            f"{block['method']['name']}: loading {cost['load_seconds']:.0f} s, {cost['tokens_in']} "
+            f"tokens in, {cost['tokens_out']} out, {cost['wall_seconds']:.1f} s, "
+            f"{cost['wall_seconds'] / documents:.1f} s per answer, peak "
+            f"{cost['peak_memory_bytes'] / GIB:.2f} GiB",
             json.dumps(cost),
         )
         tokens.append(cost["tokens_in"] + cost["tokens_out"])
@@ -185,7 +191,8 @@ def report(output: Path, shape: Shape, documents: int, weights: int, peak: int) 
     cache = min(tokens) * shape.cache_bytes
     print(f"weights {weights / GIB:.2f} GiB, cache of all tokens at once {cache / GIB:.3f} GiB")
     print(
-        f"peak of the whole process {peak / GIB:.2f} GiB: {peak / (weights + cache):.3f} of weights plus cache"
+        f"peak of the whole process {peak / GIB:.2f} GiB: {peak / (weights + cache):.3f} of "
+        "weights plus cache"
     )
 
 

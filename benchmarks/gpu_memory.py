@@ -1,9 +1,11 @@
-"""Whether OLMoE-1B-7B runs in the GPU memory that `mode=plan` plans: random bfloat16 weights, toy tasks.
+"""Whether OLMoE-1B-7B runs in the GPU memory that `mode=plan` plans: random bfloat16 weights, toy
+tasks.
 
     python -m benchmarks.gpu_memory --work-dir <folder with 14 GB free>
 
-The process gets the planned bytes and a ninth of them more (a tenth of a GPU is left free). Passes that do not fit into it
-are halved, so that the run ends, and takes longer. Trainings: `benchmarks.finetune --full-size`.
+The process gets the planned bytes and a ninth of them more (a tenth of a GPU is left free). Passes
+that do not fit into it are halved, so that the run ends, and takes longer. Trainings:
+`benchmarks.finetune --full-size`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ SCORE = "task=toy_choice num_fewshot=8 limit=64"
 SETTINGS = {
     "base, generation": f"method=base {GENERATE}",
     "RoE n=32, generation": f"method=roe method.n=32 {GENERATE}",
-    "RoE n=32, standard cache, generation": f"method=roe method.n=32 method.cache=standard {GENERATE}",
+    "RoE n=32, standard cache, "
+    "generation": f"method=roe method.n=32 method.cache=standard {GENERATE}",
     "RoE n=32, scoring": f"method=roe method.n=32 {SCORE}",
     "C3PO, scoring": f"method=c3po method.reference_size=32 {SCORE}",
 }
@@ -40,7 +43,8 @@ def write_model(folder: Path) -> None:
 
 
 def measure(command: str, model: Path, outputs: Path) -> tuple[int, int | None, float]:
-    """(planned bytes, most bytes that were allocated, seconds) of a run; None: it ended out of memory."""
+    """(planned bytes, most bytes that were allocated, seconds) of a run; None: it ended out of
+    memory."""
     keys = [
         f"model.path={model}",
         "model.name=olmoe",
@@ -78,7 +82,8 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(
-            "No CUDA device is here: nothing was measured. This benchmark needs one with 30 GB of memory."
+            "No CUDA device is here: nothing was measured. This benchmark needs one with 30 GB of "
+            "memory."
         )
         return
     model, outputs = options.work_dir / "olmoe", options.work_dir / "outputs"

@@ -4,10 +4,11 @@
     python -m benchmarks.mutations --slow           # slow tests, too, for those that survive the fast ones
     python -m benchmarks.mutations --seed abc1234   # the draw of another commit, for example after new tests
 
-One copy of the commit holds all mutations, each switched off. A first run of the tests records which test reaches which
-mutation. Then a process per mutation switches it on and runs the tests that reach it until one fails, and after them all
-others of the package, since a value that is computed once is recorded for its first test alone. Every outcome is kept in
-`outputs/mutations/`: the same command continues, and tries survivors again at another commit.
+One copy of the commit holds all mutations, each switched off. A first run of the tests records
+which test reaches which mutation. Then a process per mutation switches it on and runs the tests
+that reach it until one fails, and after them all others of the package, since a value that is
+computed once is recorded for its first test alone. Every outcome is kept in `outputs/mutations/`:
+the same command continues, and tries survivors again at another commit.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class Mutation(NamedTuple):
 
 
 def visited(node: ast.AST) -> Iterator[ast.AST]:
-    """The node and those below it, without annotations, decorators, patterns, messages and assertions."""
+    """The node and those below it, without annotations, decorators, patterns, messages and
+    assertions."""
     types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     if (
         types
@@ -162,7 +164,8 @@ class Switches(ast.NodeTransformer):
 
 
 def draw(folder: Path, count: int, seed: str) -> list[Mutation]:
-    """Draw mutations of the copy in `folder`, the kind first and then the place, and write them into it."""
+    """Draw mutations of the copy in `folder`, the kind first and then the place, and write them
+    into it."""
     trees = {
         file: ast.parse(file.read_text("utf-8"))
         for name in PACKAGES
@@ -282,7 +285,8 @@ def main() -> None:
             " ".join(text.split())[:70] for text in (mutation.before, mutation.after)
         )
         print(
-            f"{number:3} {known[mutation]:8} {mutation.file}:{mutation.line} {mutation.kind}: {change}",
+            f"{number:3} {known[mutation]:8} {mutation.file}:{mutation.line} {mutation.kind}: "
+            f"{change}",
             flush=True,
         )
     print(f"{sum(known[mutation] != 'survived' for mutation in drawn)} of {len(drawn)} killed")

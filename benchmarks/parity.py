@@ -1,9 +1,11 @@
-"""`method=base` answers what lm-eval's own `hf` model answers: real samples, three families, any batch size.
+"""`method=base` answers what lm-eval's own `hf` model answers: real samples, three families, any
+batch size.
 
     python -m benchmarks.parity --data-dir <folder with arc_challenge/ and gsm8k/>
 
-Small random models in float32. For log-likelihoods the largest difference; for greedy generations the texts that
-differ, and how many tokens were chosen between two whose log-probabilities are within 1e-4, where rounding decides.
+Small random models in float32. For log-likelihoods the largest difference; for greedy generations
+the texts that differ, and how many tokens were chosen between two whose log-probabilities are
+within 1e-4, where rounding decides.
 """
 
 from __future__ import annotations
@@ -91,7 +93,8 @@ def main() -> None:
     os.environ["TQDM_DISABLE"] = "1"
     tokenizer = make_tokenizer(sorted(Path(options.data_dir or "").glob("*/train.jsonl"))[:6])
     print(
-        "| family | task | padding | batch size | against hf | choices within 1e-4 |\n|---|---|---|---:|---|---:|"
+        "| family | task | padding | batch size | against hf | choices within 1e-4 "
+        "|\n|---|---|---|---:|---|---:|"
     )
     for case in CASES:
         requests = requests_of(case, options.data_dir)

@@ -1,9 +1,11 @@
-"""Tokens per second of method=pretrain against transformers' Trainer with the same model, and of its routers.
+"""Tokens per second of method=pretrain against transformers' Trainer with the same model, and of
+its routers.
 
     python -m benchmarks.pretrain
 
-A few optimizer steps of the default design on the toy corpus. Plain: transformers' Trainer with its own auxiliary loss
-and defaults. All trainings take turns in one process; loading and packing are not counted.
+A few optimizer steps of the default design on the toy corpus. Plain: transformers' Trainer with its
+own auxiliary loss and defaults. All trainings take turns in one process; loading and packing are
+not counted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""One evaluation in two processes of one thread each, against one process of one thread, loading excluded.
+"""One evaluation in two processes of one thread each, against one process of one thread, loading
+excluded.
 
     python -m benchmarks.processes
 
-The whole command on the benchmark's model, alone and started by torchrun, in turns; the time is `wall_seconds` of
-results.json. It needs two idle cores.
+The whole command on the benchmark's model, alone and started by torchrun, in turns; the time is
+`wall_seconds` of results.json. It needs two idle cores.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a case's title")
     options = parser.parse_args()
     print(
-        f"| command | one process | two | times faster | promised: {PROMISED} |\n|---|---:|---:|---:|---|"
+        f"| command | one process | two | times faster | promised: {PROMISED} "
+        "|\n|---|---:|---:|---:|---|"
     )
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"

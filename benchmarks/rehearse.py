@@ -1,4 +1,5 @@
-"""Rehearse the papers' experiments: every cell at `scale=paper`, on small models from a hub on loopback.
+"""Rehearse the papers' experiments: every cell at `scale=paper`, on small models from a hub on
+loopback.
 
     python -m benchmarks.rehearse                              some 230 cells: each experiment, model, method and option
     python -m benchmarks.rehearse --all                        every cell
@@ -6,11 +7,11 @@
     python -m benchmarks.rehearse --worker 0/2                 the even cells; another process does `1/2`
     python -m benchmarks.rehearse --data-dir <folder>          rows of real data sets instead of generated ones
 
-Ids, revisions, data sets, chat templates, the papers' presets and layer lists are the published ones. Widths, documents,
-steps and lengths are cut (`cuts`). The result is one table, `cells.jsonl` in the output folder, with a line per cell: its
-state, the reason if it is not done, and planned and measured tokens. The same command continues: it repeats no cell that
-is done. Exits with 1 if a cell is neither done nor refused for a reason in REASONS, and if
-planned tokens are wrong.
+Ids, revisions, data sets, chat templates, the papers' presets and layer lists are the published
+ones. Widths, documents, steps and lengths are cut (`cuts`). The result is one table, `cells.jsonl`
+in the output folder, with a line per cell: its state, the reason if it is not done, and planned and
+measured tokens. The same command continues: it repeats no cell that is done. Exits with 1 if a cell
+is neither done nor refused for a reason in REASONS, and if planned tokens are wrong.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
 ENCODERS = ("sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2")
 PUBLISHED = (*CONFIGS, REWARD, *ENCODERS)
 REASONS = {
-    "vectors of a model that needs code of its own": "there is no such file. Leave method.embeddings out",
+    "vectors of a model that needs code of its "
+    "own": "there is no such file. Leave method.embeddings out",
 }
-"""The reasons for which a cell may be refused, each with a part of its message (docs/figures.md)."""
+"""The reasons for which a cell may be refused, each with a part of its message
+(docs/figures.md)."""
 ON_METHOD = {
     "reference_size": 20,
     "dataset_size": 12,
@@ -69,8 +72,9 @@ PRETRAINING = {
 def cuts(cell: Cell, config: Any) -> list[str]:
     """The overrides that make a cell small.
 
-    2 documents, 8 new tokens, 2 trials on 8 documents, 2 optimizer steps, 20 references, 3 subjects of MMLU, one seed;
-    where each of 64 samples has a history of its own, texts of at most 264 tokens and trials on 2 documents.
+    2 documents, 8 new tokens, 2 trials on 8 documents, 2 optimizer steps, 20 references, 3 subjects
+    of MMLU, one seed; where each of 64 samples has a history of its own, texts of at most 264
+    tokens and trials on 2 documents.
     """
     method = cell.values["method"]
     tuning = cell.values["tuning"]
@@ -118,7 +122,8 @@ class Planned:
 
     @property
     def options(self) -> set[Any]:
-        """What a subset shows at least once: every option, and every model and method of every experiment."""
+        """What a subset shows at least once: every option, and every model and method of every
+        experiment."""
         experiment = self.composed.experiment.name
         values = self.cell.values
         return {
@@ -129,7 +134,8 @@ class Planned:
 
 
 def subset(cells: Sequence[Planned]) -> list[Planned]:
-    """Few cells that have every option of all cells, in their order. Each is the one with the most options not seen."""
+    """Few cells that have every option of all cells, in their order. Each is the one with the most
+    options not seen."""
     unseen: set[Any] = set()
     for cell in cells:
         unseen |= cell.options
@@ -235,7 +241,8 @@ def _rehearse(options: argparse.Namespace, output: Path) -> int:
 def rehearsed(
     cell: Planned, models: Any, facts_of: dict[str, Any], prepared_cells: list[PreparedCell]
 ) -> dict[str, Any]:
-    """Run one cell. Returns its line of the table, and adds the prepared cell to `prepared_cells`."""
+    """Run one cell. Returns its line of the table, and adds the prepared cell to
+    `prepared_cells`."""
     return _row(cell.key, partial(_run, cell, models, facts_of, prepared_cells))
 
 
@@ -315,7 +322,8 @@ def _run(
 
 
 def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
-    """(planned tokens at the measured number of new tokens, and of the neighbours that were found; measured tokens)."""
+    """(planned tokens at the measured number of new tokens, and of the neighbours that were found;
+    measured tokens)."""
     from moe_lab.engine.planned import Prompt
     from moe_lab.runs.planning.workload import workload_of
 

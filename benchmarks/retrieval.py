@@ -15,7 +15,8 @@ from moe_lab.methods.references.neighbours import neighbours
 
 REFERENCES, QUESTIONS = 10_000, 64
 SIZES = (384, 1024, 4096)
-"""Of all-MiniLM-L6-v2, of small models' hidden states, and of NV-Embed-v2 and large models' hidden states."""
+"""Of all-MiniLM-L6-v2, of small models' hidden states, and of NV-Embed-v2 and large models' hidden
+states."""
 
 
 def unit_vectors(count: int, size: int) -> torch.Tensor:
@@ -31,7 +32,8 @@ def main() -> None:
     torch.manual_seed(0)
     print(f"{options.threads} threads, {REFERENCES:,} references")
     print(
-        "| size of an embedding | k=3, 64 questions at once, ms | k=3, one at a time, ms | ball, 64 at once, ms |"
+        "| size of an embedding | k=3, 64 questions at once, ms | k=3, one at a time, ms | ball, "
+        "64 at once, ms |"
     )
     print("|---:|---:|---:|---:|")
     for size in SIZES:

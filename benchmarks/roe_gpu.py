@@ -2,9 +2,11 @@
 
     python -m benchmarks.roe_gpu
 
-Batches of 1 and 8 sequences behind prompts of 512 tokens, n = 1, 8, 32, 64 at temperature 0 (all rows choose the same
-experts) and 0.3 (they do not), in all layers but the first two and the last two (L=2), against `generate` of
-transformers: time per step, peak memory, energy. With --compiled, also against its static cache with a compiled step.
+Batches of 1 and 8 sequences behind prompts of 512 tokens, n = 1, 8, 32, 64 at temperature 0 (all
+rows choose the same experts) and 0.3 (they do not), in all layers but the first two and the last
+two (L=2), against `generate` of
+transformers: time per step, peak memory, energy. With --compiled, also against its static cache
+    with a compiled step.
 Without a CUDA device it says so and does nothing.
 """
 
@@ -75,7 +77,8 @@ def random_prompts(vocab: int, batch: int, length: int) -> list[list[int]]:
 def measure(
     device: torch.device, batch: int, run: Callable[[Callable[[], None]], None]
 ) -> Measured:
-    """`run` calls what it is given once per new token of the batch, when that token is known to the host."""
+    """`run` calls what it is given once per new token of the batch, when that token is known to the
+    host."""
     run(lambda: None)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -99,7 +102,8 @@ def measure(
 
 
 class OnToken:
-    """What `generate` calls a streamer: it is given the prompt once, then every new token on the host."""
+    """What `generate` calls a streamer: it is given the prompt once, then every new token on the
+    host."""
 
     def __init__(self, on_step: Callable[[], None]):
         self.on_step = on_step
@@ -214,12 +218,14 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(
-            "No CUDA device is here: nothing was measured. This benchmark needs one with 20 GiB of memory."
+            "No CUDA device is here: nothing was measured. This benchmark needs one with 20 GiB of "
+            "memory."
         )
         return
     device = torch.device("cuda", torch.cuda.current_device())
     print(
-        f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {options.steps} new tokens\n"
+        f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {options.steps} new "
+        "tokens\n"
     )
     model = random_model(OLMOE_1B_7B, device)
     compare(model, device, options.batch, options.n, options.past, options.steps, options.compiled)

@@ -1,8 +1,10 @@
-"""What a step of RoE's clean cache costs: n rows against one plain greedy step, side by side in one process.
+"""What a step of RoE's clean cache costs: n rows against one plain greedy step, side by side in one
+process.
 
     python -m benchmarks.roe_step
 
-Temperature 0.3 in all layers but the first two and the last two (L=2), behind a past of 300 tokens; for memory, 2,000.
+Temperature 0.3 in all layers but the first two and the last two (L=2), behind a past of 300 tokens;
+for memory, 2,000.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ def compare_time(model: torch.nn.Module, past: int, rounds: int) -> None:
     candidates["all weights, read once"] = lambda: [weights.sum() for _ in range(STEPS)]
     seconds = side_by_side(candidates, rounds)
     print(
-        f"| step behind {past} tokens | ms | times a plain step of transformers | times n=1 |\n|---|---:|---:|---:|"
+        f"| step behind {past} tokens | ms | times a plain step of transformers | times n=1 "
+        "|\n|---|---:|---:|---:|"
     )
     for name, value in seconds.items():
         ratios = f"{value / seconds['plain step, transformers']:.2f} | {value / seconds['n=1']:.2f}"
@@ -116,7 +119,8 @@ def compare_time(model: torch.nn.Module, past: int, rounds: int) -> None:
 def compare_memory(model: torch.nn.Module, past: int) -> None:
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     print(
-        f"\n| memory, {past} tokens | weights + cache + peak of the step, MiB | times n=1 |\n|---|---:|---:|"
+        f"\n| memory, {past} tokens | weights + cache + peak of the step, MiB | times n=1 "
+        "|\n|---|---:|---:|"
     )
     first = None
     for n in (1, 32, 64):

@@ -1,9 +1,11 @@
-"""What each way of routing costs: the same requests, in turns in one process, in times the base model's.
+"""What each way of routing costs: the same requests, in turns in one process, in times the base
+model's.
 
     python -m benchmarks.routing_methods
 
-Generation answers `toy_math` problems, scoring compares the choices of `toy_choice` questions; weights and tokens of the
-benchmark's model say nothing about quality. Temperature 0.3 in all layers but the first two and the last two.
+Generation answers `toy_math` problems, scoring compares the choices of `toy_choice` questions;
+weights and tokens of the benchmark's model say nothing about quality. Temperature 0.3 in all layers
+but the first two and the last two.
 """
 
 from __future__ import annotations

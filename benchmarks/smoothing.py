@@ -1,11 +1,13 @@
-"""Controls without routing for `experiment=routing/methods` on texts: how far smoothing the base model's distribution goes.
+"""Controls without routing for `experiment=routing/methods` on texts: how far smoothing the base
+model's distribution goes.
 
     python -m moe_lab experiment=routing/methods
     python -m benchmarks.smoothing --output-dir outputs
 
-Each next-token distribution of a trained model becomes `(1 - w) softmax(s logits) + w q`, where q are the token frequencies
-of the held-out texts or the uniform distribution. s and w are chosen on the held-out examples of the experiment's studies;
-the bits per byte are of its test texts, and are compared with those of its RoE runs, model by model.
+Each next-token distribution of a trained model becomes `(1 - w) softmax(s logits) + w q`, where q
+are the token frequencies of the held-out texts or the uniform distribution. s and w are chosen on
+the held-out examples of the experiment's studies; the bits per byte are of its test texts, and are
+compared with those of its RoE runs, model by model.
 
 T = tokens of all texts, V = vocabulary.
 """
@@ -89,7 +91,8 @@ class Control(NamedTuple):
 def controls(
     folder: Path, held_out: list[str], pool: list[str], test: list[str]
 ) -> dict[str, float]:
-    """Bits per byte of the test texts of the base model and of each control, tuned on the held-out texts."""
+    """Bits per byte of the test texts of the base model and of each control, tuned on the held-out
+    texts."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     V = model.config.vocab_size

@@ -1,10 +1,12 @@
-"""What a step of decoding asks of the host: operations, and time where arithmetic costs next to nothing.
+"""What a step of decoding asks of the host: operations, and time where arithmetic costs next to
+nothing.
 
     python -m benchmarks.step
 
-OLMoE's depth (16 layers, 64 experts, top-8, `grouped_mm`) with widths of 64, batches of 1 and 8 sequences, n = 1, 8, 32 at
-temperature 0.3 in all layers but the first two and the last two (L=2), next to transformers' greedy decoding. On a GPU
-decoding is bound by launches, and an operation of this table is at least one launch.
+OLMoE's depth (16 layers, 64 experts, top-8, `grouped_mm`) with widths of 64, batches of 1 and 8
+sequences, n = 1, 8, 32 at temperature 0.3 in all layers but the first two and the last two (L=2),
+next to transformers' greedy decoding. On a GPU decoding is bound by launches, and an operation of
+this table is at least one launch.
 """
 
 from __future__ import annotations
@@ -30,14 +32,16 @@ from moe_lab.routing import GumbelTopK
 
 SKIP = 2
 PROMPT, FEW, MANY = 20, 12, 44
-"""Tokens of a prompt. A step is the difference of two generations, of few and of many new tokens."""
+"""Tokens of a prompt. A step is the difference of two generations, of few and of many new
+tokens."""
 
 Run = Callable[[int], object]
 """Generates this number of new tokens."""
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations inside the context that compute something. Views, and casts to the same dtype, do not."""
+    """Counts the operations inside the context that compute something. Views, and casts to the same
+    dtype, do not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +130,8 @@ def compare(
 ) -> None:
     model = make_model(layers)
     print(
-        "| batch | | operations of a step | ms | times transformers' greedy |\n|---:|---|---:|---:|---:|"
+        "| batch | | operations of a step | ms | times transformers' greedy "
+        "|\n|---:|---|---:|---:|---:|"
     )
     for batch in batches:
         runs = {"transformers' greedy": by_transformers(model, batch)}

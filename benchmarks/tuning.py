@@ -1,11 +1,12 @@
-"""What a trial of tuning costs: perplexity of answers with n rows, against n passes of the plain model.
+"""What a trial of tuning costs: perplexity of answers with n rows, against n passes of the plain
+model.
 
     python -m benchmarks.tuning --data-dir <folder with gsm8k/train.jsonl>
 
-Samples are 5-shot GSM8K training problems, the loss is on the answers only, temperatures are 0.3 in all layers but the
-first two and the last two (L=2), another seed in every trial. Clean activations are cached between trials. One plain pass is
-transformers' own forward over every sample, with logits for the answers alone. Without --data-dir samples are random
-tokens of the usual lengths.
+Samples are 5-shot GSM8K training problems, the loss is on the answers only, temperatures are 0.3 in
+all layers but the first two and the last two (L=2), another seed in every trial. Clean activations
+are cached between trials. One plain pass is transformers' own forward over every sample, with
+logits for the answers alone. Without --data-dir samples are random tokens of the usual lengths.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from moe_lab.routing import GumbelTopK, document_key
 TEMPERATURES = [0.0, 0.0] + [0.3] * 4 + [0.0, 0.0]
 FIRST_NOISY = 2
 CONTEXT, ANSWER = (868, 125), (96, 44)
-"""Mean and standard deviation of the lengths of 5-shot GSM8K samples in tokens of the bench tokenizer (of 200)."""
+"""Mean and standard deviation of the lengths of 5-shot GSM8K samples in tokens of the bench
+tokenizer (of 200)."""
 
 
 def gsm8k_samples(data_dir: str, samples: int) -> list[ScoringRequest]:

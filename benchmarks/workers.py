@@ -1,9 +1,10 @@
-"""A grid of eight equal runs made by two workers of one thread each, against one process of one thread.
+"""A grid of eight equal runs made by two workers of one thread each, against one process of one
+thread.
 
     python -m benchmarks.workers
 
-Whole commands on the benchmark's model, in turns, imports and loading included: each worker has its own. It needs two idle
-cores.
+Whole commands on the benchmark's model, in turns, imports and loading included: each worker has its
+own. It needs two idle cores.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class ConfigError(MoeLabError):
 
 
 def need_package(module: str, extra: str, key: str) -> None:
-    """Raise ConfigError where a module is not installed, which an extra of this package brings and `key` needs."""
+    """Raise ConfigError where a module is not installed, which an extra of this package brings and
+    `key` needs."""
     if find_spec(module) is None:
         raise ConfigError(
             f"{key} needs a package that is not installed: pip install 'moe-lab[{extra}]'."
@@ -55,7 +56,8 @@ class RoutingError(MoeLabError):
 
 
 class TrainingError(MoeLabError):
-    """A training cannot continue: a loss or gradient is NaN. All processes of a training raise it together."""
+    """A training cannot continue: a loss or gradient is NaN. All processes of a training raise it
+    together."""
 
 
 class ResultsError(MoeLabError):
@@ -89,8 +91,9 @@ def reading(
 
         with reading(f"method.profile={path}", "Tune again."):
 
-    The libraries that read files raise nearly any exception for content that they do not expect. The message has the
-    path, what `says`, the first line of the error and the remedy. Errors of this package only get the path.
+    The libraries that read files raise nearly any exception for content that they do not expect.
+    The message has the path, what `says`, the first line of the error and the remedy. Errors of
+    this package only get the path.
     """
     try:
         yield

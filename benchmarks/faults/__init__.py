@@ -1,1 +1,2 @@
-"""An attack on the command: kills, failing writes, damaged files, wrong command lines (docs/reliability.md)."""
+"""An attack on the command: kills, failing writes, damaged files, wrong command lines
+(docs/reliability.md)."""

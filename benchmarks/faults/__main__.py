@@ -98,7 +98,8 @@ def _parts(options: argparse.Namespace, work: Path) -> Any:
     gc.freeze()  # children need not look through what this process holds
     print("| part | attempts | violations | time |\n|---|---|---:|---:|")
     print(
-        f"| undisturbed | {len(kinds)} runs, each equal to the same one again | 0 | {time.monotonic() - start:.0f} s |"
+        f"| undisturbed | {len(kinds)} runs, each equal to the same one again | 0 | "
+        f"{time.monotonic() - start:.0f} s |"
     )
     only = (options.only or "").partition(":")[0]
     made = {

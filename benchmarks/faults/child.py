@@ -47,7 +47,8 @@ def run(
     kill_after: float | None = None,
     patience: float = PATIENCE,
 ) -> Ended:
-    """Run a command line in a forked child; `before` and `after` are called there. Its output goes through `log`.
+    """Run a command line in a forked child; `before` and `after` are called there. Its output goes
+    through `log`.
 
     `kill_after`: seconds after which it is killed with SIGKILL.
     """

@@ -1,4 +1,5 @@
-"""Stored files are damaged; the same command must return the same results, or stop with a message that names the file."""
+"""Stored files are damaged; the same command must return the same results, or stop with a message
+that names the file."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ class Damage:
 
 
 def _possible(how: str, path: Path) -> bool:
-    """A flipped bit among the numbers of a tensor or a database is no damage that a reader could see."""
+    """A flipped bit among the numbers of a tensor or a database is no damage that a reader could
+    see."""
     return not (how == "one bit flipped" and path.suffix in (*TENSORS, ".db"))
 
 

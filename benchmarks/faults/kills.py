@@ -1,4 +1,5 @@
-"""Kills with -9 at random moments, several in a row; then the same command must end in the same results."""
+"""Kills with -9 at random moments, several in a row; then the same command must end in the same
+results."""
 
 from __future__ import annotations
 

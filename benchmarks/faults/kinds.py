@@ -1,4 +1,5 @@
-"""The runs that are attacked: five command lines on the embedded model, and what their results must be."""
+"""The runs that are attacked: five command lines on the embedded model, and what their results must
+be."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class Kind:
 
 
 def undisturbed(name: str, work: Path, run_here: Callable[[list[str]], int]) -> Kind:
-    """A kind, run twice: in this process, which loads what children then have, and in a child. Both must be equal."""
+    """A kind, run twice: in this process, which loads what children then have, and in a child. Both
+    must be equal."""
     kind = Kind(name)
     here, kind.finished = work / f"{name}-here", work / f"{name}-finished"
     code = run_here(kind.argv(here))
@@ -85,7 +87,8 @@ def undisturbed(name: str, work: Path, run_here: Callable[[list[str]], int]) -> 
 
 
 def results_in(output: Path) -> dict[str, Any]:
-    """Every run's results.json by folder, without times and costs; the output folder's path is a placeholder.
+    """Every run's results.json by folder, without times and costs; the output folder's path is a
+    placeholder.
 
     None stands for one that cannot be read.
     """

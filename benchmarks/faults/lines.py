@@ -1,4 +1,5 @@
-"""Command lines made of the real keys and odd values: refused with exit code 2 before weights load, or accepted."""
+"""Command lines made of the real keys and odd values: refused with exit code 2 before weights load,
+or accepted."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ SETTINGS = (
     "nothing",
 )
 GIVEN = {"mode", "output_dir", "method", "model", "task", "tuning", "logger", "device"}
-"""Top-level keys that no odd value is tried of: groups, and what would leave the scratch folder or this machine."""
+"""Top-level keys that no odd value is tried of: groups, and what would leave the scratch folder or
+this machine."""
 TASKS = ("toy_math", "toy_choice", "toy_text", "toy_safety")
 PATIENCE = 60
 """Seconds after which a line counts as hanging."""
@@ -162,7 +164,8 @@ def _problem(ending: str, said: str, key: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _no_weights() -> Iterator[None]:
-    """Loading weights, and making them anew, raises Loaded; a line that takes too long raises TimeoutError."""
+    """Loading weights, and making them anew, raises Loaded; a line that takes too long raises
+    TimeoutError."""
     import moe_lab.models.load as load
     from moe_lab.methods.pretrain_tiny import PretrainTiny
     from moe_lab.methods.trained import Trained

@@ -1,4 +1,5 @@
-"""What children find done already: the composed command line, the tasks' documents, the embedded model."""
+"""What children find done already: the composed command line, the tasks' documents, the embedded
+model."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ OUTPUT = "output_dir="
 
 @contextlib.contextmanager
 def warm() -> Iterator[None]:
-    """Within this, what a command of this process composed or loaded is there in all children that come later."""
+    """Within this, what a command of this process composed or loaded is there in all children that
+    come later."""
     import moe_lab.config.compose as composing
     import moe_lab.models.load as loading
     import moe_lab.tasks.loading as tasks

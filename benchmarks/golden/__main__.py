@@ -1,14 +1,15 @@
-"""Show that a refactoring changed nothing: some 55 commands, recorded before and after it, and compared.
+"""Show that a refactoring changed nothing: some 55 commands, recorded before and after it, and
+compared.
 
     python -m benchmarks.golden record FOLDER                       # 7 minutes with one process; started in the root of a checkout
     python -m benchmarks.golden record FOLDER --only 'roe*'         # the commands with such names, into the same folder
     python -m benchmarks.golden compare BEFORE AFTER                # what differs, by command; exit code 0 where nothing does
     python -m benchmarks.golden compare BEFORE AFTER --rtol 1e-9    # recordings of two machines
 
-The commands are in commands.py. What differs between any two recordings of the same commit, such as times and the process
-id, is not compared: varying.py lists it. Numbers must be equal to the last bit, so record both on the same machine with
-the same libraries, and record one commit twice before you trust a difference. A checkout without this folder can be
-recorded after it is copied there.
+The commands are in commands.py. What differs between any two recordings of the same commit, such as
+times and the process id, is not compared: varying.py lists it. Numbers must be equal to the last
+bit, so record both on the same machine with the same libraries, and record one commit twice before
+you trust a difference. A checkout without this folder can be recorded after it is copied there.
 """
 
 from __future__ import annotations

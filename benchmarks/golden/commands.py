@@ -1,7 +1,8 @@
 """The commands of the golden run, by name.
 
-Together they reach every method, way of tuning and mode, the experiments of each paper, and all that is written. Each
-starts in a folder of its own with a copy of `inputs/`, and writes to `outputs/` there.
+Together they reach every method, way of tuning and mode, the experiments of each paper, and all
+that is written. Each starts in a folder of its own with a copy of `inputs/`, and writes to
+`outputs/` there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Command:
     line: str
-    """What stands after `python -m moe_lab`. A value with `*` is a path: the only one that matches it is passed."""
+    """What stands after `python -m moe_lab`. A value with `*` is a path: the only one that matches
+    it is passed."""
     after: str = ""
     """The command whose outputs this one starts with; empty: none."""
 
@@ -25,8 +27,8 @@ class Command:
 C3PO = "method.reference_size=40 method.steps=3"
 FINE_TUNING = "method=finetune-freeze method.dataset_size=16 method.validation_size=4 method.epochs=1 method.max_steps=3"
 PRETRAINING = (
-    "method=pretrain method.dataset_size=40 method.steps=4 method.hidden_size=16 method.heads=2 method.layers=2"
-    " method.active_size=16 method.sequence_length=32 method.validation_rows=2"
+    "method=pretrain method.dataset_size=40 method.steps=4 method.hidden_size=16 method.heads=2 "
+    "method.layers=2 method.active_size=16 method.sequence_length=32 method.validation_rows=2"
 )
 PERPLEXITY = "task=toy_text limit=3"
 CHOICE = "task=toy_choice limit=6"
@@ -44,7 +46,8 @@ COMMANDS = {
     "help-keys": Command("--help keys"),
     # The base model, and what a user may ask of any evaluation.
     "base-chat": Command(
-        f"method=base {MATH} num_fewshot=2 apply_chat_template=true gen_kwargs=temperature=0.7 system_instruction=Calculate."
+        f"method=base {MATH} num_fewshot=2 apply_chat_template=true gen_kwargs=temperature=0.7 "
+        "system_instruction=Calculate."
     ),
     "base-own-task": Command(
         "method=base task=lm_eval task.name=capitals task.include_path=inputs/tasks samples=[0,2]"
@@ -59,14 +62,17 @@ COMMANDS = {
     "roe": Command(ROE),
     "roe-again": Command(ROE, after="roe"),
     "roe-caches": Command(
-        f"-m method=roe method.n=3 method.temperature=5 method.cache=clean,standard,none {MATH_AND_TEXT}"
+        "-m method=roe method.n=3 method.temperature=5 method.cache=clean,standard,none "
+        f"{MATH_AND_TEXT}"
     ),
     "roe-prefill": Command(
-        f"method=roe method.n=3 method.temperature=5 method.cache=standard method.prefill=clean {MATH}"
+        "method=roe method.n=3 method.temperature=5 method.cache=standard method.prefill=clean "
+        f"{MATH}"
     ),
     "roe-options": Command(
-        f"-m {NOISY} method.temperature=4 method.weights=clean,perturbed method.aggregate=probabilities,logits"
-        f" method.include_clean=true,false method.noise=gumbel,antithetic {PERPLEXITY}"
+        f"-m {NOISY} method.temperature=4 method.weights=clean,perturbed "
+        "method.aggregate=probabilities,logits method.include_clean=true,false "
+        f"method.noise=gumbel,antithetic {PERPLEXITY}"
     ),
     "roe-layers": Command(
         f"{NOISY} method.temperature=[1,4,0] method.logit_scale=0.9 {PERPLEXITY}"
@@ -83,8 +89,9 @@ COMMANDS = {
         f"-m method=c3po {C3PO} method.optimizer=kernel_regression,mode_finding,oracle {CHOICE}"
     ),
     "c3po-equation": Command(
-        f"method=c3po {C3PO} method.parameters=weights method.update=gd method.relax=topk method.kernel=matern"
-        f" method.tokens=last2 method.layers=first2+last3 method.epsilon=0.5 {CHOICE}"
+        f"method=c3po {C3PO} method.parameters=weights method.update=gd method.relax=topk "
+        "method.kernel=matern method.tokens=last2 method.layers=first2+last3 method.epsilon=0.5 "
+        f"{CHOICE}"
     ),
     "c3po-generation": Command(f"-m method=c3po {C3PO} method.persistence=all_new,decay {MATH}"),
     "c3po-baselines": Command(
@@ -105,29 +112,33 @@ COMMANDS = {
     # Methods that train.
     "fine-tuning": Command(f"{FINE_TUNING} method.schedule=none-router metrics=expert {CHOICE}"),
     "fine-tuning-phases": Command(
-        f"{FINE_TUNING} 'method.phases=[{{frozen:[router],until:0.5,lr:2e-4}},{{frozen:[],until:1.0}}]' method.router_lr=1e-3"
-        f" method.router_aux_loss_coef=0.01 method.partners=6 method.activation_checkpointing=true {CHOICE}"
+        f"{FINE_TUNING} "
+        f"'method.phases=[{{frozen:[router],until:0.5,lr:2e-4}},{{frozen:[],until:1.0}}]' "
+        "method.router_lr=1e-3 method.router_aux_loss_coef=0.01 method.partners=6 "
+        f"method.activation_checkpointing=true {CHOICE}"
     ),
     "pretraining-routers": Command(
         f"-m {PRETRAINING} method.router=token,expert,word,sentence {CHOICE}"
     ),
     "pretraining-designs": Command(
-        f"-m {PRETRAINING} method.backbone=olmoe,deepseek,dense method.tokenizer=train method.vocab_size=300 {CHOICE}"
+        f"-m {PRETRAINING} method.backbone=olmoe,deepseek,dense method.tokenizer=train "
+        f"method.vocab_size=300 {CHOICE}"
     ),
     "pretraining-losses": Command(
-        f"{PRETRAINING} method.backbone=deepseek method.shared_experts=2 method.bias_rate=0.01 method.device_loss=0.05"
-        f" method.devices=2 method.routing_noise=1 {CHOICE}"
+        f"{PRETRAINING} method.backbone=deepseek method.shared_experts=2 method.bias_rate=0.01 "
+        f"method.device_loss=0.05 method.devices=2 method.routing_noise=1 {CHOICE}"
     ),
     "pretraining-tiny": Command("method=pretrain-tiny method.steps=2 method.save_steps=1"),
-    # Tuning: temperatures of layers, one temperature, the logit scale, a method's settings; each sampler.
+    # Tuning: temperatures of layers, one temperature, the logit scale, a method's settings; each
+    # sampler.
     "tuning-tpe": Command(f"{NOISY} tuning=tpe tuning.n_trials=5 {HELD_OUT} seeds=2 {PERPLEXITY}"),
     "tuning-random": Command(
-        f"{NOISY} tuning=random tuning.n_trials=4 tuning.logit_scale=true tuning.max_temperature=4 {HELD_OUT}"
-        f" seeds=2 tuning.seeds=2 {PERPLEXITY}"
+        f"{NOISY} tuning=random tuning.n_trials=4 tuning.logit_scale=true tuning.max_temperature=4 "
+        f"{HELD_OUT} seeds=2 tuning.seeds=2 {PERPLEXITY}"
     ),
     "tuning-uniform": Command(
-        f"method=roe method.n=2 tuning=uniform tuning.max_temperature=2 tuning.step=1 tuning.metric=accuracy {HELD_OUT}"
-        f" seeds=1 {CHOICE}"
+        "method=roe method.n=2 tuning=uniform tuning.max_temperature=2 tuning.step=1 "
+        f"tuning.metric=accuracy {HELD_OUT} seeds=1 {CHOICE}"
     ),
     "tuning-scale": Command(f"method=calibration tuning=scale {HELD_OUT} {PERPLEXITY}"),
     "tuning-grid": Command(f"method=top-k tuning=grid {HELD_OUT} {CHOICE}"),
@@ -139,7 +150,8 @@ COMMANDS = {
         after="roe",
     ),
     "wandb": Command(
-        f"{NOISY} tuning=uniform tuning.max_temperature=2 tuning.step=1 {HELD_OUT} seeds=1 logger=wandb {PERPLEXITY}"
+        f"{NOISY} tuning=uniform tuning.max_temperature=2 tuning.step=1 {HELD_OUT} seeds=1 "
+        f"logger=wandb {PERPLEXITY}"
     ),
     # What needs no weights.
     "plan-run": Command("method=c3po mode=plan task=toy_choice"),
@@ -147,7 +159,8 @@ COMMANDS = {
     "plan-experiment": Command("experiment=roe/figure3,moe_bench/table1 mode=plan"),
     # A table of each paper.
     "experiment-roe": Command(
-        f"experiment=roe/figure6 limit=4 seeds=1 method.n=2 tuning.max_temperature=2 tuning.step=1 {HELD_OUT}"
+        "experiment=roe/figure6 limit=4 seeds=1 method.n=2 tuning.max_temperature=2 tuning.step=1 "
+        f"{HELD_OUT}"
     ),
     "experiment-c3po": Command(
         "experiment=c3po/table1,c3po/figure8 limit=4 method.reference_size=40"

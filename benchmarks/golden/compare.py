@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.golden.files import Recording, differing_values, is_text
 
 KINDS = ("command", "exit code", "ids", "files", "numbers", "texts")
-"""What is compared of a command: its line, its exit code, the names with an id, the other names, the content of data
-files, and of texts."""
+"""What is compared of a command: its line, its exit code, the names with an id, the other names,
+the content of data files, and of texts."""
 SHOWN = 40
 """Lines that are printed of one kind of one command."""
 SHOWN_OF_FILE = 8

@@ -1,4 +1,5 @@
-"""The files of a recorded command, read for comparison: texts without what varies, and the values of data files."""
+"""The files of a recorded command, read for comparison: texts without what varies, and the values
+of data files."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from benchmarks.golden.varying import FILES, KEYS, SOMETIMES, normalized
 INPUTS = "files/inputs/"
 """What the golden run gives to each command."""
 ID = re.compile(r".*?-[0-9a-f]{8}(?![0-9a-z])")
-"""A name with an id, as of the folder of a run, a study, a summary or a page: `tiny-roe-toy_math-c29e0022`."""
+"""A name with an id, as of the folder of a run, a study, a summary or a page:
+`tiny-roe-toy_math-c29e0022`."""
 TEXTS = {".txt", ".html", ".md", ".svg", ".log", ".tex", ".py", ".jinja"}
 DATA = {".json", ".jsonl", ".yaml", ".csv"}
 TEXT_URI = re.compile(
@@ -55,7 +57,8 @@ class Recording:
         return {path for path in self.paths if not ids_in(path) & ids}
 
     def text(self, path: str) -> str:
-        """A text without what varies. Pages and pictures have a line for each tag, so that a difference is short."""
+        """A text without what varies. Pages and pictures have a line for each tag, so that a
+        difference is short."""
         text = normalized(with_decoded((self.folder / path).read_text("utf-8")), self.places)
         if path.endswith((".html", ".svg")):
             text = text.replace(">", ">\n").replace("},", "},\n")
@@ -73,7 +76,8 @@ class Recording:
         return hashlib.sha256(file.read_bytes()).hexdigest()
 
     def _without_varying(self, value: Any, parent: str = "") -> Any:
-        """The value under the key `parent`, with null for what varies: that its key is there is compared."""
+        """The value under the key `parent`, with null for what varies: that its key is there is
+        compared."""
         if isinstance(value, dict):
             kept: dict[str, Any] = {}
             for key, item in value.items():
@@ -92,7 +96,8 @@ class Recording:
 
 
 def varies(key: str, parent: str) -> bool:
-    """Whether the value of a key below `parent` is one of KEYS. W&B's keys are whole paths: `cost/wall_seconds`."""
+    """Whether the value of a key below `parent` is one of KEYS. W&B's keys are whole paths:
+    `cost/wall_seconds`."""
     whole = f"{parent}/{key}"
     last_two = "/".join(whole.split("/")[-2:])
     return last_two in KEYS or last_two.rpartition("/")[2] in KEYS

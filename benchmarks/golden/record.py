@@ -1,4 +1,5 @@
-"""Run the commands of the checkout in whose root this is started, and keep what they print and leave.
+"""Run the commands of the checkout in whose root this is started, and keep what they print and
+leave.
 
 FOLDER/<command>/command.json         command line, exit code, seconds, and the places that its texts may name
 FOLDER/<command>/stdout.txt, stderr.txt
@@ -62,7 +63,8 @@ def chosen(pattern: str) -> list[str]:
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """Nothing of the user's settings, no network, no GPU, one thread, and always the same width of the terminal."""
+    """Nothing of the user's settings, no network, no GPU, one thread, and always the same width of
+    the terminal."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),

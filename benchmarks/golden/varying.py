@@ -1,6 +1,7 @@
 """What differs between two recordings of the same commit, and therefore is not compared.
 
-Everything here was found by recording a commit twice. Each entry hides a change of what it names, so the list is short.
+Everything here was found by recording a commit twice. Each entry hides a change of what it names,
+so the list is short.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ KEYS = {
     "tokens_per_second": "a speed",
     "peak_memory_bytes": "memory of the process, which depends on the allocator",
 }
-"""Keys of JSON and YAML files and columns of CSV files, with the reason; `cost/toy` is the key `toy` in a `cost`.
-Their values are not compared, but that they are there is."""
+"""Keys of JSON and YAML files and columns of CSV files, with the reason; `cost/toy` is the key
+`toy` in a `cost`. Their values are not compared, but that they are there is."""
 
 SOMETIMES = {
     "peak_working_bytes": "memory of the process, which a line of responses.jsonl lacks where it is 0"
@@ -36,7 +37,8 @@ FILES = {
     ".holder": "the process that held the folder, and since when",
     "storage.db": "Optuna's database with the times of trials; trials.csv has its content",
 }
-"""Names of files whose content is not compared, with the reason. That they are there is compared."""
+"""Names of files whose content is not compared, with the reason. That they are there is
+compared."""
 
 PATTERNS = [
     (
@@ -65,7 +67,8 @@ PATTERNS = [
     (r" {2,}", "  ", "columns of a table are as wide as the durations in them"),
     (r"─{2,}", "─", "the same of the line below the headings"),
 ]
-"""(regular expression, replacement, reason): replaced in all texts, those in JSON files included."""
+"""(regular expression, replacement, reason): replaced in all texts, those in JSON files
+included."""
 
 COMPILED = [
     (re.compile(pattern, re.MULTILINE), replacement) for pattern, replacement, _ in PATTERNS
@@ -73,7 +76,8 @@ COMPILED = [
 
 
 def normalized(text: str, places: Mapping[str, str]) -> str:
-    """The text without what varies. `places` are the folders of the recording, by the name that replaces them."""
+    """The text without what varies. `places` are the folders of the recording, by the name that
+    replaces them."""
     for name, folder in places.items():
         text = text.replace(folder, name)
     for pattern, replacement in COMPILED:

@@ -1,4 +1,5 @@
-"""What W&B logged offline, as JSON. Its own files are binary, and their names have times and random parts."""
+"""What W&B logged offline, as JSON. Its own files are binary, and their names have times and random
+parts."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ TABLE_NAME = re.compile(r"_\d+_[0-9a-f]+\.table\.json$")
 RUN_KEYS = ("config", "display_name", "job_type", "project", "run_group", "run_id", "tags")
 """What moe_lab sets of a W&B run; W&B adds its clock, the computer and the imported libraries."""
 STORED_WITH = re.compile(r"(^|/)_|\.(_|artifact_path|path|sha256|size|log_mode)")
-"""What W&B adds to the values that it is given: the clock, and where it keeps tables and pictures."""
+"""What W&B adds to the values that it is given: the clock, and where it keeps tables and
+pictures."""
 
 
 def replace_by_json(folder: Path, environment: dict[str, str]) -> None:

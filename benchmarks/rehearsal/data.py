@@ -1,6 +1,7 @@
 """The data sets of the rehearsal under their ids on the hub, in the hub's columns.
 
-Rows come from local files (`--data-dir`) where they are there, and are generated in the same columns otherwise.
+Rows come from local files (`--data-dir`) where they are there, and are generated in the same
+columns otherwise.
 """
 
 from __future__ import annotations
@@ -278,7 +279,8 @@ def rows(folder: str, split: str, data_dir: Path | None) -> list[Row]:
 
 
 def write_data_set(id: str, folder: Path, data_dir: Path | None) -> None:
-    """The files of a data set's repository: parquet of every configuration and split, and the card that names them."""
+    """The files of a data set's repository: parquet of every configuration and split, and the card
+    that names them."""
     if id == "GAIR/lima":
         return write_jsonl(folder / "train.jsonl", rows("lima", "train", data_dir))
     if id == KNOWREF:

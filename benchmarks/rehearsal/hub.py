@@ -29,8 +29,8 @@ DATA_SETS = (
 def stage(folder: Path, ids: Iterable[str], data_dir: Path | None) -> Iterator[None]:
     """Serve these models and all data sets.
 
-    Repositories are written to `folder` once. Call this before the libraries of Hugging Face are imported: they read
-    the hub's address when they are imported.
+    Repositories are written to `folder` once. Call this before the libraries of Hugging Face are
+    imported: they read the hub's address when they are imported.
     """
     hub, moderation = Hub(), ModerationServer()
     with hub.serving(), moderation.serving():
@@ -68,7 +68,8 @@ def _publish(hub: Hub, kind: str, id: str, folder: Path, write: Callable[[Path],
 
 
 def _made(path: Path, write: Callable[[Path], object]) -> Path:
-    """A file or folder, written by `write(path)` if it is missing. An interrupted one is written again."""
+    """A file or folder, written by `write(path)` if it is missing. An interrupted one is written
+    again."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:

@@ -1,7 +1,9 @@
-"""The models of the rehearsal: published architectures with small widths and random weights, under their ids on the hub.
+"""The models of the rehearsal: published architectures with small widths and random weights, under
+their ids on the hub.
 
-Layers, experts, experts per token, windows and positions are the published ones. Widths, heads and vocabularies are small.
-Tokenizers have the published special tokens and chat templates of the published form.
+Layers, experts, experts per token, windows and positions are the published ones. Widths, heads and
+vocabularies are small. Tokenizers have the published special tokens and chat templates of the
+published form.
 """
 
 from __future__ import annotations
@@ -72,25 +74,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"num_experts": 60, "num_experts_per_tok": 4, "decoder_sparse_step": 1},
     GUARD: _dense("llama", 32, 131072, 4),
 }
-"""The published numbers by id. Keys that are not here are the defaults of transformers' configuration class."""
+"""The published numbers by id. Keys that are not here are the defaults of transformers'
+configuration class."""
 
 _TURNS = (
-    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] "
+    "}}{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}{% if "
+    "add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 _INSTRUCT = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %} {{ message['content'] }}"
-    "{{ eos_token }}{% else %} [INST] {{ message['content'] }} [/INST]{% endif %}{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %} {{ "
+    "message['content'] }}{{ eos_token }}{% else %} [INST] {{ message['content'] }} [/INST]{% "
+    "endif %}{% endfor %}"
 )
 _IM = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] "
+    "}}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _GUARD = (
-    "{{ bos_token }}<|start_header_id|>user<|end_header_id|>\n\nTask: Check if there is unsafe content in "
-    "'Agent' messages.\n{% for message in messages %}{{ message['role'] }}: {% if message['content'] is string %}"
-    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}\n"
+    "{{ bos_token }}<|start_header_id|>user<|end_header_id|>\n\nTask: Check if there is unsafe "
+    "content in 'Agent' messages.\n{% for message in messages %}{{ message['role'] }}: {% if "
+    "message['content'] is string %}{{ message['content'] }}{% else %}{% for part in "
+    "message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}\n"
     "{% endfor %}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
 )
 
@@ -209,7 +214,8 @@ def _tokenizer(id: str, vocabulary: Path) -> Any:
 
 
 def _small(published: dict[str, Any], vocabulary: int) -> dict[str, Any]:
-    """The published configuration with small widths and few heads, also where it leaves them to transformers' defaults."""
+    """The published configuration with small widths and few heads, also where it leaves them to
+    transformers' defaults."""
     from transformers import CONFIG_MAPPING  # once the hub's address is known
 
     sizes = ("num_attention_heads", "num_key_value_heads", "head_dim", "moe_intermediate_size")

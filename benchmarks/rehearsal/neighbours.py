@@ -1,4 +1,5 @@
-"""The tokens of runs whose neighbours are known with the weights alone (C3PO and in-context learning), after the run."""
+"""The tokens of runs whose neighbours are known with the weights alone (C3PO and in-context
+learning), after the run."""
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ class Pathways:
     """The neighbours of each question that have a weight."""
 
     def tokens(self, settings: C3POConfig, span: TokenSpan, scored: bool) -> int:
-        """The tokens of questions and neighbours, and of the suffixes that pass the later layers again.
+        """The tokens of questions and neighbours, and of the suffixes that pass the later layers
+        again.
 
-        Neighbours do so in every pass, scored questions at the end, and with a trace in every state, too.
+        Neighbours do so in every pass, scored questions at the end, and with a trace in every
+        state, too.
         """
         scorings = 0
         if scored:
@@ -113,7 +116,8 @@ def pathway_tokens(run: Any, pathways: Pathways, workload: Workload) -> int:
 
 
 def demonstrated_tokens(run: Any) -> int:
-    """The tokens of a run of in-context learning: its prompts after the demonstrations that it stored."""
+    """The tokens of a run of in-context learning: its prompts after the demonstrations that it
+    stored."""
     from moe_lab.engine.forward.ensemble import Ensemble
     from moe_lab.engine.hf import encoder_of
     from moe_lab.engine.planned import Asked, planned_tokens

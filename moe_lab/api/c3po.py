@@ -35,24 +35,28 @@ References = Annotated[list[tuple[StrictStr, NonEmptyText]], Field(min_length=1)
 
 
 class C3PO(LanguageModel):
-    """Critical-layer, core-expert, collaborative pathway optimization (arXiv 2504.07964), as `method=c3po` computes it.
+    """Critical-layer, core-expert, collaborative pathway optimization (arXiv 2504.07964), as
+    `method=c3po` computes it.
 
         c3po = C3PO(model, tokenizer, references=[("2 + 2 =", " 4"), ("3 + 1 =", " 4"), ...], k=3)
         c3po.loglikelihood("1 + 2 =", [" 3", " 4"])
 
-    The routing weights of each prompt's last token are optimized on the references nearest to it, and the prompt is
-    answered with them. The model is not changed.
+    The routing weights of each prompt's last token are optimized on the references nearest to it,
+    and the prompt is answered with them. The model is not changed.
 
     Args:
-        model: a causal language model of transformers in evaluation mode, whose routers choose by logits.
+        model: a causal language model of transformers in evaluation mode, whose routers choose by
+            logits.
         tokenizer: the model's tokenizer.
-        references: prompts and their right answers (blank in front included), of questions that the model itself
-            answers correctly; or the folder of a set that the command stored, `outputs/references/<name>`.
+        references: prompts and their right answers (blank in front included), of questions that the
+            model itself answers correctly; or the folder of a set that the command stored,
+            `outputs/references/<name>`.
         seed: of sampled tokens.
-        keys: `optimizer`, `layers`, `core_experts`, `k`, `steps`, ... (`python -m moe_lab --help method=c3po`).
+        keys: `optimizer`, `layers`, `core_experts`, `k`, `steps`, ... (`python -m moe_lab --help
+            method=c3po`).
 
-    Raises ConfigError for an impossible key, for fewer references than k and for a stored set of another model, and
-    ModelError for a model that cannot be routed otherwise.
+    Raises ConfigError for an impossible key, for fewer references than k and for a stored set of
+    another model, and ModelError for a model that cannot be routed otherwise.
     """
 
     def __init__(
@@ -74,8 +78,8 @@ class C3PO(LanguageModel):
         C3POMethod(settings).check(loaded.facts)
         if keys.get("core_experts") is not None and keys["core_experts"] > loaded.facts.experts:
             raise ConfigError(
-                f"method.core_experts={keys['core_experts']}: the model has {loaded.facts.experts} experts per layer; "
-                "give at most these, or None for all."
+                f"method.core_experts={keys['core_experts']}: the model has {loaded.facts.experts} "
+                "experts per layer; give at most these, or None for all."
             )
         layers = named_layers(settings.layers, loaded.facts.moe_layers)
         reference_set = _reference_set(references, settings, loaded)
@@ -106,7 +110,8 @@ def _refuse_tasks(settings: C3POConfig, keys: Mapping[str, Any]) -> None:
 def _reference_set(
     references: Sequence[tuple[str, str]] | str | Path, settings: C3POConfig, loaded: LoadedModel
 ) -> ReferenceSet:
-    """The references of a stored folder, or given pairs of prompt and answer, which the model reads."""
+    """The references of a stored folder, or given pairs of prompt and answer, which the model
+    reads."""
     base_lm = EngineLM(loaded.model, loaded.tokenizer, progress=False)
     with opened(loaded.model, "C3PO", alone=True), expected_flags(loaded.model.config):
         if isinstance(references, str | Path):

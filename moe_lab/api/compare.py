@@ -29,8 +29,8 @@ KEYS = ("mode", "a", "b", "output_dir")
 class Compared(Shown):
     """Evaluations of the same examples, each compared with the first one.
 
-    `file` is comparison.json, which also has the prompts and answers of all changed examples, and `page` its HTML page.
-    `notes` says what is left out and what else differs, a sentence each.
+    `file` is comparison.json, which also has the prompts and answers of all changed examples, and
+    `page` its HTML page. `notes` says what is left out and what else differs, a sentence each.
     """
 
     exit_code = 0
@@ -47,8 +47,8 @@ class Compared(Shown):
     def frame(self) -> pd.DataFrame:
         """One row per evaluation, task and metric, with the columns of `Results.frame`.
 
-        `run` is "b", or "b1", "b2" and so on, and `compared_with` is "a": `difference` is `value` minus `other_value`,
-        `p_holm` is corrected for all rows. `verdict` says which is better.
+        `run` is "b", or "b1", "b2" and so on, and `compared_with` is "a": `difference` is `value`
+        minus `other_value`, `p_holm` is corrected for all rows. `verdict` says which is better.
         """
         rows = []
         for score in self._comparison.scores:
@@ -62,7 +62,8 @@ class Compared(Shown):
         print_line(str(self.file))
 
     def _columns(self) -> tuple[list[Column], list[str]]:
-        """The columns of the table, and the lines below it: what each evaluation is, and the notes."""
+        """The columns of the table, and the lines below it: what each evaluation is, and the
+        notes."""
         footnotes = []
         for evaluation in self._comparison.evaluations:
             name = f"{evaluation.key}: {evaluation.label} {evaluation.settings}"
@@ -77,14 +78,15 @@ def compare(
 ) -> Compared:
     """Compare stored evaluations with the first, example by example: `moe_lab.compare("a", "b")`.
 
-    It is `mode=compare` of the command: the comparison and its page are written to `<output_dir>/comparisons`.
+    It is `mode=compare` of the command: the comparison and its page are written to
+    `<output_dir>/comparisons`.
 
     Args:
-        first, others: folders of runs (`results.runs[0].folder`), results files or output folders of lm-eval with
-            `--log_samples`.
+        first, others: folders of runs (`results.runs[0].folder`), results files or output folders
+            of lm-eval with `--log_samples`.
 
-    Raises ConfigError where they have no task in common, or other examples of one, and DamagedError for a file that
-    cannot be read.
+    Raises ConfigError where they have no task in common, or other examples of one, and DamagedError
+    for a file that cannot be read.
     """
     from moe_lab.reports.pages.comparison_page import write_comparison_page
     from moe_lab.results.atomic import json_text, write_file
@@ -125,7 +127,8 @@ def _digest_of_samples(comparison: Comparison) -> str:
 
 
 def compare_stored(configs: Sequence[Config]) -> Compared:
-    """`compare` for mode=compare of the command. Raises ConfigError for a grid, and for keys that it does not read."""
+    """`compare` for mode=compare of the command. Raises ConfigError for a grid, and for keys that
+    it does not read."""
     if len(configs) > 1:
         raise ConfigError(
             "mode=compare takes no grid. Leave out -m; b= takes several, separated by commas."

@@ -15,20 +15,21 @@ def expert_metrics(
         found = expert_metrics(model, ["two and two are four", ...], tokenizer)
         found["load_balance"]["value"]
 
-    The model reads every text once, and again under each policy of Capacity and Specialization. It is measured as
-    `metrics=expert` measures a model in training: accuracy is the share of tokens that the model predicts, given the
-    true tokens before them.
+    The model reads every text once, and again under each policy of Capacity and Specialization. It
+    is measured as `metrics=expert` measures a model in training: accuracy is the share of tokens
+    that the model predicts, given the true tokens before them.
 
     Args:
         texts: texts of which each fits the model's window, or lists of their token ids.
         tokenizer: for texts; its special tokens are part of them.
 
-    Returns `accuracy`, `load_balance` and `collaboration` (bits), `capacity` (`least` and `most`: accuracy lost without
-    the least and the most selected expert of each layer) and `specialization` (accuracy lost under random routing).
-    Each has `value` and `ci95`, its 95% interval over texts; those in bits have `layers` and their largest value, too.
+    Returns `accuracy`, `load_balance` and `collaboration` (bits), `capacity` (`least` and `most`:
+    accuracy lost without the least and the most selected expert of each layer) and `specialization`
+    (accuracy lost under random routing). Each has `value` and `ci95`, its 95% interval over texts;
+    those in bits have `layers` and their largest value, too.
 
-    Raises ConfigError for a text with less than two tokens or with more than the model reads, and ModelError for a
-    model without routers whose tokens can be routed otherwise.
+    Raises ConfigError for a text with less than two tokens or with more than the model reads, and
+    ModelError for a model without routers whose tokens can be routed otherwise.
     """
     from moe_lab.api.language_model import loaded_model
     from moe_lab.metrics.training_metrics import measure

@@ -17,15 +17,16 @@ def freeze(model: nn.Module, *groups: str) -> Iterator[int]:
             model(**batch).loss.backward()
             optimizer.step()
 
-    Frozen parameters have no gradient, so that the optimizers of torch skip them: no step, no momentum, no weight
-    decay. Afterwards they are trained again, except those that the model did not train before.
+    Frozen parameters have no gradient, so that the optimizers of torch skip them: no step, no
+    momentum, no weight decay. Afterwards they are trained again, except those that the model did
+    not train before.
 
     Args:
-        groups: "router", "experts" (the routed ones), "shared_experts" or "other". An adapter of PEFT belongs to the
-            group of what it adapts.
+        groups: "router", "experts" (the routed ones), "shared_experts" or "other". An adapter of
+            PEFT belongs to the group of what it adapts.
 
-    Raises ConfigError for an unknown group and for one without parameters that are trained, and ModelError for a model
-    without routers.
+    Raises ConfigError for an unknown group and for one without parameters that are trained, and
+    ModelError for a model without routers.
     """
     from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups, trainable
 

@@ -1,4 +1,5 @@
-"""A model of the caller's own under a method: text, tokens and log-likelihoods. The base class of `RoE` and `C3PO`.
+"""A model of the caller's own under a method: text, tokens and log-likelihoods. The base class of
+`RoE` and `C3PO`.
 
 V = vocabulary.
 """
@@ -29,12 +30,14 @@ from moe_lab.routing.passes import transformers_model
 def loaded_model(
     model: Any, tokenizer: Any, needs_router: bool = True, needs_tokenizer: bool = True
 ) -> LoadedModel:
-    """A causal language model of transformers and its tokenizer, with the facts of its configuration.
+    """A causal language model of transformers and its tokenizer, with the facts of its
+    configuration.
 
     Of a model in PEFT's wrapper it is the inner model, which has the adapters.
 
-    Raises ConfigError for what is no tokenizer, and ModelError for what is no such model, for a model in training mode
-    and, with `needs_router`, for one without a supported router or whose routing cannot be changed.
+    Raises ConfigError for what is no tokenizer, and ModelError for what is no such model, for a
+    model in training mode and, with `needs_router`, for one without a supported router or whose
+    routing cannot be changed.
     """
     model = transformers_model(model)
     name = type(model).__name__
@@ -77,7 +80,8 @@ class GeneratedTexts(GenerateDecoderOnlyOutput):
 class LanguageModel:
     """A model of transformers whose tokens an engine of this package computes.
 
-    The model is not changed: `model(...)`, and `model.generate` without `custom_generate`, give what they gave before.
+    The model is not changed: `model(...)`, and `model.generate` without `custom_generate`, give
+    what they gave before.
 
     Args:
         keys: settings that `repr` shows.
@@ -122,29 +126,35 @@ class LanguageModel:
 
         Args:
             text: a prompt, or a list of them. Of chat messages it is
-                `tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)`.
-            seed: of the sampled tokens and the routing noise of this call, in place of the object's own. Equal calls
-                give equal texts, so that different samples take different seeds, or num_return_sequences.
-            options: as `model.generate` takes them: max_new_tokens, do_sample, temperature, top_p, stop_strings,
-                num_return_sequences, streamer, logits_processor, generation_config, ...
+                `tokenizer.apply_chat_template(messages, tokenize=False,
+                add_generation_prompt=True)`.
+            seed: of the sampled tokens and the routing noise of this call, in place of the object's
+                own. Equal calls give equal texts, so that different samples take different seeds,
+                or num_return_sequences.
+            options: as `model.generate` takes them: max_new_tokens, do_sample, temperature, top_p,
+                stop_strings, num_return_sequences, streamer, logits_processor, generation_config,
+                ...
 
-        Returns a string for a string, else a list of strings; with num_return_sequences=k a list with k for each prompt
-        in turn. A stop string ends the text and stays in it, as in transformers.
+        Returns a string for a string, else a list of strings; with num_return_sequences=k a list
+        with k for each prompt in turn. A stop string ends the text and stays in it, as in
+        transformers.
 
-        With return_dict_in_generate=True it is the output of transformers: `sequences` (int64 [B, S], prompts
-        included), with output_scores=True `scores` and with output_logits=True `logits`: one float32 [B, V] for each
-        new token, the log of the averaged distribution (the logits, of one sample) after and before the logits
-        processors. `texts` has the generated texts.
+        With return_dict_in_generate=True it is the output of transformers: `sequences` (int64 [B,
+        S], prompts included), with output_scores=True `scores` and with output_logits=True
+        `logits`: one float32 [B, V] for each new token, the log of the averaged distribution (the
+        logits, of one sample) after and before the logits processors. `texts` has the generated
+        texts.
 
-        Raises ConfigError for an option that is not supported, and what transformers raises for one that is unknown or
-        impossible.
+        Raises ConfigError for an option that is not supported, and what transformers raises for one
+        that is unknown or impossible.
         """
         texts = checked_texts("text", text)
         if seed is not None:
             checked_settings(seed=seed)
         if options.get("assistant_model") is not None:
             raise ConfigError(
-                "assistant_model is not supported: every token is that of the ensemble. Leave it out."
+                "assistant_model is not supported: every token is that of the ensemble. Leave it "
+                "out."
             )
         config = self._generation_config(options)
         if config.stop_strings:  # transformers hands no tokenizer to custom_generate
@@ -212,8 +222,8 @@ class LanguageModel:
         """Log-probability of a continuation after a context, in nats, as lm-eval asks for it.
 
         Args:
-            context: a text, or one for each continuation. "" stands for the beginning-of-text token. A context that is
-                too long for the model loses its beginning.
+            context: a text, or one for each continuation. "" stands for the beginning-of-text
+                token. A context that is too long for the model loses its beginning.
             continuation: a text, blank in front included, or a list of them.
 
         Returns a number for two strings, else a list with one for each continuation.
@@ -224,8 +234,8 @@ class LanguageModel:
             contexts *= len(continuations)
         if len(contexts) != len(continuations):
             raise ConfigError(
-                f"loglikelihood got {len(contexts)} contexts and {len(continuations)} continuations: give one context "
-                "for each continuation, or one for all."
+                f"loglikelihood got {len(contexts)} contexts and {len(continuations)} "
+                "continuations: give one context for each continuation, or one for all."
             )
         if "" in continuations:
             raise wrong(
@@ -254,15 +264,19 @@ class LanguageModel:
         seed: int | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """The decoding loop of `model.generate(..., custom_generate=roe)`. `texts` are the prompts as texts, if known.
+        """The decoding loop of `model.generate(..., custom_generate=roe)`. `texts` are the prompts
+        as texts, if known.
 
-        `custom_generate=functools.partial(roe, seed=5)` has the noise and the samples of another seed.
+        `custom_generate=functools.partial(roe, seed=5)` has the noise and the samples of another
+        seed.
 
-        transformers passes neither `streamer` nor `tokenizer` to such a loop. `roe.generate` takes both `streamer` and
-        `stop_strings`; with `model.generate` write `custom_generate=functools.partial(roe, streamer=streamer)` and
+        transformers passes neither `streamer` nor `tokenizer` to such a loop. `roe.generate` takes
+        both `streamer` and `stop_strings`; with `model.generate` write
+        `custom_generate=functools.partial(roe, streamer=streamer)` and
         `stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)]`.
 
-        Raises ValueError for what it does not support: beams, a cache that is given. An assistant is not used.
+        Raises ValueError for what it does not support: beams, a cache that is given. An assistant
+        is not used.
         """
         if transformers_model(model) is not self.model:
             raise ValueError("custom_generate is that of another model.")
@@ -294,7 +308,8 @@ class LanguageModel:
         self.lm.seed = seed
 
     def _generation_config(self, options: dict[str, Any]) -> GenerationConfig:
-        """`options`, their `generation_config` and the model's own, merged as `model.generate` merges them.
+        """`options`, their `generation_config` and the model's own, merged as `model.generate`
+        merges them.
 
         Raises ConfigError for an option that is not supported.
         """

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class MethodLM(AnsweringLM):
-    """Answers lm-eval's requests under a method, which is on the model while they are answered and not otherwise."""
+    """Answers lm-eval's requests under a method, which is on the model while they are answered and
+    not otherwise."""
 
     def __init__(self, open_lm: Callable[[], AbstractContextManager[EngineLM]], tokenizer: Any):
         super().__init__(lambda: tokenizer)
@@ -53,18 +54,22 @@ def lm(
     max_length: int | None = None,
     **keys: Any,
 ) -> MethodLM:
-    """A model under a method, for `lm_eval.simple_evaluate(model=moe_lab.lm(model, tokenizer, method="roe", n=8))`.
+    """A model under a method, for `lm_eval.simple_evaluate(model=moe_lab.lm(model, tokenizer,
+    method="roe", n=8))`.
 
     The ensemble or policy of the method answers lm-eval's requests. `model` itself is not changed.
 
     Args:
-        model: a causal language model of transformers, in evaluation mode, with routers of a supported family.
-        method: name of a method, of a plug-in too, that needs neither training nor documents of a task.
+        model: a causal language model of transformers, in evaluation mode, with routers of a
+            supported family.
+        method: name of a method, of a plug-in too, that needs neither training nor documents of a
+            task.
         seed: of the method's randomness and of sampled answers.
         batch_size, max_batch_size, max_length: as the keys of the command.
         keys: the method's keys (`python -m moe_lab --help method=roe`).
 
-    Raises ConfigError for an unknown method, key or value, and ModelError for a model that the method cannot run.
+    Raises ConfigError for an unknown method, key or value, and ModelError for a model that the
+    method cannot run.
     """
     if not isinstance(method, str):
         raise wrong("method", method, "give the name of a method, e.g. roe")

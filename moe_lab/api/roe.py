@@ -11,34 +11,41 @@ from moe_lab.methods.roe import RoE as RoEMethod
 
 
 class RoE(LanguageModel):
-    """Roster of Experts (arXiv 2509.17238): every token is the average of n routings, as `method=roe` computes it.
+    """Roster of Experts (arXiv 2509.17238): every token is the average of n routings, as
+    `method=roe` computes it.
 
         roe = RoE(model, tokenizer, n=8, temperature=0.1)
         roe.generate("2 + 2 =", max_new_tokens=8)
         model.generate(**inputs, custom_generate=roe)
 
-    The model is not changed: `model(...)`, and `model.generate` without `custom_generate`, give what they gave before.
+    The model is not changed: `model(...)`, and `model.generate` without `custom_generate`, give
+    what they gave before.
 
     Args:
-        model: a causal language model of transformers with routers of a supported family, in evaluation mode.
+        model: a causal language model of transformers with routers of a supported family, in
+            evaluation mode.
         tokenizer: the model's tokenizer.
         n: routing samples of each token; sample 0 has no noise.
-        temperature: of the noise (equation 1): a number for all MoE layers not skipped, a list with one per MoE layer,
-            or the path of a profile that `tuning=` wrote. The first layer with noise follows from it.
-        skip_layers: MoE layers without noise at either end; None: 1 for a number, 0 for a list or profile.
-        cache: history that samples attend to: "clean", one without noise for all; "standard", each its own; "none",
-            each its own, computed anew for every token.
-        prefill: with histories of their own, whether samples read the prompt with noise: "noisy" or "clean".
+        temperature: of the noise (equation 1): a number for all MoE layers not skipped, a list with
+            one per MoE layer, or the path of a profile that `tuning=` wrote. The first layer with
+            noise follows from it.
+        skip_layers: MoE layers without noise at either end; None: 1 for a number, 0 for a list or
+            profile.
+        cache: history that samples attend to: "clean", one without noise for all; "standard", each
+            its own; "none", each its own, computed anew for every token.
+        prefill: with histories of their own, whether samples read the prompt with noise: "noisy" or
+            "clean".
         weights: whether combine weights come from "clean" or "perturbed" router logits.
         aggregate: what is averaged: "probabilities" or "logits".
         include_clean: whether sample 0 is part of the average.
         noise: "gumbel", independent in all samples, or "antithetic" in samples 2j-1 and 2j.
-        logit_scale: what the log of the averaged distribution is multiplied by before the last softmax
-            (1 / softmax temperature); None: a profile's, else 1.
-        seed: key of the routing noise and of sampled tokens. Equal calls give equal results; `generate` takes a seed of
-            its own.
+        logit_scale: what the log of the averaged distribution is multiplied by before the last
+            softmax (1 / softmax temperature); None: a profile's, else 1.
+        seed: key of the routing noise and of sampled tokens. Equal calls give equal results;
+            `generate` takes a seed of its own.
 
-    Raises ConfigError for an impossible value, and ModelError for a model that cannot be routed otherwise.
+    Raises ConfigError for an impossible value, and ModelError for a model that cannot be routed
+    otherwise.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Commands from Python: the same runs, files and numbers; and what a command would run, without running it."""
+"""Commands from Python: the same runs, files and numbers; and what a command would run, without
+running it."""
 
 from __future__ import annotations
 
@@ -32,20 +33,23 @@ def run(
     quiet: bool = False,
     **keys: Any,
 ) -> Results:
-    """Run a command and return its results: `moe_lab.run(["method=roe", "task=toy_math", "limit=50"])`.
+    """Run a command and return its results: `moe_lab.run(["method=roe", "task=toy_math",
+    "limit=50"])`.
 
-    `moe_lab.run(policy=drop_weakest, task="toy_math", limit=50)` runs a function (router, routing) as `method=policy`.
+    `moe_lab.run(policy=drop_weakest, task="toy_math", limit=50)` runs a function (router, routing)
+    as `method=policy`.
 
     Args:
-        overrides: those of `python -m moe_lab`, with "-m" for a grid. Files are written as there, and stored results
-            are returned without computing. With `experiment=` the results are those of all its cells, and
-            `results.tables` has its tables.
+        overrides: those of `python -m moe_lab`, with "-m" for a grid. Files are written as there,
+            and stored results are returned without computing. With `experiment=` the results are
+            those of all its cells, and `results.tables` has its tables.
         policy: a function of an importable file, as in `override`.
         quiet: print nothing. By default tables, progress and errors are printed as by the command.
         keys: further overrides without a dot in their key.
 
-    Raises ConfigError for what the command refuses and for another mode than run, ResultsError where a run failed or is
-    held by another process, and KeyboardInterrupt where it was interrupted.
+    Raises ConfigError for what the command refuses and for another mode than run, ResultsError
+    where a run failed or is held by another process, and KeyboardInterrupt where it was
+    interrupted.
     """
     more = []
     if policy is not None:
@@ -70,7 +74,8 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A number or an array of NumPy as JSON has it. Raises ConfigError for what is no value of a key."""
+    """A number or an array of NumPy as JSON has it. Raises ConfigError for what is no value of a
+    key."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Path):
@@ -86,17 +91,19 @@ def _place_of(policy: Any) -> str:
     name = getattr(policy, "__qualname__", str(policy))
     if file is None or not Path(file).is_file() or not name.isidentifier():
         raise ConfigError(
-            f"policy={name}: worker processes import the function from its file, and it has none, or is inside another "
-            "function. Write it at the top level of a file (in a notebook: %%writefile my_idea.py) and import it."
+            f"policy={name}: worker processes import the function from its file, and it has none, "
+            "or is inside another function. Write it at the top level of a file (in a notebook: "
+            "%%writefile my_idea.py) and import it."
         )
     return f"{file}:{name}"
 
 
 def report(overrides: Sequence[str], *, quiet: bool = False) -> Results:
-    """The stored results of a command: `moe_lab.report(["-m", "method=base,roe", "task=toy_math"])`; computes nothing.
+    """The stored results of a command: `moe_lab.report(["-m", "method=base,roe",
+    "task=toy_math"])`; computes nothing.
 
-    It is `mode=report` of the command: page, tables and figures are written again. Runs that are not stored are named
-    and left out.
+    It is `mode=report` of the command: page, tables and figures are written again. Runs that are
+    not stored are named and left out.
 
     Args:
         overrides, quiet: as of `moe_lab.run`.
@@ -107,10 +114,11 @@ def report(overrides: Sequence[str], *, quiet: bool = False) -> Results:
 
 
 def plan(overrides: Sequence[str]) -> Plan:
-    """What a command would run: `moe_lab.plan(["-m", "method=base,roe", "task=toy_math", "seeds=5"])`.
+    """What a command would run: `moe_lab.plan(["-m", "method=base,roe", "task=toy_math",
+    "seeds=5"])`.
 
-    It is `mode=plan` of the command: everything is checked that can be checked without weights, nothing is computed,
-    written or printed.
+    It is `mode=plan` of the command: everything is checked that can be checked without weights,
+    nothing is computed, written or printed.
 
     Args:
         overrides: those of `python -m moe_lab`, with "-m" for a grid, or with `experiment=`.

@@ -1,4 +1,5 @@
-"""`--help`, read from the YAML files in `conf/` without Hydra and torch: the overview, or what a word names."""
+"""`--help`, read from the YAML files in `conf/` without Hydra and torch: the overview, or what a
+word names."""
 
 import re
 from collections.abc import Callable
@@ -83,7 +84,8 @@ Files = dict[str, dict[str, Path]]
 
 
 def help_text(argv: list[str]) -> str:
-    """The text for the named options, keys and commands, else the overview, also of the folders of `--config-dir`.
+    """The text for the named options, keys and commands, else the overview, also of the folders of
+    `--config-dir`.
 
     Raises ConfigError for a name that is unknown.
     """
@@ -116,7 +118,8 @@ def _folder_arguments(argv: list[str]) -> list[str]:
 
 
 def _texts_of(argument: str, files: Files, config_dirs: list[Path]) -> list[str]:
-    """What an argument names: a word, `mode=...`, or options `group=...`; nothing for `key=value`."""
+    """What an argument names: a word, `mode=...`, or options `group=...`; nothing for
+    `key=value`."""
     name, sign, values = argument.lstrip("+").partition("=")
     if not sign:
         return _word(name, files, config_dirs)

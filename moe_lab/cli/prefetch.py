@@ -1,4 +1,5 @@
-"""mode=prefetch: fetches all files that the same command needs offline. Loads no weights into memory."""
+"""mode=prefetch: fetches all files that the same command needs offline. Loads no weights into
+memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from moe_lab.runs.planning.rows import task_name
 
 
 def prefetch(configs: Sequence[Config], cells: Sequence[Cell] = ()) -> int:
-    """Fetch the files that a grid or its experiments need, and print where they are. Returns the exit code.
+    """Fetch the files that a grid or its experiments need, and print where they are. Returns the
+    exit code.
 
-    A failure does not stop the other downloads; the same command continues. Raises ConfigError in offline mode.
+    A failure does not stop the other downloads; the same command continues. Raises ConfigError in
+    offline mode.
     """
     from moe_lab.models.hub import is_offline
 
@@ -27,7 +30,8 @@ def prefetch(configs: Sequence[Config], cells: Sequence[Cell] = ()) -> int:
         configs = experiment_configs(configs[0], cells[0])
     if is_offline() or any(config.offline for config in configs):
         raise ConfigError(
-            "mode=prefetch needs the network, which offline=true or HF_HUB_OFFLINE=1 forbids. Leave that out."
+            "mode=prefetch needs the network, which offline=true or HF_HUB_OFFLINE=1 forbids. "
+            "Leave that out."
         )
     errors: list[MoeLabError] = []
     for step in STEPS:
@@ -66,7 +70,8 @@ def _reads_weights(config: Config) -> bool:
 
 
 def _task(config: Config) -> Iterator[str]:
-    """The data sets of a task with all splits, which `datasets` prepares together, and the models of its judges."""
+    """The data sets of a task with all splits, which `datasets` prepares together, and the models
+    of its judges."""
     from moe_lab.tasks.judges import judges_of
     from moe_lab.tasks.judges.local import LocalJudge
     from moe_lab.tasks.loading import load_tasks

@@ -1,4 +1,5 @@
-"""Checks of arguments of the Python interface. Every error is one sentence: the argument, its value and the remedy."""
+"""Checks of arguments of the Python interface. Every error is one sentence: the argument, its value
+and the remedy."""
 
 from typing import Annotated, Any, get_type_hints
 
@@ -20,7 +21,8 @@ def wrong(argument: str, value: Any, remedy: str) -> ConfigError:
 
 
 def checked_settings(**settings: Any) -> dict[str, Any]:
-    """`seed`, `batch_size`, `max_batch_size` and `max_length`, of the types and values that the command takes."""
+    """`seed`, `batch_size`, `max_batch_size` and `max_length`, of the types and values that the
+    command takes."""
     hints = get_type_hints(Config)
     plain = {name: coerce(value, hints[name], name) for name, value in settings.items()}
     Config(**plain)
@@ -28,7 +30,8 @@ def checked_settings(**settings: Any) -> dict[str, Any]:
 
 
 def checked(argument: str, value: Any, kind: Any, remedy: str) -> Any:
-    """The value, if pydantic takes it for the type `kind`; a tuple becomes a list. Raises ConfigError."""
+    """The value, if pydantic takes it for the type `kind`; a tuple becomes a list. Raises
+    ConfigError."""
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
@@ -38,8 +41,9 @@ def checked(argument: str, value: Any, kind: Any, remedy: str) -> Any:
 def checked_texts(argument: str, value: Any) -> list[str]:
     """A text, or a list of them, as a list. Raises ConfigError for anything else."""
     remedy = (
-        "give a text or a list of texts. Chat messages become one by tokenizer.apply_chat_template(messages, "
-        "tokenize=False, add_generation_prompt=True); token ids are for next_token_logprobs"
+        "give a text or a list of texts. Chat messages become one by "
+        "tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True); "
+        "token ids are for next_token_logprobs"
     )
     texts = [value] if isinstance(value, str) else value
     return list(checked(argument, texts, Annotated[list[StrictStr], Field(min_length=1)], remedy))

@@ -1,7 +1,8 @@
-"""The options in `conf/` and the experiments in `experiments/`, read from their YAML files without Hydra.
+"""The options in `conf/` and the experiments in `experiments/`, read from their YAML files without
+Hydra.
 
-The folders are next to the package in a checkout and inside it in a wheel. The first comment line of a file says what
-an option is. The comment above a key says what the key does.
+The folders are next to the package in a checkout and inside it in a wheel. The first comment line
+of a file says what an option is. The comment above a key says what the key does.
 """
 
 import re
@@ -72,7 +73,8 @@ def about(file: Path) -> str:
 
 
 def option_files(group: str, folders: list[Path]) -> dict[str, Path]:
-    """The YAML of each option of a group, by name. Of two folders with the name, the earlier counts, as in Hydra."""
+    """The YAML of each option of a group, by name. Of two folders with the name, the earlier
+    counts, as in Hydra."""
     files = {}
     for folder in reversed(folders):
         for file in (folder / group).glob("*.yaml"):
@@ -126,6 +128,7 @@ def _with_numbers(name: str) -> list[str | int]:
 
 
 def top_level_keys() -> list[tuple[str, str, str]]:
-    """The keys of `conf/config.yaml`, their defaults as YAML writes them, and the comments above them."""
+    """The keys of `conf/config.yaml`, their defaults as YAML writes them, and the comments above
+    them."""
     text = (resource_folder("conf") / "config.yaml").read_text(encoding="utf-8")
     return [(key, default, comment) for comment, key, default in KEY.findall(text)]

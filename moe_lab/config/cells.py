@@ -1,8 +1,9 @@
 """A cell of a grid, put together from options that Hydra composed.
 
-Hydra takes a tenth of a second for a configuration, and the tables of a paper have thousands of cells. So Hydra
-composes the defaults once, and each option once. A cell's options and values are put into a copy. Whatever is not
-simply `option` or `key=value` is composed by Hydra, which also raises all errors.
+Hydra takes a tenth of a second for a configuration, and the tables of a paper have thousands of
+cells. So Hydra composes the defaults once, and each option once. A cell's options and values are
+put into a copy. Whatever is not simply `option` or `key=value` is composed by Hydra, which also
+raises all errors.
 """
 
 import copy
@@ -29,7 +30,8 @@ class Cell:
     """The folder of `--config-dir`, if it was given."""
     overrides: list[str] = field(default_factory=list)
     method_keys: list[str] = field(default_factory=list)
-    """`method.<key>=` next to experiment=; they apply to cells of the experiment and are not in `values`."""
+    """`method.<key>=` next to experiment=; they apply to cells of the experiment and are not in
+    `values`."""
 
 
 def cell_of(source: Source, overrides: list[str]) -> Cell:
@@ -103,21 +105,24 @@ def _put_together(source: Source, overrides: list[Override]) -> Cell | None:
 
 
 def _is_plain(override: Override) -> bool:
-    """Whether it is `key=value` or `group=option`, without `+`, `~`, a package, several values, or a key of Hydra."""
+    """Whether it is `key=value` or `group=option`, without `+`, `~`, a package, several values, or
+    a key of Hydra."""
     if override.type is not OverrideType.CHANGE or override.package:
         return False
     return not override.is_sweep_override() and not override.is_hydra_override()
 
 
 def _changes_only(group: str, option: Cell, defaults: Cell) -> bool:
-    """Whether an option is one of its group alone: one that includes others changes their groups, too."""
+    """Whether an option is one of its group alone: one that includes others changes their groups,
+    too."""
     same_values = {**option.values, group: None} == {**defaults.values, group: None}
     same_choices = {**option.choices, group: None} == {**defaults.choices, group: None}
     return same_values and same_choices
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> bool:
-    """Set the value of an existing key, `task.metric` for example. Returns False for what Hydra merges or refuses."""
+    """Set the value of an existing key, `task.metric` for example. Returns False for what Hydra
+    merges or refuses."""
     *path, last = key.split(".")
     for name in path:
         section = values.get(name)
@@ -132,7 +137,8 @@ def _set(values: dict[str, Any], key: str, value: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def _with_option(source: Source, option: str) -> Cell:
-    """The configuration with one option, or with "" the defaults alone, before interpolations are resolved.
+    """The configuration with one option, or with "" the defaults alone, before interpolations are
+    resolved.
 
     Raises the errors of Hydra and OmegaConf.
     """

@@ -1,8 +1,8 @@
 """Composes configurations from overrides.
 
-Only this module, `hydra_source.py`, `cells.py` and `overrides.py` call Hydra. It composes all cells of a grid before
-the first one runs. No environment variable, `sys.argv` or working folder is changed: other threads of a notebook read
-them, too.
+Only this module, `hydra_source.py`, `cells.py` and `overrides.py` call Hydra. It composes all cells
+of a grid before the first one runs. No environment variable, `sys.argv` or working folder is
+changed: other threads of a notebook read them, too.
 """
 
 import os
@@ -38,8 +38,8 @@ def compose(argv: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS) -> list[Cell]:
     Args:
         texts: the keys whose values keep the characters that were typed.
 
-    Raises the errors of Hydra and OmegaConf, SystemExit for an unknown flag, and ConfigError for an override that
-    removes a key or names a folder of Hydra's.
+    Raises the errors of Hydra and OmegaConf, SystemExit for an unknown flag, and ConfigError for an
+    override that removes a key or names a folder of Hydra's.
     """
     refuse_overrides(argv)
     argv, method_keys = without_method_keys(argv, texts)

@@ -1,4 +1,5 @@
-"""Messages for the errors of Hydra and OmegaConf: a few lines with the closest valid choice and what to do."""
+"""Messages for the errors of Hydra and OmegaConf: a few lines with the closest valid choice and
+what to do."""
 
 import re
 from typing import Any

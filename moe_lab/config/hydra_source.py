@@ -56,7 +56,8 @@ register()
 
 
 class OptionReader(ConfigRepository):
-    """Hydra's reader of option files. Text keys keep their characters, and `???` stays a mandatory value."""
+    """Hydra's reader of option files. Text keys keep their characters, and `???` stays a mandatory
+    value."""
 
     def __init__(self, search_path: ConfigSearchPath, texts: TextKeys):
         super().__init__(search_path)
@@ -101,7 +102,8 @@ class Source:
     """The keys whose values keep the characters of their file."""
 
     def hydra(self) -> Hydra:
-        """Hydra for this source, without its global instance. Raises SearchPathException for a missing folder."""
+        """Hydra for this source, without its global instance. Raises SearchPathException for a
+        missing folder."""
         version.setbase("1.3")
         search_path = create_automatic_config_search_path(__file__, None, self.folder)
         if self.config_dir is not None:
@@ -127,7 +129,8 @@ class Source:
 def source_in(
     texts: TextKeys, folder: str = conf_dir, name: str = NAME, config_dir: str | None = None
 ) -> Source:
-    """The source in a folder, as its files are now. To be forgotten with each command (`cache_clear`)."""
+    """The source in a folder, as its files are now. To be forgotten with each command
+    (`cache_clear`)."""
     places = [Path(folder)]
     if config_dir:
         places.append(Path(config_dir))

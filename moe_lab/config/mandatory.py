@@ -1,7 +1,8 @@
 """Mandatory values: `???` in the YAML of an option is a value that a command must give.
 
-OmegaConf would keep the schema's default in the place of `???` when it merges an option into the schema, in silence. So
-`???` becomes an interpolation while the option is read, which no merge removes.
+OmegaConf would keep the schema's default in the place of `???` when it merges an option into the
+schema, in silence. So `???` becomes an interpolation while the option is read, which no merge
+removes.
 """
 
 from typing import Any, NoReturn

@@ -59,7 +59,8 @@ OF_JOBS = re.compile(r"hydra\.(?!searchpath)")
 
 
 def refuse_overrides(overrides: list[str]) -> None:
-    """Raise ConfigError for overrides that Hydra would accept without effect, or refuse without naming the remedy."""
+    """Raise ConfigError for overrides that Hydra would accept without effect, or refuse without
+    naming the remedy."""
     for override in overrides:
         _refuse(override)
 
@@ -105,7 +106,8 @@ def _refuse(override: str) -> None:
 def without_method_keys(
     argv: list[str], texts: TextKeys = SCHEMA_TEXT_KEYS
 ) -> tuple[list[str], list[str]]:
-    """Split the `method.<key>=` off a command line with experiment=, whose cells have different methods.
+    """Split the `method.<key>=` off a command line with experiment=, whose cells have different
+    methods.
 
     Raises Hydra's error for a key that does not parse, and ConfigError for several values.
     """
@@ -141,14 +143,16 @@ def with_function_keys(overrides: list[str]) -> list[str]:
 
 
 def as_typed(override: str) -> str:
-    """Without what `with_function_keys` adds, and without Hydra's escapes in the paths of a grid."""
+    """Without what `with_function_keys` adds, and without Hydra's escapes in the paths of a
+    grid."""
     if METHOD_KEY.match(override):
         override = override.removeprefix("++")
     return override.replace("\\:", ":")
 
 
 def quoted(arguments: Sequence[str], texts: TextKeys) -> list[str]:
-    """The arguments of a command line as Hydra takes them. `texts`: the keys that keep the characters typed."""
+    """The arguments of a command line as Hydra takes them. `texts`: the keys that keep the
+    characters typed."""
     methods: tuple[str, ...] = ()
     policy = None
     for argument in arguments:
@@ -162,8 +166,8 @@ def quoted(arguments: Sequence[str], texts: TextKeys) -> list[str]:
 
 
 def quote(argument: str, texts: TextKeys = SCHEMA_TEXT_KEYS, chosen: Chosen = NOTHING) -> str:
-    """Quote a value that Hydra's grammar would misread: a path with blanks or letters beyond ASCII, a text that looks
-    like a number.
+    """Quote a value that Hydra's grammar would misread: a path with blanks or letters beyond ASCII,
+    a text that looks like a number.
 
     A comma separates the values of a grid, unless the key takes several itself: `experiment=a,b`,
     `gen_kwargs=x=1,y=2`, `task.metric=acc,none`, `b=x,y`.

@@ -1,4 +1,5 @@
-"""Progress: a bar on a terminal, elsewhere a line every 30 seconds. Both name the run, study or training.
+"""Progress: a bar on a terminal, elsewhere a line every 30 seconds. Both name the run, study or
+training.
 
 with naming("tiny-roe-gsm8k-1f2e3d4c"), Progress(400, "loglikelihood", "request") as progress:
     progress.update()

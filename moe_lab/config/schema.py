@@ -1,7 +1,7 @@
 """The typed schema of `conf/config.yaml` and its groups.
 
-The keys of `method` belong to the method's own `Config` (`moe_lab.methods`); all other groups are here. This module
-does not import torch, which would slow down `--help`.
+The keys of `method` belong to the method's own `Config` (`moe_lab.methods`); all other groups are
+here. This module does not import torch, which would slow down `--help`.
 """
 
 import re
@@ -40,17 +40,21 @@ class ModelConfig:
     """Folder or hub id of an adapter in peft's format, which is merged into the weights."""
     experts_implementation: ExpertsImplementation | None = None
     attn_implementation: str | None = None
-    """transformers' attention function; null: the model's own choice, which is sdpa where the model has it."""
+    """transformers' attention function; null: the model's own choice, which is sdpa where the model
+    has it."""
     experts_per_token: PositiveInt | None = None
     add_bos_token: bool | None = None
     think_end_token: str | None = None
-    """With a chat template: the text that ends a reply's reasoning; null: the whole reply is the answer."""
+    """With a chat template: the text that ends a reply's reasoning; null: the whole reply is the
+    answer."""
     max_gen_toks: PositiveInt | None = None
-    """With `think_end_token`: new tokens of a reply where a task allows fewer; null: the task's number."""
+    """With `think_end_token`: new tokens of a reply where a task allows fewer; null: the task's
+    number."""
     device_map: Literal["auto"] | None = None
     """transformers' placement of the layers on devices; null: all on `device`."""
     recipe: dict[str, bool | int | float | str | None] | None = None
-    """Keys of method=pretrain: the model is trained on first use, one for each seed (`moe_lab/runs/trainings.py`)."""
+    """Keys of method=pretrain: the model is trained on first use, one for each seed
+    (`moe_lab/runs/trainings.py`)."""
 
     def __post_init__(self) -> None:
         if self.peft:
@@ -58,8 +62,9 @@ class ModelConfig:
         check_limits(self, "model.")
         if self.max_gen_toks is not None and self.think_end_token is None:
             raise ConfigError(
-                f"model.max_gen_toks={self.max_gen_toks} has no effect without model.think_end_token: it is the length "
-                "of replies that reason. The length of answers is gen_kwargs=max_gen_toks=<n>."
+                f"model.max_gen_toks={self.max_gen_toks} has no effect without "
+                "model.think_end_token: it is the length of replies that reason. The length of "
+                "answers is gen_kwargs=max_gen_toks=<n>."
             )
         if self.recipe is not None and self.path is not None:
             raise ConfigError(
@@ -67,8 +72,9 @@ class ModelConfig:
             )
         if self.attn_implementation not in (None, "eager", "sdpa"):
             raise ConfigError(
-                f"model.attn_implementation={self.attn_implementation}: routing samples and answer choices need masks, "
-                "which flash and flex kernels do not take.\nChoices: eager, sdpa."
+                f"model.attn_implementation={self.attn_implementation}: routing samples and answer "
+                "choices need masks, which flash and flex kernels do not take.\nChoices: eager, "
+                "sdpa."
             )
 
 
@@ -79,7 +85,8 @@ class TaskConfig:
     name: str | list[str] = "toy_math"
     """lm-eval's name of a task or group, or a list of them."""
     metric: str | None = None
-    """Headline metric in lm-eval's notation `metric,filter`; null: the first that lm-eval reports."""
+    """Headline metric in lm-eval's notation `metric,filter`; null: the first that lm-eval
+    reports."""
     data_folder: str | None = None
     """Folder under `data_dir`; null: the task's name."""
     data_filter: str | None = None
@@ -89,19 +96,23 @@ class TaskConfig:
     category: Literal["math", "commonsense", "code"] | None = None
     """Row of the RoE paper's Table 1 with the defaults of tuning; null: none."""
     confirm_run_unsafe_code: bool = False
-    """Whether programs that the model wrote may be executed without a sandbox where bubblewrap does not work."""
+    """Whether programs that the model wrote may be executed without a sandbox where bubblewrap does
+    not work."""
     answer: Literal["text", "letters"] | None = None
-    """The form of multiple-choice answers: "text" as in lm-eval, or "letters" (`tasks/letters.py`); null: text."""
+    """The form of multiple-choice answers: "text" as in lm-eval, or "letters" (`tasks/letters.py`);
+    null: text."""
     self_consistency: int | None = None
-    """Number of sampled answers to each document. Their majority is evaluated (`tasks/self_consistency.py`). Null: one
-    answer, no vote."""
+    """Number of sampled answers to each document. Their majority is evaluated
+    (`tasks/self_consistency.py`). Null: one answer, no vote."""
     chat_template: bool = False
-    """Whether prompts get a chat template, a plain one if the tokenizer has none, if `apply_chat_template` is null."""
+    """Whether prompts get a chat template, a plain one if the tokenizer has none, if
+    `apply_chat_template` is null."""
     judges: list[str] | None = None
-    """The judges of a safety task (`moe_lab.tasks.judges`); null: toy for the embedded model, else reward and
-    llama_guard."""
+    """The judges of a safety task (`moe_lab.tasks.judges`); null: toy for the embedded model, else
+    reward and llama_guard."""
     reward_model: UserPath | None = None
-    """Folder, or hub id with an optional `@revision`; null: the judge's default. The same holds for the next two."""
+    """Folder, or hub id with an optional `@revision`; null: the judge's default. The same holds for
+    the next two."""
     guard_model: UserPath | None = None
     moderation_model: UserPath | None = None
 
@@ -113,8 +124,8 @@ class TaskConfig:
 
 @dataclass(kw_only=True)
 class TuningConfig:
-    """The search of temperatures, of a logit scale or of other settings; null: the preset of task category and model
-    (`moe_lab/runs/tuning/presets.py`)."""
+    """The search of temperatures, of a logit scale or of other settings; null: the preset of task
+    category and model (`moe_lab/runs/tuning/presets.py`)."""
 
     name: Literal["none", "tpe", "random", "uniform", "scale", "grid"] = "none"
     n_trials: PositiveInt | None = None
@@ -126,9 +137,11 @@ class TuningConfig:
     step: PositiveFloat = 0.05
     """The difference between two temperatures of tuning=uniform."""
     logit_scale: bool = False
-    """Whether each trial's value is its perplexity at the best logit scale. tuning=scale searches nothing else."""
+    """Whether each trial's value is its perplexity at the best logit scale. tuning=scale searches
+    nothing else."""
     seeds: PositiveInt = 1
-    """Number of studies, with seed, seed+1, ..., each followed by one run with its seed; 1: one study for all runs."""
+    """Number of studies, with seed, seed+1, ..., each followed by one run with its seed; 1: one
+    study for all runs."""
 
     def __post_init__(self) -> None:
         check_limits(self, "tuning.")
@@ -163,7 +176,8 @@ class LauncherConfig:
     gpus_per_worker: PositiveInt = 1
     """Of launcher=local. With ray and submitit `parameters` say it."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """Resources of each worker: arguments of submitit's `update_parameters` or of Ray's `remote`."""
+    """Resources of each worker: arguments of submitit's `update_parameters` or of Ray's
+    `remote`."""
     cluster: str | None = None
     """submitit's executor: slurm or local; null: SLURM where it is there."""
     address: str | None = None
@@ -257,14 +271,15 @@ class Config:
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         if self.num_studies > 1 and self.seeds not in (None, self.num_studies):
             raise ConfigError(
-                f"tuning.seeds={self.num_studies} evaluates each of its studies once, with the study's own seed, and "
-                f"seeds={self.seeds} asks for another number of runs. Leave seeds out (seeds=null)."
+                f"tuning.seeds={self.num_studies} evaluates each of its studies once, with the "
+                f"study's own seed, and seeds={self.seeds} asks for another number of runs. Leave "
+                "seeds out (seeds=null)."
             )
         last_seed = self.seed + self.num_seeds - 1
         if last_seed > MAX_SEED:
             raise ConfigError(
-                f"seed={self.seed}: {self.num_seeds} runs end with seed {last_seed}, and the largest is {MAX_SEED}. "
-                "Give a smaller one."
+                f"seed={self.seed}: {self.num_seeds} runs end with seed {last_seed}, and the "
+                f"largest is {MAX_SEED}. Give a smaller one."
             )
         if {self.a is not None, self.b is not None} != {self.mode == "compare"}:
             raise ConfigError(
@@ -281,8 +296,8 @@ class Config:
             raise ConfigError(f"samples={self.samples} must list document numbers from 0 on.")
         if not re.fullmatch(r"[a-z]+(:\d+)?", self.device):
             raise ConfigError(
-                f"device={self.device} is not a device. Use auto, cpu, cuda, cuda:<index> or another one that torch "
-                "has (mps, xpu, npu)."
+                f"device={self.device} is not a device. Use auto, cpu, cuda, cuda:<index> or "
+                "another one that torch has (mps, xpu, npu)."
             )
         if self.model.device_map is not None and self.device != "auto":
             raise ConfigError(f"Give device={self.device} or model.device_map, not both.")

@@ -1,7 +1,8 @@
-"""stdout and stderr that never end a command: a run that is computed and stored ends with its own exit code.
+"""stdout and stderr that never end a command: a run that is computed and stored ends with its own
+exit code.
 
-A terminal may lack a character (`PYTHONIOENCODING=ascii`), a reader may end before the command (`| head -1`), and a
-stream may be closed from the beginning (`>&-`, `2>&-`).
+A terminal may lack a character (`PYTHONIOENCODING=ascii`), a reader may end before the command (`|
+head -1`), and a stream may be closed from the beginning (`>&-`, `2>&-`).
 """
 
 import os
@@ -23,12 +24,14 @@ ASCII = {
     "“": '"',
     "”": '"',
 }
-"""What is printed where an encoding lacks a character; another character is printed as its escape."""
+"""What is printed where an encoding lacks a character; another character is printed as its
+escape."""
 
 
 @contextmanager
 def lasting_streams() -> Iterator[None]:
-    """Inside, writing to `sys.stdout` and `sys.stderr` raises neither UnicodeEncodeError nor BrokenPipeError.
+    """Inside, writing to `sys.stdout` and `sys.stderr` raises neither UnicodeEncodeError nor
+    BrokenPipeError.
 
     A stream that is closed takes text as `os.devnull` does.
     """
@@ -109,9 +112,11 @@ class _Lasting:
 
 
 def in_encoding(text: str, encoding: str, errors: str | None = None) -> str:
-    r"""The text with characters that the encoding has: `x` for a times sign, `\xfc` for another letter.
+    r"""The text with characters that the encoding has: `x` for a times sign, `\xfc` for another
+    letter.
 
-    `errors`: of the stream; with `surrogateescape` it writes the bytes of a file's name as they are.
+    `errors`: of the stream; with `surrogateescape` it writes the bytes of a file's name as they
+        are.
     """
     kept = "surrogateescape" if errors == "surrogateescape" else "strict"
     try:

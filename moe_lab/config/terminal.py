@@ -1,4 +1,5 @@
-"""Foreign text in messages, tables and files: control characters as escapes, URLs without passwords.
+"""Foreign text in messages, tables and files: control characters as escapes, URLs without
+passwords.
 
 Names of models and tasks, logs and errors of libraries may have any characters.
 """
@@ -62,7 +63,8 @@ def print_message(text: str) -> None:
 
 
 def print_error(error: BaseException) -> None:
-    """A user's error as its message, a defect (or anything under HYDRA_FULL_ERROR=1) with its traceback."""
+    """A user's error as its message, a defect (or anything under HYDRA_FULL_ERROR=1) with its
+    traceback."""
     if os.environ.get("HYDRA_FULL_ERROR") == "1" or not isinstance(error, MoeLabError):
         print_message("".join(traceback.format_exception(error)).rstrip())
     else:

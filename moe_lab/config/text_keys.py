@@ -1,7 +1,8 @@
 """Keys of type text keep the characters that were typed: `model.revision=12345e7` is no number.
 
-Hydra and YAML read such a value as a number, or as a switch, whose text is another one. So a value of an override is
-quoted before Hydra reads it (`overrides.py: quote`), and a value of a YAML is read again as text (`kept_texts`).
+Hydra and YAML read such a value as a number, or as a switch, whose text is another one. So a value
+of an override is quoted before Hydra reads it (`overrides.py: quote`), and a value of a YAML is
+read again as text (`kept_texts`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Chosen:
 NOTHING = Chosen()
 """No method is named."""
 MethodTextKeys = Callable[[Chosen], dict[str, Any]]
-"""The annotations of methods' text keys by full name, `method.dataset` (`moe_lab.methods.text_keys_of_methods`). This
-folder does not import methods."""
+"""The annotations of methods' text keys by full name, `method.dataset`
+(`moe_lab.methods.text_keys_of_methods`). This folder does not import methods."""
 
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 """A whole number whose text is the same after it was read as a number."""
@@ -103,12 +104,14 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def kept_texts(config: DictConfig, text: str, prefix: str, keys: TextKeys) -> None:
-    """Put the characters of a YAML in the place of the numbers and switches that its text keys were read as.
+    """Put the characters of a YAML in the place of the numbers and switches that its text keys were
+    read as.
 
     Args:
         config: what OmegaConf reads in the YAML; it is changed.
         text: the YAML.
-        prefix: the package of the YAML with a dot, `model.` for example; empty for the whole configuration.
+        prefix: the package of the YAML with a dot, `model.` for example; empty for the whole
+            configuration.
     """
     root = yaml.compose(text, Loader=LOADER)
     if isinstance(root, yaml.MappingNode):

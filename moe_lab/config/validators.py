@@ -1,10 +1,13 @@
-"""Plain values to typed dataclasses: unknown keys, values of another type and impossible values are ConfigErrors.
+"""Plain values to typed dataclasses: unknown keys, values of another type and impossible values are
+ConfigErrors.
 
-`build` checks keys and types against a dataclass. Its `__post_init__` checks values: `check_limits` those that their
-annotations limit, `one_of`, `at_least` and `above_zero` others. All take None for a value that is not set.
+`build` checks keys and types against a dataclass. Its `__post_init__` checks values: `check_limits`
+those that their annotations limit, `one_of`, `at_least` and `above_zero` others. All take None for
+a value that is not set.
 
-pydantic, which reads and writes results, does not check configurations: importing it takes longer than `--help`, and
-a function as long as `_fit` would turn its errors into messages that name the key as it was typed.
+pydantic, which reads and writes results, does not check configurations: importing it takes longer
+than `--help`, and a function as long as `_fit` would turn its errors into messages that name the
+key as it was typed.
 """
 
 import math
@@ -60,8 +63,8 @@ def unknown_key(
         methods = owners(last_part)
         if methods:
             advice = (
-                "In a grid of methods a key goes to all of them. Run them apart; mode=compare joins "
-                "results."
+                "In a grid of methods a key goes to all of them. Run them apart; mode=compare "
+                "joins results."
             )
             if option == "base":
                 advice = "Leave base out: each method is compared with it anyway."
@@ -83,7 +86,8 @@ def unknown_key(
 
 
 def coerce(value: Any, annotation: Any, key: str) -> Any:
-    """The value in the type of its annotation. An int becomes a float, a number or path a text. Raises ConfigError."""
+    """The value in the type of its annotation. An int becomes a float, a number or path a text.
+    Raises ConfigError."""
     choices = alternatives(annotation)
     finite = not isinstance(value, int | float) or abs(value) <= sys.float_info.max
     if not finite and (float in choices or str not in choices):
@@ -159,7 +163,8 @@ def one_of(key: str, value: str | None, choices: Sequence[str]) -> None:
     """Raise ConfigError, with the closest choice, for a value that is none of the choices."""
     if value is not None and value not in choices:
         raise ConfigError(
-            f"{key}={value} is unknown. Choices: {', '.join(choices)}.{did_you_mean(value, choices)}"
+            f"{key}={value} is unknown. Choices: "
+            f"{', '.join(choices)}.{did_you_mean(value, choices)}"
         )
 
 
@@ -201,7 +206,8 @@ LIMITS: dict[Any, Callable[[str, float], None]] = {
 
 
 def check_limits(values: Any, prefix: str = "method.") -> None:
-    """Raise ConfigError for a field of a dataclass that breaks its annotation: a `Literal`, or one of `LIMITS`."""
+    """Raise ConfigError for a field of a dataclass that breaks its annotation: a `Literal`, or one
+    of `LIMITS`."""
     for key, annotation in hints_of(values.__class__, include_extras=True).items():
         value = getattr(values, key)
         for choice in alternatives(annotation):

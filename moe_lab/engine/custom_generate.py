@@ -1,6 +1,7 @@
 """The engine as the decoding loop of `model.generate(..., custom_generate=...)`.
 
-transformers prepares inputs, logits processors and stopping criteria; the engine computes the scores of next tokens.
+transformers prepares inputs, logits processors and stopping criteria; the engine computes the
+scores of next tokens.
 
 B = sequences, S = tokens of the longest prompt, A = unfinished sequences, V = vocabulary.
 """
@@ -41,17 +42,18 @@ def custom_generate(
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """int64 [B, S + new tokens]: prompts, padded on the left, and new tokens, padded on the right.
 
-    With `return_dict_in_generate` they are the `sequences` of an output, which has with `output_logits` the ensemble's
-    next-token scores (`logits`), and with `output_scores` these after the logits processors (`scores`): one float32
-    [B, V] for each new token.
+    With `return_dict_in_generate` they are the `sequences` of an output, which has with
+    `output_logits` the ensemble's next-token scores (`logits`), and with `output_scores` these
+    after the logits processors (`scores`): one float32 [B, V] for each new token.
 
-    The arguments are those with which `model.generate` calls its decoding loop. Logits processors and stopping criteria
-    get the whole batch, as transformers' own loop has it: finished sequences and padding included. An engine may
-    generate sequences one after the other (recurrent models, a batch that the memory cannot hold). Then those that have
-    not begun are given as finished ones, and criteria that count their calls count those of all parts.
+    The arguments are those with which `model.generate` calls its decoding loop. Logits processors
+    and stopping criteria get the whole batch, as transformers' own loop has it: finished sequences
+    and padding included. An engine may generate sequences one after the other (recurrent models, a
+    batch that the memory cannot hold). Then those that have not begun are given as finished ones,
+    and criteria that count their calls count those of all parts.
 
-    Sampling is keyed by `seed`, the prompt and the number of the answer (with `num_return_sequences`). `texts` are the
-    prompts' texts; None: as `tokenizer` decodes them.
+    Sampling is keyed by `seed`, the prompt and the number of the answer (with
+    `num_return_sequences`). `texts` are the prompts' texts; None: as `tokenizer` decodes them.
 
     Raises ValueError for what the engine does not support.
     """
@@ -86,7 +88,8 @@ def custom_generate(
 
 
 def _padded(generated: list[list[int]], pad: int | None) -> list[list[int]]:
-    """New tokens, padded on the right. Raises ValueError where there is padding and no token for it."""
+    """New tokens, padded on the right. Raises ValueError where there is padding and no token for
+    it."""
     width = max(len(tokens) for tokens in generated)
     rows = []
     for tokens in generated:
@@ -108,7 +111,8 @@ def _show_prompt(streamer: TextStreamer, prompt: list[int]) -> None:
 
 
 def next_scores(engine: Engine, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> Tensor:
-    """float32 [B, V]: `Ensemble.next_scores` of the token after each prompt (token ids, and their texts)."""
+    """float32 [B, V]: `Ensemble.next_scores` of the token after each prompt (token ids, and their
+    texts)."""
     states = []
     for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         states.append(GenerationState(b, prompt, document_key(prompt), text=text))
@@ -130,7 +134,8 @@ ScoresOfSteps = dict[tuple[int, int], Tensor]
 
 
 class _PreparedSampler(Sampler):
-    """Chooses tokens by logits processors that `model.generate` has prepared, which get all prompts and their padding.
+    """Chooses tokens by logits processors that `model.generate` has prepared, which get all prompts
+    and their padding.
 
     Args:
         prompts_BS: padded on the left.
@@ -167,7 +172,8 @@ class _PreparedSampler(Sampler):
         return tokens
 
     def processed(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
-        """Processors expect a row for each sequence of the batch. Rows of finished ones are filled and ignored."""
+        """Processors expect a row for each sequence of the batch. Rows of finished ones are filled
+        and ignored."""
         processed_AV = scores_AV
         if self.processors:
             ids_BS = self.batch_ids(states)
@@ -188,7 +194,8 @@ class _PreparedSampler(Sampler):
             self.kept[field][state.index, step] = scores_V.detach().clone()
 
     def batch_ids(self, unfinished: Sequence[GenerationState]) -> Tensor:
-        """int64 [B, S + generated tokens] of the whole batch; finished sequences are padded on the right.
+        """int64 [B, S + generated tokens] of the whole batch; finished sequences are padded on the
+        right.
 
         The unfinished ones have the same number of generated tokens.
         """
@@ -206,7 +213,8 @@ class _PreparedSampler(Sampler):
 
 
 class _PreparedDecoding(Decoding):
-    """Ends sequences by stopping criteria that `model.generate` has prepared, which get the whole batch."""
+    """Ends sequences by stopping criteria that `model.generate` has prepared, which get the whole
+    batch."""
 
     def __init__(
         self,
@@ -243,8 +251,8 @@ def _by_step(rows: ScoresOfSteps, sequences: int, pad: int) -> tuple[Tensor, ...
 def _at_step(rows: ScoresOfSteps, sequences: int, pad: int, step: int) -> Tensor:
     """float32 [B, V] for one new token.
 
-    A sequence that has ended has log-probability 0 at the padding token and -inf elsewhere, so that sums over a
-    sequence are those of its own tokens.
+    A sequence that has ended has log-probability 0 at the padding token and -inf elsewhere, so that
+    sums over a sequence are those of its own tokens.
     """
     ended_V = torch.full_like(next(iter(rows.values())), -torch.inf)
     ended_V[pad] = 0.0
@@ -278,7 +286,8 @@ def _check(
 
 
 def _without_padding(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
-    """The prompts as token ids. Raises ValueError for padding after or within a prompt, and for other positions."""
+    """The prompts as token ids. Raises ValueError for padding after or within a prompt, and for
+    other positions."""
     mask = model_kwargs.get("attention_mask")
     if mask is None:
         mask = torch.ones_like(input_ids)

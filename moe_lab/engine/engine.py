@@ -1,4 +1,5 @@
-"""The interface between `EngineLM` and the code that runs the model, and the engine over a KV cache."""
+"""The interface between `EngineLM` and the code that runs the model, and the engine over a KV
+cache."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -66,7 +67,8 @@ class KVEngine(Engine):
         return tokens
 
     def set_ensemble(self, ensemble: Ensemble) -> None:
-        """Raises ValueError where the ensemble's first noisy layer is before that of the cached activations."""
+        """Raises ValueError where the ensemble's first noisy layer is before that of the cached
+        activations."""
         two_phase = self._two_phase_of(ensemble)
         if two_phase and ensemble.first_noisy < two_phase.first_noisy:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Counting of floating-point operations: matrix products and attention, forward and backward.
 
-`torch.utils.flop_counter` counts them. Its missing formulas are added here: grouped products of experts, and attention
-on a CPU.
+`torch.utils.flop_counter` counts them. Its missing formulas are added here: grouped products of
+experts, and attention on a CPU.
 
 T = tokens, D = input size, E = experts, O = output size.
 """
@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 _aten = torch.ops.aten
 _FORMULAS: dict[Any, Any] = {
-    # [T, D] x [E, D, O], tokens sorted by expert; or [D, T] x [T, O], one product for each part of T
+    # [T, D] x [E, D, O], tokens sorted by expert; or [D, T] x [T, O], one product for each part of
+    # T
     _aten._grouped_mm: lambda one, other, *args, **kwargs: 2 * one[0] * one[1] * other[-1],
     _aten._scaled_dot_product_flash_attention_for_cpu: (
         lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)

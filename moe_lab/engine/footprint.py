@@ -1,8 +1,9 @@
-"""What passes of a model take of memory, metered on the meta device, where tensors have shapes and no values.
+"""What passes of a model take of memory, metered on the meta device, where tensors have shapes and
+no values.
 
-The bytes of all storages that are alive are counted while a pass runs. Scaled-dot-product attention is one operation,
-as in the kernels of GPUs, which keep no scores. What a device adds is not counted: its context, workspaces of kernels
-and fragmentation.
+The bytes of all storages that are alive are counted while a pass runs. Scaled-dot-product attention
+is one operation, as in the kernels of GPUs, which keep no scores. What a device adds is not
+counted: its context, workspaces of kernels and fragmentation.
 """
 
 import json
@@ -30,10 +31,12 @@ LARGE = 512
 
 
 class MemoryMeter(TorchDispatchMode):
-    """Counts the bytes of the storages that are created inside the context, now (`live`) and at most (`peak`).
+    """Counts the bytes of the storages that are created inside the context, now (`live`) and at
+    most (`peak`).
 
     Args:
-        known: tensors that are not counted, nor views of them. Tensors on other devices than theirs are not counted.
+        known: tensors that are not counted, nor views of them. Tensors on other devices than theirs
+            are not counted.
     """
 
     def __init__(self, known: Sequence[Tensor]):
@@ -81,7 +84,8 @@ def _grouped(left: Tensor, right: Tensor, ends: Tensor, *_: Any, **__: Any) -> T
 
 
 class _Attention(torch.autograd.Function):
-    """The shapes of scaled-dot-product attention as one operation, and what its kernels keep for gradients."""
+    """The shapes of scaled-dot-product attention as one operation, and what its kernels keep for
+    gradients."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -113,7 +117,8 @@ class Footprint:
     """The bytes that passes of a model take, in addition to its weights.
 
     Args:
-        model: on the meta device. Where the family's own code reads values (JetMoE), the loaded model.
+        model: on the meta device. Where the family's own code reads values (JetMoE), the loaded
+            model.
     """
 
     def __init__(self, model: Any):
@@ -160,7 +165,8 @@ class Footprint:
 
 
 def kept_in_training(model: Any, tokens: int) -> int:
-    """The bytes that all layers keep of a sequence for the gradients of the parameters that require them.
+    """The bytes that all layers keep of a sequence for the gradients of the parameters that require
+    them.
 
     Args:
         model: on the meta device.
@@ -216,7 +222,8 @@ def _metered(kind: Any, text: str, dtype: torch.dtype, attention: str) -> Footpr
 
 
 def meta_model(config: Any, dtype: torch.dtype) -> Any:
-    """A model of this configuration without weights. The configuration, whose dtype transformers sets, is a copy."""
+    """A model of this configuration without weights. The configuration, whose dtype transformers
+    sets, is a copy."""
     with torch.device("meta"):
         copied_config = without_rope_lengths(config)
         model = AutoModelForCausalLM.from_config(copied_config, dtype=dtype)

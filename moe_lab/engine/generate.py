@@ -1,4 +1,5 @@
-"""Generation: a batch of prompts is read before its first token, then every step adds one to each unfinished sequence.
+"""Generation: a batch of prompts is read before its first token, then every step adds one to each
+unfinished sequence.
 
 B = sequences of a batch, T = cached slots, A = unfinished sequences, V = vocabulary.
 """
@@ -35,8 +36,8 @@ def generate(
     """Continue all sequences.
 
     Args:
-        prompt_store: prompts are read without noise, and their keys and values are kept there. It has no effect on
-            samples that read the prompt with noise.
+        prompt_store: prompts are read without noise, and their keys and values are kept there. It
+            has no effect on samples that read the prompt with noise.
     """
     for batch, prefill in _batches(forward, states, budget, decoding, prompt_store):
         _Batch(forward, batch, prefill).run(decoding, on_done)
@@ -49,10 +50,11 @@ def _batches(
     decoding: Decoding,
     prompt_store: Store | None,
 ) -> Iterator[tuple[list[GenerationState], Prefill]]:
-    """Pairs: sequences that generate together, those with a common beginning next to one another, and their prefill.
+    """Pairs: sequences that generate together, those with a common beginning next to one another,
+    and their prefill.
 
-    A step costs little more with more sequences, so a batch takes them whatever their beginnings are, unless more than
-    half of the slots of a further group would be padding.
+    A step costs little more with more sequences, so a batch takes them whatever their beginnings
+    are, unless more than half of the slots of a further group would be padding.
     """
     ensemble = forward.ensemble
     max_new_tokens = decoding.max_new_tokens
@@ -106,7 +108,8 @@ def _batches(
 def _most_sequences(
     forward: EnsembleForward, states: Sequence[GenerationState], budget: Budget, max_new_tokens: int
 ) -> int:
-    """The number of sequences whose tokens fit a pass and whose cache fits the memory; at least one."""
+    """The number of sequences whose tokens fit a pass and whose cache fits the memory; at least
+    one."""
     n = forward.ensemble.n
     longest = max((len(state.prompt) for state in states), default=0)
     slots = forward.slots(longest, max_new_tokens)
@@ -117,7 +120,8 @@ def _most_sequences(
 
 
 class _Batch:
-    """Sequences that generate together, right-aligned in one cache, so that all write to the same slot."""
+    """Sequences that generate together, right-aligned in one cache, so that all write to the same
+    slot."""
 
     def __init__(self, forward: EnsembleForward, states: list[GenerationState], prefill: Prefill):
         self.forward = forward
@@ -125,7 +129,8 @@ class _Batch:
         self.prefill = prefill
         self._set_active(list(range(len(states))))
         self.cache, self.real_BT, self.scores_AV = prefill(states)
-        """The cached tokens, which of their slots are no padding, and the scores after the last ones."""
+        """The cached tokens, which of their slots are no padding, and the scores after the last
+        ones."""
         self._padded = not bool(self.real_BT.all())
         self._in_place: DecodeStep | None = None
         """The step that writes into the cache in place, where the device has one."""
@@ -170,7 +175,8 @@ class _Batch:
         )
 
     def _read_again(self) -> Tensor:
-        """float32 [A, V]: scores after all tokens of every unfinished sequence, which are read without a cache."""
+        """float32 [A, V]: scores after all tokens of every unfinished sequence, which are read
+        without a cache."""
         self.cache = KVCache(0)
         self._forget_finished()
         self.cache, self.real_BT, scores_AV = self.prefill(self.states)
@@ -190,7 +196,8 @@ class _Batch:
         self._set_active(list(range(len(self.states))))
 
     def _step(self) -> Tensor:
-        """float32 [A, V]: scores after the newest token of every unfinished sequence, one new token of each read."""
+        """float32 [A, V]: scores after the newest token of every unfinished sequence, one new token
+        of each read."""
         newest = [state.generated[-1] for state in self.states]
         positions = [state.position for state in self.states]
         if self.forward.in_place and (self._in_place is None or self._in_place.full):

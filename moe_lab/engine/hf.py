@@ -22,18 +22,22 @@ from moe_lab.models.lm_eval_internals import answers_of_lm_eval, instance_of
 from moe_lab.models.new_text import NewText
 
 THINK_END = "think_end_token"
-"""Key of a generation request's settings: the text that ends the reasoning (lm-eval has it as a model's argument)."""
+"""Key of a generation request's settings: the text that ends the reasoning (lm-eval has it as a
+model's argument)."""
 PORTION = 64
-"""Number of requests passed to lm-eval's code at a time. Answers are reported after each portion."""
+"""Number of requests passed to lm-eval's code at a time. Answers are reported after each
+portion."""
 TOKENIZED = 128
-"""Number of requests whose texts are tokenized together. The tokenizer takes some 100 bytes for each token."""
+"""Number of requests whose texts are tokenized together. The tokenizer takes some 100 bytes for
+each token."""
 
 
 class Request(NamedTuple):
     """A request of lm-eval: its arguments, and the index of this answer among several to it."""
 
     args: tuple
-    """(context, continuation), (text,) that is scored whole, or (prompt, settings) of a generation."""
+    """(context, continuation), (text,) that is scored whole, or (prompt, settings) of a
+    generation."""
     repeat: int = 0
 
 
@@ -58,7 +62,8 @@ class CountedHF(HFLM):
     def answer_by_hf(self, kind: str, requests: Sequence[Request], report: OnAnswer) -> None:
         """Answer all requests.
 
-        Prompts are answered one by one where answers are sampled, or where the model or logits processors might read
+        Prompts are answered one by one where answers are sampled, or where the model or logits
+        processors might read
         padding: each answer then depends only on its prompt and on which of several answers it is.
 
         Raises ConfigError for a generation setting that is not supported.
@@ -82,7 +87,8 @@ class CountedHF(HFLM):
                 report(i, answer)
 
     def _has_processors(self, requests: Sequence[Request]) -> bool:
-        """Whether some request has logits processors. Raises ConfigError for an unsupported setting of any."""
+        """Whether some request has logits processors. Raises ConfigError for an unsupported setting
+        of any."""
         some_have = False
         distinct_options = {repr(request.args[1]): request.args[1] for request in requests}
         for options in distinct_options.values():
@@ -98,7 +104,8 @@ class CountedHF(HFLM):
 
     @contextmanager
     def tokenized(self, texts: Iterable[str]) -> Iterator[None]:
-        """Inside the context `tok_encode` knows these texts, which the tokenizer reads in threads, each one once."""
+        """Inside the context `tok_encode` knows these texts, which the tokenizer reads in threads,
+        each one once."""
         begin = None
         if self.prefix_token_id is not None:
             begin = self.tokenizer.decode(self.prefix_token_id)
@@ -128,12 +135,14 @@ class CountedHF(HFLM):
         if not args and not options and string in self._tokenized:
             return self._tokenized[string]
         if not args and not options and self.prefix_token_id is None:
-            # lm-eval would look for the token at the begin of the text, which this tokenizer does not have
+            # lm-eval would look for the token at the begin of the text, which this tokenizer does
+            # not have
             options = {"add_special_tokens": self.add_bos_token is not False}
         return super().tok_encode(string, *args, **options)
 
     def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
-        """The text of tokens; None for None, the end token of a tokenizer without one, which lm-eval asks for.
+        """The text of tokens; None for None, the end token of a tokenizer without one, which
+        lm-eval asks for.
 
         lm-eval's own code calls it for every answer, which it would decode alone.
         """
@@ -144,7 +153,8 @@ class CountedHF(HFLM):
         return super().tok_decode(tokens, skip_special_tokens=skip_special_tokens)
 
     def decode_answer(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """The text of new tokens after their prompt. Answers that lm-eval decodes otherwise are counted."""
+        """The text of new tokens after their prompt. Answers that lm-eval decodes otherwise are
+        counted."""
         text = self.new_text(prompt, new)
         text_alone = self.tokenizer.decode(new, skip_special_tokens=True)
         self.counted["decoded_in_context"] += text != text_alone
@@ -216,11 +226,13 @@ class Encoder:
 
     @property
     def prefix(self) -> int:
-        """The token in front of a text without a context. Raises ConfigError if the tokenizer has none."""
+        """The token in front of a text without a context. Raises ConfigError if the tokenizer has
+        none."""
         if self.lm.prefix_token_id is None:
             raise ConfigError(
-                "The tokenizer has neither a beginning nor an end token, after which a text without a context would be "
-                "read.\nUse a tokenizer that has one (model.tokenizer=), or a task whose requests have contexts."
+                "The tokenizer has neither a beginning nor an end token, after which a text "
+                "without a context would be read.\nUse a tokenizer that has one "
+                "(model.tokenizer=), or a task whose requests have contexts."
             )
         return int(self.lm.prefix_token_id)
 
@@ -228,7 +240,8 @@ class Encoder:
         """`pair` of each context and continuation."""
         for start in range(0, len(texts), TOKENIZED):
             portion = texts[start : start + TOKENIZED]
-            # what `_encode_pair` tokenizes: spaces at the end of a context belong to the continuation
+            # what `_encode_pair` tokenizes: spaces at the end of a context belong to the
+            # continuation
             tokenized_texts = []
             for context, continuation in portion:
                 tokenized_texts += [context.rstrip(), context + continuation]
@@ -237,7 +250,8 @@ class Encoder:
                     yield self.pair(context, continuation)
 
     def pair(self, context: str, continuation: str) -> Pair:
-        """Token ids of a context and its continuation. A context that is too long loses its beginning.
+        """Token ids of a context and its continuation. A context that is too long loses its
+        beginning.
 
         Raises ConfigError for a continuation that is empty or longer than the model's input.
         """
@@ -259,7 +273,8 @@ class Encoder:
         return [self._truncated(*make_disjoint_window(window)) for window in windows]
 
     def prompt(self, text: str, room: int | None) -> list[int]:
-        """The last `room` tokens of a prompt; None: all. An empty prompt is the beginning-of-text token."""
+        """The last `room` tokens of a prompt; None: all. An empty prompt is the beginning-of-text
+        token."""
         (ids,), _ = self.lm.tok_batch_encode([text], truncation=self.lm.truncation)
         if room is not None and len(ids) > room:
             self.cut += 1
@@ -267,12 +282,13 @@ class Encoder:
         return ids.tolist() or [self.prefix]
 
     def _truncated(self, context: list[int], continuation: list[int]) -> Pair:
-        """The pair with as much of the context's end as fits. The continuation's last token is predicted, not read."""
+        """The pair with as much of the context's end as fits. The continuation's last token is
+        predicted, not read."""
         most = self.lm.max_length
         if not 0 < len(continuation) <= most:
             raise ConfigError(
-                f"A continuation to score has {len(continuation)} tokens; it must have between 1 and "
-                f"{most} (max_length)."
+                f"A continuation to score has {len(continuation)} tokens; it must have between 1 "
+                f"and {most} (max_length)."
             )
         room = most + 1 - len(continuation)
         self.cut += len(context) > room

@@ -1,7 +1,8 @@
 """The engine as an lm-eval model.
 
-`EngineLM` is an lm-eval model: `lm_eval.simple_evaluate(model=EngineLM(model, tokenizer), tasks=["gsm8k"])` works. It
-extends lm-eval's `hf` model, and has its tokenization, prompts, chat templates and truncation.
+`EngineLM` is an lm-eval model: `lm_eval.simple_evaluate(model=EngineLM(model, tokenizer),
+tasks=["gsm8k"])` works. It extends lm-eval's `hf` model, and has its tokenization, prompts, chat
+templates and truncation.
 """
 
 import logging
@@ -48,32 +49,35 @@ _ANSWER = {
 class EngineLM(CountedHF):
     """A causal language model for lm-eval that computes a shared prefix once.
 
-    `engine` runs the model. It is a `KVEngine` where the layers keep keys and values alone, else a `RecurrentEngine`
-    for ensembles. For a base model with other layers, or whose quantized layers read all tokens of a pass, it is None,
-    and lm-eval's own code runs the model.
+    `engine` runs the model. It is a `KVEngine` where the layers keep keys and values alone, else a
+    `RecurrentEngine` for ensembles. For a base model with other layers, or whose quantized layers
+    read all tokens of a pass, it is None, and lm-eval's own code runs the model.
 
     Args:
         model, tokenizer: of transformers. The model keeps its device and dtype.
         ensemble: routing samples of each token; the base model by default.
-        batch_size: maximum number of sequences per forward pass. "auto": limited by a number of tokens only, which
-            limits every pass. 1 where padding or other texts would change scores (expert choice, quantized layers).
+        batch_size: maximum number of sequences per forward pass. "auto": limited by a number of
+            tokens only, which limits every pass. 1 where padding or other texts would change scores
+            (expert choice, quantized layers).
         max_batch_size: maximum number of sequences with "auto".
         max_length: maximum length of an input in tokens. Longer inputs lose their beginning.
         add_bos_token: as in lm-eval.
         seed: seed of sampling, for `gen_kwargs` that sample.
-        reuse: cache the clean activations of all requests, within a share of the free memory, for later calls of
-            `answer` with other temperatures (`set_ensemble`). Answers are the same within float error. Noise of any
-            later ensemble begins at `ensemble.first_noisy` or later.
+        reuse: cache the clean activations of all requests, within a share of the free memory, for
+            later calls of `answer` with other temperatures (`set_ensemble`). Answers are the same
+            within float error. Noise of any later ensemble begins at `ensemble.first_noisy` or
+            later.
         progress: whether a progress bar is shown.
-        make_engine: called with this LM once its budget is known. Returns the engine to use instead.
-        counts_tokens: whether something counts the tokens of each pass. lm-eval's own code does not say what it pads:
-            models without a `KVEngine` then run one request at a time.
+        make_engine: called with this LM once its budget is known. Returns the engine to use
+            instead.
+        counts_tokens: whether something counts the tokens of each pass. lm-eval's own code does not
+            say what it pads: models without a `KVEngine` then run one request at a time.
 
-    The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the base model:
-    `moe_lab.RoE` generates with an ensemble.
+    The ensemble is that of lm-eval's requests. `lm.model`, and with it `lm.model.generate`, is the
+    base model: `moe_lab.RoE` generates with an ensemble.
 
-    Raises ModelError for an ensemble on a model without a supported router, ConfigError for one with flash attention or
-    with layers that quantize all tokens of a pass together.
+    Raises ModelError for an ensemble on a model without a supported router, ConfigError for one
+    with flash attention or with layers that quantize all tokens of a pass together.
     """
 
     def __init__(
@@ -101,8 +105,8 @@ class EngineLM(CountedHF):
             require_masks(model)
             if quantized:
                 raise ConfigError(
-                    f"{quantized}: what shares a pass would change the numbers. Use method=base, or a checkpoint that "
-                    "is not quantized so."
+                    f"{quantized}: what shares a pass would change the numbers. Use method=base, "
+                    "or a checkpoint that is not quantized so."
                 )
         self.progress = progress
         self.seed = seed
@@ -146,7 +150,8 @@ class EngineLM(CountedHF):
                 self.engine = None
                 how = "by lm-eval's own code"
             logger.warning(
-                "%s does not run over the shared KV cache, because %s. It runs %s, which is slower.",
+                "%s does not run over the shared KV cache, because %s. It runs %s, which is "
+                "slower.",
                 type(model).__name__,
                 obstacle,
                 how,
@@ -159,8 +164,8 @@ class EngineLM(CountedHF):
     def running(self) -> Iterator[None]:
         """Inside the context this LM runs the model.
 
-        Raises RoutingError inside another LM or `record`, and ModelError for a model in training mode, or whose
-        device, routers or adapters are others than when this LM was made.
+        Raises RoutingError inside another LM or `record`, and ModelError for a model in training
+        mode, or whose device, routers or adapters are others than when this LM was made.
         """
         check_unchanged(self.model, self._state, self.label)
         with opened(self.model, self.label, alone=True), expected_flags(self.model.config):
@@ -169,7 +174,8 @@ class EngineLM(CountedHF):
     def set_ensemble(self, ensemble: Ensemble) -> None:
         """Use another ensemble from now on; `cost` keeps counting.
 
-        Raises ValueError where the ensemble's first noisy layer is before that of the cached activations.
+        Raises ValueError where the ensemble's first noisy layer is before that of the cached
+        activations.
         """
         assert self.engine is not None
         self.engine.set_ensemble(ensemble)
@@ -192,8 +198,9 @@ class EngineLM(CountedHF):
         """
         if not isinstance(self.engine, KVEngine):
             raise ConfigError(
-                f"metrics=expert: the tokens of {type(self.model).__name__} cannot be assigned to examples. Its layers "
-                "keep more than keys and values, so lm-eval's own code runs it. Leave metrics=expert out."
+                f"metrics=expert: the tokens of {type(self.model).__name__} cannot be assigned to "
+                "examples. Its layers keep more than keys and values, so lm-eval's own code runs "
+                "it. Leave metrics=expert out."
             )
         observer.kind = self.rotary.kind
         self.observer = self.engine.forward.observer = observer
@@ -202,13 +209,16 @@ class EngineLM(CountedHF):
     def cost(self) -> dict[str, int]:
         """Counts of all work so far.
 
-        tokens_in: tokens put through the model (routing samples included, padding excluded). tokens_out: generated
-        tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding (`sampling.near`), so that
-        other shapes or machines may choose it. cut_prompts: requests whose prompt was longer than the model's input and
-        lost its beginning. cut_reasoning: replies that ended in the reasoning. decoded_in_context: answers whose text
-        is not that of their tokens alone (`moe_lab.models.new_text`). eos_added, bos_scored, no_end_token: requests
-        that the tokenizer adds an end token to, texts whose added beginning token is scored, and replies that no token
-        ends. changed_decisions, noisy_decisions: see `GumbelTopK.counts`.
+        tokens_in: tokens put through the model (routing samples included, padding excluded).
+            tokens_out: generated
+        tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding
+        (`sampling.near`), so that other shapes or machines may choose it. cut_prompts: requests
+        whose prompt was longer than the model's input and lost its beginning. cut_reasoning:
+        replies that ended in the reasoning. decoded_in_context: answers whose text is not that of
+        their tokens alone (`moe_lab.models.new_text`). eos_added, bos_scored, no_end_token:
+        requests that the tokenizer adds an end token to, texts whose added beginning token is
+        scored, and replies that no token ends. changed_decisions, noisy_decisions: see
+        `GumbelTopK.counts`.
         """
         cost = Counter(self.counted)
         cost.update(self._decisions)
@@ -235,7 +245,8 @@ class EngineLM(CountedHF):
         return self._answers("generate_until", requests)
 
     def _answers(self, kind: str, instances: list[Any]) -> list[Any]:
-        """Number the answers to a prompt: lm-eval requests k of them by repeating the same instance."""
+        """Number the answers to a prompt: lm-eval requests k of them by repeating the same
+        instance."""
         seen: Counter[int] = Counter()
         requests = []
         for instance in instances:
@@ -246,14 +257,16 @@ class EngineLM(CountedHF):
         return answers_for_lm_eval(kind, [answers[i] for i in range(len(requests))])
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
-        """Answer all requests; `on_answer(index, answer)` is called as soon as a request is answered, in any order.
+        """Answer all requests; `on_answer(index, answer)` is called as soon as a request is
+        answered, in any order.
 
         Args:
-            kind: "loglikelihood" -> (log-likelihood, whether greedy), "loglikelihood_rolling" -> log-likelihood,
-                "generate_until" -> text.
+            kind: "loglikelihood" -> (log-likelihood, whether greedy), "loglikelihood_rolling" ->
+                log-likelihood, "generate_until" -> text.
         """
         if self.engine is None and kind == "generate_until" and _reason(requests):
-            # lm-eval's own code drops special tokens, and stops at a task's stop words in the reasoning
+            # lm-eval's own code drops special tokens, and stops at a task's stop words in the
+            # reasoning
             self.engine = RecurrentEngine(RecurrentForward(self.model, self.ensemble))
         with (
             self.running(),
@@ -274,7 +287,8 @@ class EngineLM(CountedHF):
     def _answer_by_engine(
         self, engine: Engine, kind: str, requests: Sequence[Request], on_answer: OnAnswer
     ) -> None:
-        """Answer all requests. Where memory runs out, those that are left are put again, in smaller passes."""
+        """Answer all requests. Where memory runs out, those that are left are put again, in smaller
+        passes."""
         unanswered = dict(enumerate(requests))
         while unanswered:
             indices = list(unanswered)
@@ -298,7 +312,8 @@ class EngineLM(CountedHF):
             clear_device_cache(garbage_collection=True)
 
     def _check_encoding(self, kind: str, requests: Sequence[Request]) -> None:
-        """Raise ConfigError for what cannot be scored, and warn of cut contexts: lm-eval's own code says neither."""
+        """Raise ConfigError for what cannot be scored, and warn of cut contexts: lm-eval's own code
+        says neither."""
         if kind == "loglikelihood_rolling":
             assert self.encoder.prefix is not None
         if kind == "loglikelihood":
@@ -308,7 +323,8 @@ class EngineLM(CountedHF):
     def _count_tokenization(self, kind: str, requests: int) -> None:
         """Count the answered requests whose tokens may surprise. They are the same in lm-eval.
 
-        The tokenizer ends the text with a token, the beginning-of-text token is scored, or generation has no end token.
+        The tokenizer ends the text with a token, the beginning-of-text token is scored, or
+        generation has no end token.
         """
         if self.encoder.adds_end:
             self.counted["eos_added"] += requests
@@ -326,7 +342,8 @@ class EngineLM(CountedHF):
         return {*end_tokens, self.eot_token_id} - {None}
 
     def encode_pair(self, context: str, continuation: str) -> Pair:
-        """Token ids of a context and its continuation as they are scored. A long context loses its beginning."""
+        """Token ids of a context and its continuation as they are scored. A long context loses its
+        beginning."""
         return self.encoder.pair(context, continuation)
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -344,15 +361,16 @@ class EngineLM(CountedHF):
 
     @contextmanager
     def warning_of_cuts(self, requests: int) -> Iterator[None]:
-        """Warn of the requests that are encoded inside the context and are too long for the model."""
+        """Warn of the requests that are encoded inside the context and are too long for the
+        model."""
         before = self.encoder.cut
         yield
         cut = self.encoder.cut - before
         if cut:
             self.counted["cut_prompts"] += cut
             logger.warning(
-                "%s of %s requests are longer than the model's input of %s tokens (max_length): the beginning of "
-                "their prompts is not read.",
+                "%s of %s requests are longer than the model's input of %s tokens (max_length): "
+                "the beginning of their prompts is not read.",
                 f"{cut:,}",
                 f"{requests:,}",
                 f"{self.max_length:,}",

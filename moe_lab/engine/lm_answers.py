@@ -1,6 +1,8 @@
-"""How an `EngineLM` answers the three kinds of requests of lm-eval: pairs, whole texts, and prompts to generate after.
+"""How an `EngineLM` answers the three kinds of requests of lm-eval: pairs, whole texts, and prompts
+to generate after.
 
-Each function puts requests as token ids to an engine, and reports every answer as soon as it is known.
+Each function puts requests as token ids to an engine, and reports every answer as soon as it is
+known.
 """
 
 from __future__ import annotations
@@ -118,7 +120,8 @@ def score_pairs(
 def score_texts(
     lm: AnsweringLM, engine: Engine, requests: Sequence[Request], report: OnAnswer
 ) -> None:
-    """Score each text in windows of at most `max_length` tokens. A text is answered after its last window."""
+    """Score each text in windows of at most `max_length` tokens. A text is answered after its last
+    window."""
     windows: list[ScoringRequest] = []
     text_of_window: list[int] = []
     missing: Counter[int] = Counter()
@@ -232,7 +235,8 @@ class Bounds(NamedTuple):
 def _bounds(
     config: GenerationConfig, max_length: int | None, prompts: Sequence[Sequence[int]]
 ) -> Bounds:
-    """The bounds of answers to these prompts. `max_new_tokens` takes precedence, as it does in transformers.
+    """The bounds of answers to these prompts. `max_new_tokens` takes precedence, as it does in
+    transformers.
 
     Raises ConfigError for a prompt that has `max_length` tokens already.
     """
@@ -243,14 +247,15 @@ def _bounds(
     shortest = min(len(prompt) for prompt in prompts)
     if longest >= max_length:
         raise ConfigError(
-            f"max_length={max_length} in gen_kwargs counts the prompt, and one has {longest} tokens. "
-            "Use max_gen_toks=<n>, which counts new tokens alone."
+            f"max_length={max_length} in gen_kwargs counts the prompt, and one has {longest} "
+            "tokens. Use max_gen_toks=<n>, which counts new tokens alone."
         )
     return Bounds(max_length - shortest, max_length)
 
 
 def _after_reasoning(lm: AnsweringLM, reply: str, think_end: str) -> str:
-    """The answer in a reply: the text after the last `think_end`, up to a special token; empty without one.
+    """The answer in a reply: the text after the last `think_end`, up to a special token; empty
+    without one.
 
     lm-eval takes the whole reply without one, and so what the model thought as its answer.
     """

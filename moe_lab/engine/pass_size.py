@@ -1,4 +1,5 @@
-"""The size of a forward pass, from the free memory and the model's shape, and the memory that a run needs."""
+"""The size of a forward pass, from the free memory and the model's shape, and the memory that a run
+needs."""
 
 from collections import Counter
 from typing import Any
@@ -18,10 +19,11 @@ CPU_TOKENS = 2048
 CPU_GRADIENT_TOKENS = 512
 """Tokens of a pass with gradients on a CPU: each takes some megabytes while they are computed."""
 PASS_SHARE = 0.2
-"""Share of the free memory for a pass. Keys and values, and cached activations, take the rest (`CACHE_SHARE`,
-`KEPT_SHARE`)."""
+"""Share of the free memory for a pass. Keys and values, and cached activations, take the rest
+(`CACHE_SHARE`, `KEPT_SHARE`)."""
 CACHE_SHARE = 0.5
-"""Share of the free memory for the keys and values of the sequences of a pass, or of those that generate together."""
+"""Share of the free memory for the keys and values of the sequences of a pass, or of those that
+generate together."""
 PLANNED_TOKENS = 2048
 """Tokens of a pass on a device that is planned for. Smaller passes are much slower."""
 LEAST_TOKENS = 32
@@ -31,7 +33,8 @@ ROW_COPIES = 2
 SCORE_BYTES = 12
 """Bytes of each of a row's numbers in the mean of samples, in float32."""
 GRADIENT_BYTES = 16
-"""Bytes of each of a row's numbers in a loss and its gradient, in float32, in addition to the row itself."""
+"""Bytes of each of a row's numbers in a loss and its gradient, in float32, in addition to the row
+itself."""
 
 
 def pass_budget(model: Any, sequences: int | None = None) -> Budget:
@@ -53,7 +56,8 @@ def pass_budget(model: Any, sequences: int | None = None) -> Budget:
 
 
 def bound_gradients(model: Any, budget: Budget) -> None:
-    """Set the bounds of a budget's passes with gradients. It takes seconds where they are metered."""
+    """Set the bounds of a budget's passes with gradients. It takes seconds where they are
+    metered."""
     if model.device.type == "cpu":
         budget.gradient_tokens = CPU_GRADIENT_TOKENS
         return
@@ -67,8 +71,8 @@ def bound_gradients(model: Any, budget: Budget) -> None:
 def cache_memory(model: Any) -> int:
     """Free bytes for keys and values of all layers.
 
-    Each device of a device map holds those of its own layers: with 3 of 4 layers on a device, its free memory is
-    enough for 4/3 of itself. The device with the least decides.
+    Each device of a device map holds those of its own layers: with 3 of 4 layers on a device, its
+    free memory is enough for 4/3 of itself. The device with the least decides.
     """
     layers = decoder_layers(model) or [model]
     layers_on: Counter[torch.device] = Counter()
@@ -85,7 +89,8 @@ def cache_memory(model: Any) -> int:
 
 
 def sequence_bytes(model: Any, slots: float, samples: float) -> int:
-    """Bytes of a sequence that generates: its cached slots, and the logits of its samples with their float32 scores."""
+    """Bytes of a sequence that generates: its cached slots, and the logits of its samples with
+    their float32 scores."""
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     cache_bytes = token_bytes(model) * slots
     logit_bytes = samples * vocabulary * (model.dtype.itemsize + SCORE_BYTES)
@@ -95,7 +100,8 @@ def sequence_bytes(model: Any, slots: float, samples: float) -> int:
 def planned_memory(model: Any, slots: float, rows: float) -> int:
     """The bytes of a device that holds the weights, and has the free memory whose shares suffice.
 
-    They suffice for passes of `PLANNED_TOKENS` tokens, and for so many cached slots and rows of logits.
+    They suffice for passes of `PLANNED_TOKENS` tokens, and for so many cached slots and rows of
+    logits.
 
     Args:
         model: on the meta device.

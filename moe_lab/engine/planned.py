@@ -1,4 +1,5 @@
-"""The tokens that the engine puts through a model for given requests, padding excluded, without running it."""
+"""The tokens that the engine puts through a model for given requests, padding excluded, without
+running it."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Asked:
     """By generation settings and text."""
 
     def read(self, encoder: Encoder, kind: str, args: tuple, repeats: int = 1) -> None:
-        """Add a request of lm-eval, with `repeats` answers of the greatest length if they are generated."""
+        """Add a request of lm-eval, with `repeats` answers of the greatest length if they are
+        generated."""
         if kind == "loglikelihood":
             context, continuation = encoder.pair(*args)
             self.scored.setdefault(context, {})[continuation] = None
@@ -66,7 +68,8 @@ class Asked:
             self.generated.setdefault(settings, {}).update(prompts)
 
     def alone(self, each_continuation: bool) -> Iterator[Asked]:
-        """Each request by itself: a context with its continuations or with one of them, a window, an answer."""
+        """Each request by itself: a context with its continuations or with one of them, a window,
+        an answer."""
         for context, continuations in self.scored.items():
             if each_continuation:
                 for ids in continuations:
@@ -134,14 +137,16 @@ class Asked:
 
 
 def planned_tokens(asked: Asked, ensemble: Ensemble, *, shares_beginnings: bool = True) -> int:
-    """The tokens that an engine reads, each routing sample of a token counted, as `EngineLM.cost` counts them.
+    """The tokens that an engine reads, each routing sample of a token counted, as `EngineLM.cost`
+    counts them.
 
-    An upper bound where answers have the greatest length. With `prefill="clean"` every batch reads the beginnings that
-    its prompts share, and this counts them once.
+    An upper bound where answers have the greatest length. With `prefill="clean"` every batch reads
+    the beginnings that its prompts share, and this counts them once.
 
     Args:
-        shares_beginnings: whether a `KVEngine` runs the model. Without one `RecurrentEngine` reads each request alone,
-            and lm-eval's own code, which runs base models then, reads a context again for each continuation.
+        shares_beginnings: whether a `KVEngine` runs the model. Without one `RecurrentEngine` reads
+            each request alone, and lm-eval's own code, which runs base models then, reads a context
+            again for each continuation.
     """
     from moe_lab.engine.scoring import ScoringRequest, tokens_to_score
 
@@ -164,7 +169,8 @@ def planned_tokens(asked: Asked, ensemble: Ensemble, *, shares_beginnings: bool 
 def _tokens_to_generate(prompts: Sequence[Prompt], ensemble: Ensemble) -> int:
     """The tokens that are read for all answers to prompts with the same generation settings.
 
-    The last new token of an answer is not read. Without a cache all tokens are read again for every new one.
+    The last new token of an answer is not read. Without a cache all tokens are read again for every
+    new one.
     """
     answers: list[tuple[Ids, int]] = []
     for prompt in prompts:

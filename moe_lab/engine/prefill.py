@@ -1,4 +1,5 @@
-"""How the prompts of a batch are read before its first token: after the beginning that they share, or from a store.
+"""How the prompts of a batch are read before its first token: after the beginning that they share,
+or from a store.
 
 B = sequences of a batch, T = cached slots, A = unfinished sequences, V = vocabulary.
 """
@@ -51,10 +52,12 @@ class Prefill:
     _beginning: SharedBeginning | None = None
     """That of the newest pass."""
     _prefix: KVCache | None = None
-    """The cache of its tokens. Those of others are not kept: they would take memory in every step."""
+    """The cache of its tokens. Those of others are not kept: they would take memory in every
+    step."""
 
     def __call__(self, states: list[GenerationState]) -> Prefilled:
-        """All tokens after the shared prefixes, in passes within the budget; or those after the stored prompts."""
+        """All tokens after the shared prefixes, in passes within the budget; or those after the
+        stored prompts."""
         if self.prompt_store is not None:
             return self._from_store(self.prompt_store, states)
         passes = list(in_runs(states, self._fits))
@@ -65,7 +68,8 @@ class Prefill:
         return self._joined(parts)
 
     def _fits(self, sequences: list[GenerationState], state: GenerationState) -> bool:
-        """Whether a pass of these sequences may take one more. They are of similar length, the longest first."""
+        """Whether a pass of these sequences may take one more. They are of similar length, the
+        longest first."""
         first = sequences[0]
         if self._beginning_of(state) != self._beginning_of(first):
             return False
@@ -130,8 +134,8 @@ class Prefill:
     def _from_store(self, store: Store, states: list[GenerationState]) -> Prefilled:
         """Stored prompts, right-aligned in one cache, and a pass over the tokens after them.
 
-        A stored prompt lacks its last token. So a pass reads that token and the generated ones, which are as many in
-        each sequence.
+        A stored prompt lacks its last token. So a pass reads that token and the generated ones,
+        which are as many in each sequence.
         """
         forward = self.forward
         caches = _stored_prompts(store, forward, states, self.budget)

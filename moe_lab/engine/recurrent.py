@@ -1,8 +1,9 @@
-"""The engine for models whose layers keep more than keys and values: it copies the model's own cache.
+"""The engine for models whose layers keep more than keys and values: it copies the model's own
+cache.
 
-A recurrent state cannot be cropped, and has no slots that a mask could hide. So each routing sample of a token gets a
-copy of the state. One request is read at a time, so that there is no padding, and one token at a time after the
-prompt, which every model of transformers supports.
+A recurrent state cannot be cropped, and has no slots that a mask could hide. So each routing sample
+of a token gets a copy of the state. One request is read at a time, so that there is no padding, and
+one token at a time after the prompt, which every model of transformers supports.
 
 R = batch entries (1, or the ensemble's n), S = new tokens, n = routing samples, V = vocabulary.
 """
@@ -46,7 +47,8 @@ class RecurrentState:
         index = torch.tensor(entries)
         if self.cache is not None:
             self.cache.reorder_cache(index)
-            # MiniMax keeps its recurrent states outside of its layers, where `reorder_cache` does not reorder them.
+            # MiniMax keeps its recurrent states outside of its layers, where `reorder_cache` does
+            # not reorder them.
             for layer, state in enumerate(getattr(self.cache, "linear_cache", [])):
                 if isinstance(state, Tensor):
                     self.cache.linear_cache[layer] = state[index.to(state.device)]
@@ -54,7 +56,8 @@ class RecurrentState:
 
 
 class RecurrentForward:
-    """A causal language model that reads tokens after a `RecurrentState`, for an ensemble of routing samples.
+    """A causal language model that reads tokens after a `RecurrentState`, for an ensemble of
+    routing samples.
 
     with RecurrentForward(model, ensemble) as forward:
         state, rest = forward.begin(prompt, noise_key)
@@ -68,7 +71,8 @@ class RecurrentForward:
         self.rotary = RotaryHooks(model)
         self.tokens_in = 0
         """Tokens put through the model so far, routing samples included."""
-        # Positions are passed on, since not all caches know their length (a first layer may have no slots).
+        # Positions are passed on, since not all caches know their length (a first layer may have no
+        # slots).
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def __enter__(self) -> Self:
@@ -92,7 +96,8 @@ class RecurrentForward:
     def begin(
         self, prompt: Sequence[int], noise_key: int, sample_index: int = 0
     ) -> tuple[RecurrentState, Sequence[int]]:
-        """(state after the tokens that are read before samples fork, the other tokens of the prompt)."""
+        """(state after the tokens that are read before samples fork, the other tokens of the
+        prompt)."""
         if self.ensemble.own_history and self.ensemble.prefill == "noisy":
             return RecurrentState(self.ensemble.n, noise_key, sample_index), prompt
         state = RecurrentState(1, noise_key, sample_index)
@@ -115,7 +120,8 @@ class RecurrentForward:
         return logits_nV
 
     def _read(self, state: RecurrentState, ids: Sequence[int], noise: bool = True) -> Tensor:
-        """Logits [R, V] after the last of `ids`. With `noise` all entries but the first are noisy."""
+        """Logits [R, V] after the last of `ids`. With `noise` all entries but the first are
+        noisy."""
         if state.length == 0:
             return self._pass(state, ids, noise)
         for token in ids:

@@ -1,4 +1,5 @@
-"""What every engine generates by: sequences and their next tokens, where they end, and the options that it supports.
+"""What every engine generates by: sequences and their next tokens, where they end, and the options
+that it supports.
 
 A = unfinished sequences, V = vocabulary.
 """
@@ -79,7 +80,8 @@ UNSUPPORTED = {
     "dola_layers": "it reads the logits of earlier layers",
     "token_healing": "it changes the prompt after the engine got it",
 }
-"""Fields of transformers' GenerationConfig that the engine refuses, with the reason. It supports all others."""
+"""Fields of transformers' GenerationConfig that the engine refuses, with the reason. It supports
+all others."""
 UNSUPPORTED_IN_TASKS = UNSUPPORTED | {
     **dict.fromkeys(RETURNED, "a task takes texts alone"),
     "max_time": "texts would depend on the machine and on the batch",
@@ -109,13 +111,16 @@ def unsupported(config: Any, reasons: Mapping[str, str] = UNSUPPORTED) -> str | 
 _SAMPLING = -1
 """Routing sample and layer in the keys of sampling noise. No router uses them."""
 NEAR = 1e-4
-"""Two log-probabilities this close are a near tie in any dtype. Float32 passes of other shapes differ by less."""
+"""Two log-probabilities this close are a near tie in any dtype. Float32 passes of other shapes
+differ by less."""
 
 
 def generation_config(model: Any, options: dict[str, Any]) -> GenerationConfig:
-    """The model's own generation settings overridden by a task's `options`, merged as `model.generate` merges them.
+    """The model's own generation settings overridden by a task's `options`, merged as
+    `model.generate` merges them.
 
-    Raises ConfigError for an option unknown to transformers, and for a field that tasks do not support.
+    Raises ConfigError for an option unknown to transformers, and for a field that tasks do not
+    support.
     """
     check_task_options(options)
     merged = SimpleNamespace(**(vars(model.generation_config) | options))
@@ -145,13 +150,15 @@ def check_task_options(options: Mapping[str, Any]) -> None:
 
 
 def has_processors(model: Any, config: GenerationConfig) -> bool:
-    """Whether `generate` builds logits processors for these settings, whose special tokens are prepared here."""
+    """Whether `generate` builds logits processors for these settings, whose special tokens are
+    prepared here."""
     internals.prepare_special_tokens(model, config)
     return bool(internals.logits_processors(model, config, prompt=[0]))
 
 
 class Sampler:
-    """Chooses next tokens greedily, or by sampling with keyed noise, which depends on no batch and no order.
+    """Chooses next tokens greedily, or by sampling with keyed noise, which depends on no batch and
+    no order.
 
     Logits processors are those of `config`, for each prompt alone: some of them count its tokens.
     """
@@ -168,7 +175,8 @@ class Sampler:
         """Greedy choices between two tokens whose scores were closer than `near`."""
 
     def __call__(self, scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
-        """The next token of each sequence. Reads the device once. Raises RoutingError where scores are NaN."""
+        """The next token of each sequence. Reads the device once. Raises RoutingError where scores
+        are NaN."""
         nan = scores_AV.isnan().any()
         scores_AV = self.processed(scores_AV, states)
         if self.sample:
@@ -204,7 +212,8 @@ class Sampler:
         return torch.cat(rows)
 
     def _noise(self, scores_AV: Tensor, states: list[GenerationState]) -> Tensor:
-        """Gumbel noise float32 [A, V]: the argmax of scores plus noise is a sample of their softmax."""
+        """Gumbel noise float32 [A, V]: the argmax of scores plus noise is a sample of their
+        softmax."""
         device = scores_AV.device
         keys = [(state.noise_key, state.sample_index, state.position) for state in states]
         noise_key_A, sample_index_A, position_A = torch.tensor(keys, device=device).unbind(1)
@@ -216,11 +225,12 @@ class Sampler:
 
 
 def near(scores_AV: Tensor, epsilon: float) -> Tensor:
-    """float32 [A]: two scores closer than this may change their order in passes of other batch shapes.
+    """float32 [A]: two scores closer than this may change their order in passes of other batch
+    shapes.
 
-    The model rounds a logit of size l to `epsilon` * l. The span of the finite scores is used as l: it is the same for
-    logits and for log-probabilities, which averaged samples have. In bfloat16 99% of the differences between shapes are
-    below it (tiny on toy_math, 1,904 tokens).
+    The model rounds a logit of size l to `epsilon` * l. The span of the finite scores is used as l:
+    it is the same for logits and for log-probabilities, which averaged samples have. In bfloat16
+    99% of the differences between shapes are below it (tiny on toy_math, 1,904 tokens).
     """
     highest_A = scores_AV.amax(dim=-1)
     lowest_A = scores_AV.masked_fill(scores_AV == -torch.inf, torch.inf).amin(dim=-1)
@@ -230,8 +240,8 @@ def near(scores_AV: Tensor, epsilon: float) -> Tensor:
 class StoppingCriteria:
     """Ends a sequence at an end token, or when its text contains a stop string.
 
-    Stop strings, also those of `config`, are searched in the last tokens only: the tokens of the longest one, and two
-    more.
+    Stop strings, also those of `config`, are searched in the last tokens only: the tokens of the
+    longest one, and two more.
 
     Args:
         max_length: tokens at which a sequence ends, its prompt included; None: any number.
@@ -281,7 +291,8 @@ class Decoding:
     """Whether the generated tokens end a sequence: `StoppingCriteria`."""
     max_new_tokens: int
     together: bool = False
-    """Whether all sequences are in one batch as far as the memory allows, also where their lengths differ much."""
+    """Whether all sequences are in one batch as far as the memory allows, also where their lengths
+    differ much."""
 
     def extend(self, states: list[GenerationState], scores_AV: Tensor) -> None:
         """Append the next token to each sequence."""

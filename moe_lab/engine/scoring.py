@@ -1,4 +1,5 @@
-"""Log-likelihoods of continuations: a batch of contexts is read once, with all continuations branching off them.
+"""Log-likelihoods of continuations: a batch of contexts is read once, with all continuations
+branching off them.
 
 M = logit positions, n = routing samples, V = vocabulary, P = tokens to score.
 """
@@ -24,12 +25,13 @@ OnScores = Callable[[int, Scores], None]
 
 
 SCORED_BYTES = 2**28
-"""Of logits in float32 that are scored at once: the softmax of a large vocabulary takes several times the memory."""
+"""Of logits in float32 that are scored at once: the softmax of a large vocabulary takes several
+times the memory."""
 
 
 TreeScores = tuple[Tensor, Tensor]
-"""Of one tree: float32 [P], the log-probability of each token to score, continuation by continuation; int64 [M], the
-most probable token after each logit node."""
+"""Of one tree: float32 [P], the log-probability of each token to score, continuation by
+continuation; int64 [M], the most probable token after each logit node."""
 
 
 class TokenScores:
@@ -51,7 +53,8 @@ class TokenScores:
             self._greedy_M = torch.cat([greedy_M for _, greedy_M in known])
 
     def put(self, ensemble: Ensemble, place_M: Tensor, logits_MnV: Tensor) -> None:
-        """Set the scores after the logit nodes `place_M` (int64, on the CPU: numbers among all trees' logit nodes)."""
+        """Set the scores after the logit nodes `place_M` (int64, on the CPU: numbers among all
+        trees' logit nodes)."""
         rows_at_once = max(1, SCORED_BYTES // (4 * math.prod(logits_MnV.shape[1:])))
         device = logits_MnV.device
         for place_R, logits_RnV in zip(
@@ -83,7 +86,8 @@ class TokenScores:
         return [(P.clone(), M.clone()) for P, M in zip(picked_of, greedy_of, strict=True)]
 
     def summed(self) -> list[Scores]:
-        """The sums over each continuation's tokens, by tree. Raises RoutingError where they are NaN."""
+        """The sums over each continuation's tokens, by tree. Raises RoutingError where they are
+        NaN."""
         if self._picked_P.isnan().any():
             raise RoutingError(
                 "The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32."
@@ -105,7 +109,8 @@ class TokenScores:
 
 
 def _targets(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
-    """For every token to score, continuation by continuation: (place among all logit nodes, the token)."""
+    """For every token to score, continuation by continuation: (place among all logit nodes, the
+    token)."""
     places: list[int] = []
     tokens: list[int] = []
     first_place = 0
@@ -122,7 +127,8 @@ def _targets(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
 class ScoringRequest:
     """A context and the continuations to score after it, as token ids.
 
-    The texts of a request share one reading of the context, so they are of one kind (`RotaryHooks.kind`).
+    The texts of a request share one reading of the context, so they are of one kind
+    (`RotaryHooks.kind`).
     """
 
     context: Sequence[int]
@@ -136,17 +142,20 @@ class ScoringRequest:
 
     @property
     def length(self) -> int:
-        """Tokens that the model reads of the longest text. All texts of a request are of one kind."""
+        """Tokens that the model reads of the longest text. All texts of a request are of one
+        kind."""
         return len(self.context) + max(map(len, self.continuations)) - 1
 
 
 MAX_SEQUENCES = 64
-"""Default number of sequences that generate together: on a CPU 64 take 40% less time than 16 (docs/benchmarks.md)."""
+"""Default number of sequences that generate together: on a CPU 64 take 40% less time than 16
+(docs/benchmarks.md)."""
 
 
 @dataclass
 class Budget:
-    """Bounds of one forward pass. All that use the same budget are bound by it at once when it is halved."""
+    """Bounds of one forward pass. All that use the same budget are bound by it at once when it is
+    halved."""
 
     tokens: int
     """Tokens, routing samples and padding included."""
@@ -212,7 +221,8 @@ class Batch:
     cache: KVCache
 
     def passes(self, forward: EnsembleForward, budget: Budget) -> Iterator[Tensor]:
-        """Logits [M, n, V] at the logit nodes, tree by tree, in as many passes as the budget requires."""
+        """Logits [M, n, V] at the logit nodes, tree by tree, in as many passes as the budget
+        requires."""
         prefix = self.cache.length
         width = max(len(tree) for tree in self.trees)
         slices: Iterable[tuple[int, int]] = [(0, width)]
@@ -284,7 +294,8 @@ def _tokens(tree: TokenTree, ensemble: Ensemble) -> int:
 
 
 def tokens_to_score(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> int:
-    """Tokens that `score` puts through the model, routing samples included, padding excluded. Runs nothing."""
+    """Tokens that `score` puts through the model, routing samples included, padding excluded. Runs
+    nothing."""
     tokens = 0
     for group in _groups(ensemble, requests):
         tokens += group.shared
@@ -296,7 +307,8 @@ def tokens_to_score(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> i
 def _slices(
     tree: TokenTree, width: int, ensemble: Ensemble, budget: Budget
 ) -> Iterator[tuple[int, int]]:
-    """Consecutive nodes of a long tree, each slice with its routing samples within the limit, or a single node."""
+    """Consecutive nodes of a long tree, each slice with its routing samples within the limit, or a
+    single node."""
     logit_nodes = set(tree.logit_nodes)
     start = 0
     size = 0.0

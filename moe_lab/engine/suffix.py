@@ -1,12 +1,15 @@
-"""Prompts with some tokens under other routings: recording, replay with gradients, and generation (C3PO).
+"""Prompts with some tokens under other routings: recording, replay with gradients, and generation
+(C3PO).
 
-The base model reads a prompt once. Two things are cached: keys and values of the tokens before the first re-routed one,
-and hidden states of the other tokens in front of the fork layer. A suffix is a prompt from the first of its W re-routed
-tokens on, with the continuations that branch off its end. A pass is then the suffixes of N prompts through the later
-layers, with gradients to the routing if it requires them.
+The base model reads a prompt once. Two things are cached: keys and values of the tokens before the
+first re-routed one, and hidden states of the other tokens in front of the fork layer. A suffix is a
+prompt from the first of its W re-routed tokens on, with the continuations that branch off its end.
+A pass is then the suffixes of N prompts through the later layers, with gradients to the routing if
+it requires them.
 
-B = sequences, N = prompts of a pass, Q = tokens of one suffix, S = the most of these, T = cached slots, W = re-routed
-tokens, M = logit positions of all suffixes, D = hidden size, E = experts, V = vocabulary.
+B = sequences, N = prompts of a pass, Q = tokens of one suffix, S = the most of these, T = cached
+slots, W = re-routed tokens, M = logit positions of all suffixes, D = hidden size, E = experts, V =
+vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +42,8 @@ class PromptSuffix:
     prompt: tuple[int, ...]
     """Its token ids."""
     prefix: KVCache
-    """Keys and values of the prompt's tokens before the suffix, of the layers from the fork layer on."""
+    """Keys and values of the prompt's tokens before the suffix, of the layers from the fork layer
+    on."""
     hidden_QD: Tensor
     """Hidden states of the suffix's tokens as the fork layer takes them."""
     pathway_WME: Tensor
@@ -95,7 +99,8 @@ class SuffixRecorder(RecordingForward):
     def suffixes(
         self, requests: list[ScoringRequest], cache: KVCache, shared: int
     ) -> list[PromptSuffix]:
-        """The suffixes of a batch, after its passes; `shared` tokens of each prompt are a shared prefix."""
+        """The suffixes of a batch, after its passes; `shared` tokens of each prompt are a shared
+        prefix."""
         hidden_BSD, final_BSD = self.recorded()
         starts = [self.span.start(len(request.context)) for request in requests]
         # the host reads the device once for all prompts of the batch
@@ -123,7 +128,8 @@ class SuffixRecorder(RecordingForward):
         return suffixes
 
     def _pathways(self, starts: list[int]) -> Tensor:
-        """[B, W, M, E]: the routers' probabilities at the span of each prompt; `starts` are its first tokens.
+        """[B, W, M, E]: the routers' probabilities at the span of each prompt; `starts` are its
+        first tokens.
 
         The recorded logits are given up.
         """
@@ -154,7 +160,8 @@ class SuffixReplay:
     """Reads prompts with the base model, then runs their suffixes through the later layers.
 
     Args:
-        first_moe: the first MoE layer whose routing may be changed. Its decoder layer is the fork layer.
+        first_moe: the first MoE layer whose routing may be changed. Its decoder layer is the fork
+            layer.
         span: the re-routed tokens of a prompt.
 
     Raises ConfigError for models that keep more than keys and values.
@@ -163,8 +170,9 @@ class SuffixReplay:
     def __init__(self, model: nn.Module, first_moe: int, span: TokenSpan | None = None):
         if not runs_on_kv_cache(model):
             raise ConfigError(
-                f"{type(model).__name__} keeps more than keys and values, or counts positions by them: the pathway of "
-                "single tokens cannot be changed.\nmethod=base and method=roe run it."
+                f"{type(model).__name__} keeps more than keys and values, or counts positions by "
+                "them: the pathway of single tokens cannot be changed.\nmethod=base and method=roe "
+                "run it."
             )
         self.model = model
         self.span = span or TokenSpan()
@@ -173,7 +181,8 @@ class SuffixReplay:
 
     @property
     def tokens_in(self) -> int:
-        """Tokens put through the model so far, padding excluded; those of a replay pass the later layers only."""
+        """Tokens put through the model so far, padding excluded; those of a replay pass the later
+        layers only."""
         return self.recorder.tokens_in + self.forward.tokens_in
 
     def read(
@@ -245,15 +254,16 @@ class SuffixReplay:
     def logits(self, suffixes: Sequence[PromptSuffix] | SuffixBatch, remix: Remix | None) -> Tensor:
         """Next-token logits at the logit positions of each suffix, with its tokens re-routed.
 
-        The logit positions are the prompt's last token and all tokens but the last of its continuations. Tokens that
-        are not re-routed are routed as usual, and attend to the changed keys and values.
+        The logit positions are the prompt's last token and all tokens but the last of its
+        continuations. Tokens that are not re-routed are routed as usual, and attend to the changed
+        keys and values.
 
         Args:
             remix: routes the re-routed tokens; None: the plain model.
 
         Returns:
-            float32 [M, V], float64 for a float64 model. It is differentiable in the probabilities of `remix` if these
-            require gradients.
+            float32 [M, V], float64 for a float64 model. It is differentiable in the probabilities
+            of `remix` if these require gradients.
         """
         batch = suffixes if isinstance(suffixes, SuffixBatch) else self.batch(suffixes)
         needs_grad = bool(remix and remix.needs_grad)
@@ -267,7 +277,8 @@ class SuffixReplay:
         return logits_MV.to(torch.promote_types(logits_MV.dtype, torch.float32))
 
     def score(self, suffixes: Sequence[PromptSuffix], remix: Remix | None) -> list[Scores]:
-        """Scores of the continuations that each prompt was read with; with None those of the base model."""
+        """Scores of the continuations that each prompt was read with; with None those of the base
+        model."""
         with torch.no_grad():
             logits_M1V = self.logits(self.batch(suffixes), remix)[:, None]
         scores = TokenScores([suffix.tree for suffix in suffixes]).after(Ensemble(), [logits_M1V])
@@ -275,7 +286,8 @@ class SuffixReplay:
 
 
 def _visible(tree: TokenTree, prefix: int, T: int, S: int) -> Tensor:
-    """bool [S, T + S]: the slots of the prefix, which end at T, then those tokens of the tree that each attends to."""
+    """bool [S, T + S]: the slots of the prefix, which end at T, then those tokens of the tree that
+    each attends to."""
     padding = S - len(tree)
     prefix_ST = (torch.arange(T) >= T - prefix).expand(S, -1)
     tree_SS = nn.functional.pad(torch.from_numpy(tree.visible), (0, padding, 0, padding))
@@ -296,19 +308,23 @@ def _constant(model: nn.Module) -> Iterator[None]:
 
 
 PERSISTENCE = ("prompt_last", "all_new", "decay")
-"""Tokens that take a pathway: re-routed tokens of the prompt only; all new tokens, too; or all new tokens, each mixed
-with its own routing: the pathway's share is `DECAY` times that of the token before."""
+"""Tokens that take a pathway: re-routed tokens of the prompt only; all new tokens, too; or all new
+tokens, each mixed with its own routing: the pathway's share is `DECAY` times that of the token
+before."""
 DECAY = 0.5
 
 
 class ReroutedForward(EnsembleForward):
-    """The base model with some tokens re-routed: tokens of the prompts, and new ones according to `persistence`.
+    """The base model with some tokens re-routed: tokens of the prompts, and new ones according to
+    `persistence`.
 
     Args:
         states: N prompts.
-        probs: [N, W, E] of each re-routed MoE layer: the pathways of the prompts' re-routed tokens, in order.
+        probs: [N, W, E] of each re-routed MoE layer: the pathways of the prompts' re-routed tokens,
+            in order.
         span: the re-routed tokens of a prompt.
-        persistence: one of `PERSISTENCE`. New tokens take the pathway of the prompt's last re-routed token.
+        persistence: one of `PERSISTENCE`. New tokens take the pathway of the prompt's last
+            re-routed token.
     """
 
     shares_beginnings = False
@@ -326,7 +342,8 @@ class ReroutedForward(EnsembleForward):
         self.persistence = persistence
         self._remix = Remix({layer: probs_NWE.detach() for layer, probs_NWE in probs.items()})
         self._prompt_of: dict[tuple[int, int], tuple[int, int]] = {}
-        """Number and length of the prompt, by the keys of its sequence: `noise_key` and `sample_index`."""
+        """Number and length of the prompt, by the keys of its sequence: `noise_key` and
+        `sample_index`."""
         for n, state in enumerate(states):
             self._prompt_of[state.noise_key, state.sample_index] = n, len(state.prompt)
 
@@ -371,7 +388,8 @@ class ReroutedForward(EnsembleForward):
         )
 
     def _pathway(self, position: int, length: int) -> tuple[int, float] | None:
-        """(index of the pathway, its share) of the token at `position`, for a prompt of `length` tokens.
+        """(index of the pathway, its share) of the token at `position`, for a prompt of `length`
+        tokens.
 
         None: the token is routed as usual.
         """

@@ -1,10 +1,11 @@
 """Attention of a few new tokens to a long prefix that requires no gradients.
 
-torch's own backward computes gradients of all keys and values. This one computes those of the new tokens only. It is an
-attention function of transformers under a name of its own, `NAME`, which a model has while `suffix_attention` is open.
+torch's own backward computes gradients of all keys and values. This one computes those of the new
+tokens only. It is an attention function of transformers under a name of its own, `NAME`, which a
+model has while `suffix_attention` is open.
 
-N = sequences, H = query heads, J = key-value heads, G = query heads of each, S = new tokens, T = cached slots,
-K = T + S, D = head size.
+N = sequences, H = query heads, J = key-value heads, G = query heads of each, S = new tokens, T =
+cached slots, K = T + S, D = head size.
 """
 
 from contextlib import AbstractContextManager
@@ -22,7 +23,8 @@ NAME, SDPA = "moe_lab_suffix", "sdpa"
 
 
 class _New(NamedTuple):
-    """What `SuffixLayer.update` notes on the keys that it returns: the other results of that call."""
+    """What `SuffixLayer.update` notes on the keys that it returns: the other results of that
+    call."""
 
     values_NJKD: Tensor
     new_keys_NJSD: Tensor
@@ -30,7 +32,8 @@ class _New(NamedTuple):
 
 
 class SuffixLayer(KVLayer):
-    """One layer of joined prefixes. Every pass writes its new slots to the same place after them."""
+    """One layer of joined prefixes. Every pass writes its new slots to the same place after
+    them."""
 
     def __init__(self, parts: list[KVLayer], width: int, room: int):
         super().__init__(width + room)
@@ -39,7 +42,8 @@ class SuffixLayer(KVLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """The prefix with [N, J, S, D] after it, valid until the next call. Only the new slots have gradients."""
+        """The prefix with [N, J, S, D] after it, valid until the next call. Only the new slots have
+        gradients."""
         if not self.is_initialized:
             return key_states, value_states
         keys: Any = _Written.apply(key_states, self.keys, self.length)
@@ -51,7 +55,8 @@ class SuffixLayer(KVLayer):
 class _Written(torch.autograd.Function):
     """Writes new slots after a prefix in place, [N, J, S, D] -> [N, J, K, D].
 
-    Backward through the output of an earlier call raises RuntimeError, since its slots are overwritten.
+    Backward through the output of an earlier call raises RuntimeError, since its slots are
+    overwritten.
     """
 
     @staticmethod
@@ -66,7 +71,8 @@ class _Written(torch.autograd.Function):
 
 
 def suffix_attention(model: nn.Module) -> AbstractContextManager[None]:
-    """Inside the context the model's `sdpa` attention computes no gradients of a `SuffixLayer`'s prefix."""
+    """Inside the context the model's `sdpa` attention computes no gradients of a `SuffixLayer`'s
+    prefix."""
     return replaced_attention(model, SDPA, NAME)
 
 
@@ -74,7 +80,8 @@ def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     new: _New | None = getattr(key, "moe_lab_new", None)
-    # a model may change keys or values between the cache and its attention, which this function would not follow
+    # a model may change keys or values between the cache and its attention, which this function
+    # would not follow
     known = new is not None and new.values_NJKD is value
     if new is None or not known or mask is None or not (query.requires_grad or key.requires_grad):
         return sdpa_attention_forward(module, query, key, value, mask, **options)
@@ -89,7 +96,8 @@ AttentionInterface.register(NAME, _attend)
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(q k^T scale + mask) v, [N, H, S, D]; differentiable in q and in the new slots of k and v."""
+    """softmax(q k^T scale + mask) v, [N, H, S, D]; differentiable in q and in the new slots of k
+    and v."""
 
     @staticmethod
     def forward(
@@ -120,7 +128,8 @@ class _Attention(torch.autograd.Function):
         query_NJQD, key_NJKD, value_NJKD, share_NJQK = ctx.saved_tensors
         N, J = key_NJKD.shape[:2]
         gradient_NJQD = gradient_NHSD.reshape(N, J, -1, gradient_NHSD.shape[-1])
-        # the backward pass of softmax attention; products for keys and values take the new slots alone
+        # the backward pass of softmax attention; products for keys and values take the new slots
+        # alone
         of_share_NJQK = gradient_NJQD @ value_NJKD.mT
         centred = of_share_NJQK - (of_share_NJQK * share_NJQK).sum(dim=-1, keepdim=True)
         of_score_NJQK = centred * share_NJQK * ctx.scale

@@ -23,7 +23,8 @@ class TokenSpan:
     """W"""
 
     def start(self, length: int) -> int:
-        """Index of the span's first token in a prompt of `length` tokens. Raises ValueError for a shorter prompt."""
+        """Index of the span's first token in a prompt of `length` tokens. Raises ValueError for a
+        shorter prompt."""
         if length < self.size:
             raise ValueError(f"A prompt of {length} tokens has no {self.size} to re-route.")
         return {"first": 0, "middle": (length - self.size) // 2, "last": length - self.size}[
@@ -42,7 +43,8 @@ def named_tokens(given: str) -> TokenSpan:
     match = _NAME.fullmatch(str(given))
     if not match:
         raise ConfigError(
-            f"method.tokens={given}: it names no tokens. Use first, middle or last and a number, e.g. last1 or middle3."
+            f"method.tokens={given}: it names no tokens. Use first, middle or last and a number, "
+            "e.g. last1 or middle3."
         )
     return TokenSpan(match[1], int(match[2]))
 
@@ -51,6 +53,7 @@ def check_length(span: TokenSpan, prompt: Sequence[int], text: str) -> None:
     """Raise ConfigError for a prompt (token ids) with fewer tokens than the span."""
     if len(prompt) < span.size:
         raise ConfigError(
-            f"method.tokens={span.where}{span.size}: the prompt {text!r:.80} has {len(prompt)} tokens.\n"
+            f"method.tokens={span.where}{span.size}: the prompt {text!r:.80} has {len(prompt)} "
+            "tokens.\n"
             f"Use at most method.tokens={span.where}{max(1, len(prompt))}."
         )

@@ -1,10 +1,12 @@
-"""Two-phase scoring: one pass without noise, then the noisy routing samples through the later layers alone.
+"""Two-phase scoring: one pass without noise, then the noisy routing samples through the later
+layers alone.
 
-With a clean history all samples attend to the same keys and values, so the first phase does not depend on temperatures.
-Its activations can be cached: an ensemble with other temperatures (in tuning) then costs the second phase only.
+With a clean history all samples attend to the same keys and values, so the first phase does not
+depend on temperatures. Its activations can be cached: an ensemble with other temperatures (in
+tuning) then costs the second phase only.
 
-M = logit positions of a request, C = those of a chunk, n = routing samples of each, R = noisy samples of a chunk,
-T = cached slots, D = hidden size, V = vocabulary.
+M = logit positions of a request, C = those of a chunk, n = routing samples of each, R = noisy
+samples of a chunk, T = cached slots, D = hidden size, V = vocabulary.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -31,8 +33,9 @@ from moe_lab.engine.scoring import (
 from moe_lab.routing.samples import NoisyTokens
 
 CHUNK_SAMPLES = 128
-"""Noisy samples of one request in a chunk. With more of them more attention scores between samples are computed and
-masked; with fewer the prefix is copied more often (measured after 100 to 900 tokens: 128 and 256 are fastest)."""
+"""Noisy samples of one request in a chunk. With more of them more attention scores between samples
+are computed and masked; with fewer the prefix is copied more often (measured after 100 to 900
+tokens: 128 and 256 are fastest)."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,15 @@ class CachedActivations:
     scores: TreeScores
     """Of the base model."""
     kv_cache: KVCache
-    """Keys and values of the context and the continuations, of the layers from the fork layer on."""
+    """Keys and values of the context and the continuations, of the layers from the fork layer
+    on."""
     fork_MD: Tensor
     """Hidden states at the logit positions as the fork layer takes them."""
     final_MD: Tensor
     """Hidden states at the logit positions as the output head takes them."""
     visible_MT: Tensor
-    """bool: the cached slots that the token of a logit position attends to, without its own slot: each noisy sample
-    attends to itself there."""
+    """bool: the cached slots that the token of a logit position attends to, without its own slot:
+    each noisy sample attends to itself there."""
     position_M: Tensor
     noise_key: int
     length: int
@@ -77,7 +81,8 @@ def together(
 ) -> Iterator[list[int]]:
     """The requests that are scored together, longest first.
 
-    Their samples, `noisy` for each logit position, fit one pass. A request that needs several passes is alone.
+    Their samples, `noisy` for each logit position, fit one pass. A request that needs several
+    passes is alone.
     """
 
     def fits(batch: list[int], request: int) -> bool:
@@ -94,7 +99,8 @@ def together(
 def passes(
     requests: Sequence[CachedActivations], noisy: int, budget: Budget
 ) -> Iterator[list[Chunk]]:
-    """The logit positions in chunks of at most `CHUNK_SAMPLES` samples, each pass within the budget.
+    """The logit positions in chunks of at most `CHUNK_SAMPLES` samples, each pass within the
+    budget.
 
     A chunk is a sequence of its pass.
     """
@@ -121,8 +127,8 @@ class TwoPhaseScorer:
 
     Args:
         first_noisy: the first MoE layer with noise in any ensemble.
-        store: cache of activations between calls; None: no cache. With a store, an ensemble without noise gets
-            the base model's scores, without a second phase.
+        store: cache of activations between calls; None: no cache. With a store, an ensemble without
+            noise gets the base model's scores, without a second phase.
     """
 
     def __init__(self, model: nn.Module, first_noisy: int, store: Store | None):
@@ -256,15 +262,16 @@ class TwoPhaseScorer:
                 position=position_M.repeat_interleave(noisy),
             )
         )
-        # the output head gets the cached final states of the clean samples, too: their logits need no pass
+        # the output head gets the cached final states of the clean samples, too: their logits need
+        # no pass
         clean_MV, noisy_RV = self.noisy(batch).split([len(position_M), batch.count])
         return torch.cat([clean_MV[:, None], noisy_RV.unflatten(0, (-1, noisy))], dim=1)
 
     def _suffix_batch(self, chunks: list[Chunk], noisy: int) -> SuffixBatch:
         """The noisy samples of the chunks. A chunk is a row of the batch, padded at its end.
 
-        Prefixes end at the same slot T, so that the samples of all requests have the same slots after it. A sample
-        sees its prefix and itself, and no other sample.
+        Prefixes end at the same slot T, so that the samples of all requests have the same slots
+        after it. A sample sees its prefix and itself, and no other sample.
         """
         device = self.noisy.device
         requests = [chunk.request for chunk in chunks]
@@ -274,7 +281,8 @@ class TwoPhaseScorer:
         T = max(request.kv_cache.length for request in requests)
 
         def for_each_sample(parts: list[Tensor]) -> Tensor:
-            """[B, R, X]: the rows of each chunk's [M, X], once for every noisy sample, padded with 0."""
+            """[B, R, X]: the rows of each chunk's [M, X], once for every noisy sample, padded with
+            0."""
             padded = []
             for part_MX, chunk in zip(parts, chunks, strict=True):
                 samples_RX = part_MX[chunk.at_C].repeat_interleave(noisy, dim=0)
@@ -312,7 +320,8 @@ def _key(request: ScoringRequest) -> Hashable:
 
 
 def _visible_to_samples(tree: TokenTree, shared: int) -> Tensor:
-    """bool [M, shared + nodes]: the slots that the token of each logit position attends to, without its own."""
+    """bool [M, shared + nodes]: the slots that the token of each logit position attends to, without
+    its own."""
     nodes = torch.tensor(tree.logit_nodes)
     visible = torch.from_numpy(tree.visible)[nodes]
     visible[torch.arange(len(nodes)), nodes] = False

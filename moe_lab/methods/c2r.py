@@ -187,7 +187,8 @@ def check_constraint(config: RunConfig, count: int, facts: ModelFacts) -> None:
     groups = getattr(architecture, "n_group", None)
     if groups is not None and groups > 1:
         raise ConfigError(
-            f"method={config.method.name}: {facts.family} chooses experts within groups. Use another model."
+            f"method={config.method.name}: {facts.family} chooses experts within groups. Use "
+            "another model."
         )
     path = config.method.profile
     if path is None:

@@ -39,7 +39,8 @@ class Calibration(TemperatureMethod):
         super().__init__(config)
         if self.profile is not None and self.profile.calibrated_scale is None:
             raise ConfigError(
-                f"method.logit_scale={config.logit_scale} has none of the base model. Use tuning=scale."
+                f"method.logit_scale={config.logit_scale} has none of the base model. Use "
+                "tuning=scale."
             )
 
     @property

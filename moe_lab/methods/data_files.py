@@ -1,9 +1,10 @@
 """Training data of methods: the files of a data set, their rows, and conversations to fine-tune on.
 
-A data set is one of the hub, of `data_dir`, own files (JSON Lines or parquet) or a folder of them, or generated.
-A conversation is a row with `messages`, [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...], or with
-LIMA's `conversations`, the texts of user and assistant in turn. An answer with "weight": 0 is a part of the prompt of
-later answers and is not trained on. Neither is an empty answer.
+A data set is one of the hub, of `data_dir`, own files (JSON Lines or parquet) or a folder of them,
+or generated. A conversation is a row with `messages`, [{"role": "user", "content": ...}, {"role":
+"assistant", ...}, ...], or with LIMA's `conversations`, the texts of user and assistant in turn. An
+answer with "weight": 0 is a part of the prompt of later answers and is not trained on. Neither is
+an empty answer.
 """
 
 import hashlib
@@ -29,7 +30,8 @@ from moe_lab.tasks.toy.instructions import instructions
 TRAIN = re.compile(
     r"(?P<folder>.*/)?(train(-\d+-of-(?P<parts>\d+)(-[0-9a-f]{16})?)?|train/[^/]+)\.(jsonl|parquet)"
 )
-"""Files of a train split: train.jsonl, data/train-00000-of-00002.parquet, or the latter with a hash."""
+"""Files of a train split: train.jsonl, data/train-00000-of-00002.parquet, or the latter with a
+hash."""
 FORMATS = (".jsonl", ".parquet")
 """Endings of files with rows."""
 Conversation = list[dict[str, Any]]
@@ -41,17 +43,19 @@ KEY = "method.dataset"
 KNOWN = {"lima": "GAIR/lima"}
 """Data sets of the hub by short name."""
 COUNTED_LENGTH = 2048
-"""The largest number of tokens of a conversation whose routing is counted: MoE-Bench's length in fine-tuning."""
+"""The largest number of tokens of a conversation whose routing is counted: MoE-Bench's length in
+fine-tuning."""
 ROLES = ("system", "user", "assistant")
 ANSWERER = "assistant"
 """The role whose messages are answers."""
 
 
 def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], str]:
-    """The files of a hub data set's train split in the cache, and their commit. Missing files are downloaded.
+    """The files of a hub data set's train split in the cache, and their commit. Missing files are
+    downloaded.
 
-    Raises TaskError if the data set does not exist, is gated, or is not in the cache while offline, and if its files
-    are not exactly one complete train split.
+    Raises TaskError if the data set does not exist, is gated, or is not in the cache while offline,
+    and if its files are not exactly one complete train split.
     """
     from huggingface_hub import HfApi
 
@@ -73,8 +77,9 @@ def train_files(id: str, *, offline: bool, key: str = KEY) -> tuple[list[Path], 
         parts = int(matches[0]["parts"] or len(matches)) if matches else 0
         if len({match["folder"] for match in matches}) != 1 or len(matches) != parts:
             raise TaskError(
-                f"The data set {id} needs one complete train split (train.jsonl, data/train-00000-of-00001.parquet), "
-                f"and has {', '.join(names[:5]) or 'none'}. Give a file of your own: {key}=<file>.jsonl"
+                f"The data set {id} needs one complete train split (train.jsonl, "
+                f"data/train-00000-of-00001.parquet), and has {', '.join(names[:5]) or 'none'}. "
+                f"Give a file of your own: {key}=<file>.jsonl"
             )
         fetch(id, "dataset", commit, tuple(map(escape, names)), only_cached)
     except MoeLabError:
@@ -114,8 +119,8 @@ def data_files(
             return files, None
         else:
             raise TaskError(
-                f"{key}={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on the hub, or a file "
-                f"or folder (./name) of {' or '.join(FORMATS)}."
+                f"{key}={dataset} is unknown. Use {', '.join([*generated, *known])}, owner/name on "
+                f"the hub, or a file or folder (./name) of {' or '.join(FORMATS)}."
             )
     if not path.is_file():
         raise TaskError(f"{key}={dataset}: there is no file {path}.")
@@ -149,7 +154,8 @@ def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
                 # UTF-8 has no surrogates, but an escape may be one
                 if "\\u" in line and SURROGATE.search(json.dumps(row, ensure_ascii=False)):
                     raise TaskError(
-                        f"{place}: half of a character (a lone surrogate such as \\ud83d) is no text."
+                        f"{place}: half of a character (a lone surrogate such as \\ud83d) is no "
+                        "text."
                     )
                 yield row, place
 
@@ -163,7 +169,8 @@ class Data:
     source: dict[str, str] | None = None
     """Data set and commit on the hub."""
     duplicates: int = 0
-    """The number of held-out conversations that were left out because they are trained on or occur twice."""
+    """The number of held-out conversations that were left out because they are trained on or occur
+    twice."""
 
     @cached_property
     def digest(self) -> str:
@@ -184,9 +191,9 @@ def read_data(
 def _read(config: Config, dataset: str, size: int | None, held_out: int, key: str) -> Data:
     """The first `size` conversations of a data set, or all; `held_out` of them are for validation.
 
-    Generated data sets have a validation split of their own. From other data sets the last of the conversations are
-    held out, each once and without those that are trained on. Raises TaskError if none is left to train on or to hold
-    out, or one is malformed.
+    Generated data sets have a validation split of their own. From other data sets the last of the
+    conversations are held out, each once and without those that are trained on. Raises TaskError if
+    none is left to train on or to hold out, or one is malformed.
     """
     if dataset in TOY_SIZES:
         train = _toy(dataset, "train", size or TOY_SIZES[dataset])
@@ -204,8 +211,8 @@ def _read(config: Config, dataset: str, size: int | None, held_out: int, key: st
     validation = _new_conversations(conversations[count:], train)
     if held_out and not validation:
         raise TaskError(
-            f"{key}={dataset}: method.validation_size={held_out} holds out only conversations that are trained on. "
-            "Remove the duplicates, hold out more, or set it to 0."
+            f"{key}={dataset}: method.validation_size={held_out} holds out only conversations that "
+            "are trained on. Remove the duplicates, hold out more, or set it to 0."
         )
     return Data(
         train=train, validation=validation, source=source, duplicates=held_out - len(validation)
@@ -233,7 +240,8 @@ def _texts(conversation: Conversation) -> tuple[tuple[str, str], ...]:
 
 @cache
 def _toy(dataset: str, split: str, count: int) -> list[Conversation]:
-    """`count` generated conversations, drawn once per process because every training of a grid reads them."""
+    """`count` generated conversations, drawn once per process because every training of a grid
+    reads them."""
     draw: dict[str, Callable[[str, int], list[dict[str, Any]]]] = {
         "toy": instructions,
         "toy_subtract": conversations,
@@ -255,22 +263,25 @@ def _conversation(row: Any, place: str) -> Conversation:
         parts = [("", None, None)]
     if not all(role in ROLES and isinstance(content, str) for role, content, _ in parts):
         raise TaskError(
-            f"{place}: no conversation. A row needs `messages`, each with a role ({', '.join(ROLES)}) and a text as "
-            "`content`; or `conversations`, the texts of user and assistant in turn."
+            f"{place}: no conversation. A row needs `messages`, each with a role "
+            f"({', '.join(ROLES)}) and a text as `content`; or `conversations`, the texts of user "
+            "and assistant in turn."
         )
     return [_message(role, content, weight, place) for role, content, weight in parts]
 
 
 def _message(role: str, content: str, weight: Any, place: str) -> dict[str, Any]:
-    """A message. `weight` is that of the file: 1 (the default) for an answer to train on, 0 for another message."""
+    """A message. `weight` is that of the file: 1 (the default) for an answer to train on, 0 for
+    another message."""
     if weight not in (None, 0, 1):
         raise TaskError(
-            f"{place}: weight={weight!r} of a message. Use 1 for an answer to train on, 0 for one that is only a part "
-            "of the prompt, or leave it out."
+            f"{place}: weight={weight!r} of a message. Use 1 for an answer to train on, 0 for one "
+            "that is only a part of the prompt, or leave it out."
         )
     if weight == 1 and role != ANSWERER:
         raise TaskError(
-            f"{place}: weight={weight!r} of a message of the {role}. Only answers are trained on: leave it out."
+            f"{place}: weight={weight!r} of a message of the {role}. Only answers are trained on: "
+            "leave it out."
         )
     message: dict[str, Any] = {"role": role, "content": content}
     if role == ANSWERER and (weight == 0 or is_empty_answer(message)):

@@ -47,11 +47,13 @@ class ExpertCount(GridMethod):
         most = most_experts(facts)
         if facts.routers and facts.routers.fixed_top_k:
             raise ConfigError(
-                f"{key}: {facts.routers.name} models cannot have another number of experts. Use method=base."
+                f"{key}: {facts.routers.name} models cannot have another number of experts. Use "
+                "method=base."
             )
         if not 1 <= self.most(facts) <= most:
             raise ConfigError(
-                f"{key}: a token of this model can have 1 to {most} experts of the {facts.experts} in a layer."
+                f"{key}: a token of this model can have 1 to {most} experts of the {facts.experts} "
+                "in a layer."
             )
 
     def resolved(self, facts: ModelFacts) -> dict[str, Any]:

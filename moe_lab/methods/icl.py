@@ -53,7 +53,8 @@ class ICL(ReferenceMethod):
 
         if config.apply_chat_template:
             raise ConfigError(
-                "method=icl puts demonstrations before a plain prompt, not into a chat: leave apply_chat_template out."
+                "method=icl puts demonstrations before a plain prompt, not into a chat: leave "
+                "apply_chat_template out."
             )
         for name, task in load_tasks(config)["tasks"].items():
             if has_prompt_per_choice(task):

@@ -121,7 +121,8 @@ class DemonstrationLM(EngineLM):
             self._write(self._folder / FILE, new)
 
     def _write(self, path: Path, prompts: list[str]) -> None:
-        """Append a line for each prompt: {"prompt", "asked": the prompt after its demonstrations}."""
+        """Append a line for each prompt: {"prompt", "asked": the prompt after its
+        demonstrations}."""
         lines = []
         for prompt in prompts:
             line = {"prompt": prompt, "asked": self._demonstrated[prompt]}

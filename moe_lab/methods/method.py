@@ -119,8 +119,8 @@ class Method(ABC):
     """Whether its block of results.json counts the examples that became right and wrong."""
 
     figures: ClassVar[tuple[str, ...]] = ()
-    """Kinds of `moe_lab/reports/papers/figure_kinds.py` that are drawn from the traces of each of its
-    runs."""
+    """Kinds of `moe_lab/reports/papers/figure_kinds.py` that are drawn from the traces of each of
+    its runs."""
     config_class: ClassVar[Any] = None
     """A function of the given keys that returns the class of the configuration,
     if it depends on them; else None."""
@@ -265,8 +265,8 @@ class TrainingMethod(Method):
             )
         if config.model.device_map:
             raise ConfigError(
-                f"method={self.config.name} trains whole layers on one device: leave model.device_map "
-                "out. Several processes can share the work (torchrun)."
+                f"method={self.config.name} trains whole layers on one device: leave "
+                "model.device_map out. Several processes can share the work (torchrun)."
             )
 
     def trained_facts(self, config: RunConfig, facts: ModelFacts) -> ModelFacts:
@@ -353,5 +353,6 @@ class ModelMaker(Method):
     def open(self, model: LoadedModel, context: Context) -> AbstractContextManager[EngineLM]:
         name = self.config.name
         raise ConfigError(
-            f"method={name} trains a model and does not evaluate it. Evaluate it with method=base model.path=<it>."
+            f"method={name} trains a model and does not evaluate it. Evaluate it with method=base "
+            "model.path=<it>."
         )

@@ -139,8 +139,8 @@ def load_function(policy: Any) -> tuple[Callable[..., Any], str]:
     file, _, name = str(policy or "").rpartition(":")
     if not file:
         raise ConfigError(
-            f"method.policy={policy or 'null'}: method=policy needs a file and a function (router, routing) in it: "
-            "method.policy=my_idea.py:drop_weakest."
+            f"method.policy={policy or 'null'}: method=policy needs a file and a function (router, "
+            "routing) in it: method.policy=my_idea.py:drop_weakest."
         )
     path = user_path(file)
     if not path.is_file():
@@ -157,7 +157,8 @@ def load_function(policy: Any) -> tuple[Callable[..., Any], str]:
         inspect.signature(function).bind(None, None)
     except TypeError as error:
         raise ConfigError(
-            f"method.policy={policy}: its arguments must be router, routing, and keys with defaults ({error})."
+            f"method.policy={policy}: its arguments must be router, routing, and keys with "
+            f"defaults ({error})."
         ) from error
     return function, hashlib.sha256(content).hexdigest()
 
@@ -197,8 +198,9 @@ def _config_class(function: Callable[..., Any]) -> type[Method.Config]:
     for key, default in defaults_of(function).items():
         if key in reserved or not isinstance(default, bool | int | float | str):
             raise ConfigError(
-                f"{function.__name__}({key}={default!r}): the default must be a number, a text, true or false, and the "
-                f"name none of {', '.join(sorted(reserved))}, which method=policy has itself."
+                f"{function.__name__}({key}={default!r}): the default must be a number, a text, "
+                f"true or false, and the name none of {', '.join(sorted(reserved))}, which "
+                "method=policy has itself."
             )
         kind = int | float if type(default) is int else type(default)
         new_fields.append((key, kind, field(default=default)))

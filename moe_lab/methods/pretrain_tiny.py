@@ -88,8 +88,9 @@ class PretrainTiny(ModelMaker):
                 raise ConfigError(f"method.decay_steps must be at least method.steps={self.steps}.")
             if self.steps == 1 and self.warmup_steps:
                 raise ConfigError(
-                    f"method.warmup_steps={self.warmup_steps}: the warm-up begins with the learning rate 0, so one "
-                    "step would train nothing. Use more method.steps, or method.warmup_steps=0."
+                    f"method.warmup_steps={self.warmup_steps}: the warm-up begins with the "
+                    "learning rate 0, so one step would train nothing. Use more method.steps, or "
+                    "method.warmup_steps=0."
                 )
 
         def rate(self, step: int) -> float:

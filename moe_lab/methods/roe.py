@@ -58,11 +58,13 @@ class RoE(TemperatureMethod):
             super().__post_init__()
             if self.prefill != "noisy" and self.cache == "clean":
                 raise ConfigError(
-                    f"method.prefill={self.prefill} has no effect with method.cache=clean. Leave it out."
+                    f"method.prefill={self.prefill} has no effect with method.cache=clean. Leave "
+                    "it out."
                 )
             if self.n == 1 and not self.include_clean:
                 raise ConfigError(
-                    "method.n=1 has only the clean routing sample: leave method.include_clean=false out."
+                    "method.n=1 has only the clean routing sample: leave "
+                    "method.include_clean=false out."
                 )
             if not isinstance(self.temperature, str):
                 _check_temperatures(self.temperature)
@@ -79,7 +81,8 @@ class RoE(TemperatureMethod):
         family = facts.routers
         if self.config.weights == "perturbed" and family and not family.chooses_by_logits:
             raise ConfigError(
-                f"method.weights=perturbed: routers of {family.name} choose by a {family.chosen_by}: leave it out."
+                f"method.weights=perturbed: routers of {family.name} choose by a "
+                f"{family.chosen_by}: leave it out."
             )
 
     def temperatures(self, moe_layers: int) -> list[float]:
@@ -95,16 +98,19 @@ class RoE(TemperatureMethod):
         if isinstance(temperature, list):
             if len(temperature) != moe_layers:
                 raise ConfigError(
-                    f"method.temperature has {len(temperature)} entries; give one for each of {moe_layers} MoE layers."
+                    f"method.temperature has {len(temperature)} entries; give one for each of "
+                    f"{moe_layers} MoE layers."
                 )
             if skip and any(temperature[:skip] + temperature[-skip:]):
                 raise ConfigError(
-                    f"method.skip_layers={skip} contradicts method.temperature. Leave skip_layers out."
+                    f"method.skip_layers={skip} contradicts method.temperature. Leave skip_layers "
+                    "out."
                 )
             return [float(value) for value in temperature]
         if 2 * skip >= moe_layers:
             raise ConfigError(
-                f"method.skip_layers={skip} leaves none of the {moe_layers} MoE layers (both ends). Skip fewer."
+                f"method.skip_layers={skip} leaves none of the {moe_layers} MoE layers (both "
+                "ends). Skip fewer."
             )
         noisy = [float(temperature)] * (moe_layers - 2 * skip)
         return [0.0] * skip + noisy + [0.0] * skip
@@ -190,7 +196,8 @@ class RoE(TemperatureMethod):
         noisy = [temperature for temperature in roe["temperatures"] if temperature]
         if not noisy:
             return [
-                "roe: temperature 0 in every MoE layer, so that all routing samples are the base model's."
+                "roe: temperature 0 in every MoE layer, so that all routing samples are the base "
+                "model's."
             ]
         smallest = f"{min(noisy):.3g}"
         largest = f"{max(noisy):.3g}"
@@ -206,6 +213,7 @@ def _check_temperatures(given: Any) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not 0 <= value < math.inf:
             raise ConfigError(
-                f"method.temperature={given}: must be a number of at least 0, a list of such numbers with one "
-                "entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or the path of a temperature profile."
+                f"method.temperature={given}: must be a number of at least 0, a list of such "
+                "numbers with one entry per MoE layer, e.g. method.temperature=[0,0.1,0.2,0], or "
+                "the path of a temperature profile."
             )

@@ -56,7 +56,8 @@ class SelfContrast(GridMethod):
         experts = facts.experts
         if rank > experts:
             raise ConfigError(
-                f"method.rank={rank}: this model has {experts} experts in a layer. Give a number from 1 to {experts}."
+                f"method.rank={rank}: this model has {experts} experts in a layer. Give a number "
+                f"from 1 to {experts}."
             )
 
     def grid(self, facts: ModelFacts) -> list[Settings]:

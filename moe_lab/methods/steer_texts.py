@@ -69,7 +69,8 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
     for task in tasks:
         if task.get_config("output_type") != "multiple_choice":
             raise ConfigError(
-                f"{key}={name}: {task_name} has no choices. Give a multiple-choice task, or a file of conversations."
+                f"{key}={name}: {task_name} has no choices. Give a multiple-choice task, or a file "
+                "of conversations."
             )
         hashes = document_hashes(task)
         free = [number for number in range(len(hashes)) if not hashes[number] & test_hashes]

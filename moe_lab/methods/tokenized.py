@@ -79,8 +79,9 @@ class Encoded:
         if self.left_out:
             total = len(self.rows) + self.left_out
             sentences.append(
-                f"left out of the {what} data: {self.left_out:,} of {total:,} conversations, which have no answer to "
-                "train on within method.length, begin with the assistant, or whose answers the chat template hides"
+                f"left out of the {what} data: {self.left_out:,} of {total:,} conversations, which "
+                "have no answer to train on within method.length, begin with the assistant, or "
+                "whose answers the chat template hides"
             )
         return sentences
 

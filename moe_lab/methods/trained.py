@@ -101,8 +101,9 @@ class Trained(Artifact):
             for key, value in processes.items():
                 if began_with.get(key) != value:
                     raise ConfigError(
-                        f"{self.folder} holds the checkpoints of a training with {key}={began_with.get(key)}, and now "
-                        f"it is {value}. Continue as it began, or remove its checkpoints/."
+                        f"{self.folder} holds the checkpoints of a training with "
+                        f"{key}={began_with.get(key)}, and now it is {value}. Continue as it "
+                        "began, or remove its checkpoints/."
                     )
         write_json(file, {"id": self.id, **processes, **self.content})
 
@@ -138,7 +139,8 @@ def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
     name = not_finite(model)
     if name:
         raise TrainingError(
-            f"The training diverged: {name} is NaN or infinite after its last step. Lower method.learning_rate."
+            f"The training diverged: {name} is NaN or infinite after its last step. Lower "
+            "method.learning_rate."
         )
     with writing(folder):
         if is_peft(model):

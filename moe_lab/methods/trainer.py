@@ -233,8 +233,8 @@ class MoeTrainer(Trainer):
         has_checkpoint = last_checkpoint(Path(self.args.output_dir)) is not None
         kept = "The last checkpoint is kept. " if has_checkpoint else ""
         raise TrainingError(
-            f"The {what} of training step {step} is {value.item()}. {kept}"
-            "Lower method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
+            f"The {what} of training step {step} is {value.item()}. {kept}Lower "
+            "method.learning_rate, or compute in another dtype: dtype=bfloat16 or dtype=float32."
         )
 
 

@@ -174,13 +174,15 @@ def _settled(config: Any, profile: Profile) -> Any:
     if settings.keys() != defaults.keys():
         has = f"those of {', '.join(settings)}" if settings else "temperatures"
         raise ConfigError(
-            f"method.profile={config.profile} has {has}, and method={config.name} takes {', '.join(defaults)}.\n"
+            f"method.profile={config.profile} has {has}, and method={config.name} takes "
+            f"{', '.join(defaults)}.\n"
             f"Use a profile of method={config.name} tuning=grid."
         )
     for key, value in settings.items():
         typed = getattr(config, key)
         if typed not in (defaults[key], value):
             raise ConfigError(
-                f"method.{key}={typed} contradicts method.profile, which has {value}. Leave one out."
+                f"method.{key}={typed} contradicts method.profile, which has {value}. Leave one "
+                "out."
             )
     return build(type(config), vars(config) | settings, "method.")

@@ -1,1 +1,2 @@
-"""MoE-Bench's expert metrics: how evenly experts are used, with whom, and what accuracy hangs on them."""
+"""MoE-Bench's expert metrics: how evenly experts are used, with whom, and what accuracy hangs on
+them."""

@@ -22,7 +22,8 @@ class Correlation(Measured):
     """The number of measurements in which both metrics have a value."""
     pearson: float | None = None
     interval: Ci95 = None
-    """Fisher's interval, for four measurements or more. Too narrow, because successive measurements are dependent."""
+    """Fisher's interval, for four measurements or more. Too narrow, because successive measurements
+    are dependent."""
     spearman: float | None = None
     note: str | None = None
     """The reason for a missing number."""

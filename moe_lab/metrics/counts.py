@@ -1,10 +1,11 @@
 """How often a model selects its experts, alone and in pairs, by groups of documents.
 
-`Routes` observes the model and stores the experts of every token once, for all documents that share the token with its
-whole prefix. `count` counts them for each document.
+`Routes` observes the model and stores the experts of every token once, for all documents that share
+the token with its whole prefix. `count` counts them for each document.
 
-G = groups of documents, P = phases, T = tokens, L = MoE layers, E = experts (of the layer with the most), K = experts
-per token, N = distinct tokens in `RouteTable`, parts of a batch in `pair_counts`, W = tokens of the longest part.
+G = groups of documents, P = phases, T = tokens, L = MoE layers, E = experts (of the layer with the
+most), K = experts per token, N = distinct tokens in `RouteTable`, parts of a batch in
+`pair_counts`, W = tokens of the longest part.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ TOKENS_AT_ONCE = 4096
 
 
 def documents_of(tasks: TaskDict) -> tuple[list[list[str]], dict[str, tuple[str, Request]]]:
-    """The requests that lm-eval built, as (the keys of each document's requests, kind and request by key).
+    """The requests that lm-eval built, as (the keys of each document's requests, kind and request
+    by key).
 
-    The documents of all tasks are in one list. Equal requests have the same key. Each of several answers to a prompt
-    is a request.
+    The documents of all tasks are in one list. Equal requests have the same key. Each of several
+    answers to a prompt is a request.
     """
     documents: list[list[str]] = []
     by_key: dict[str, tuple[str, Request]] = {}
@@ -77,7 +79,8 @@ class RouteTable:
     top_k: list[int]
 
     def of(self, names: np.ndarray) -> list[np.ndarray]:
-        """The experts of these tokens by MoE layer: [tokens, K]. Raises RoutingError for an unknown token."""
+        """The experts of these tokens by MoE layer: [tokens, K]. Raises RoutingError for an unknown
+        token."""
         place = np.minimum(np.searchsorted(self.names_N, names), len(self.names_N) - 1)
         if not (self.names_N[place] == names).all():
             raise RoutingError(
@@ -87,10 +90,11 @@ class RouteTable:
 
 
 class Routes(Observer):
-    """An observer of the unchanged model: records the experts of all tokens, and the tokens of each request.
+    """An observer of the unchanged model: records the experts of all tokens, and the tokens of each
+    request.
 
-    An expert with a weight of 0 is not counted. It takes L x K bytes (twice that above 255 experts) per distinct token,
-    and about 16 per token of a request.
+    An expert with a weight of 0 is not counted. It takes L x K bytes (twice that above 255 experts)
+    per distinct token, and about 16 per token of a request.
     """
 
     def __init__(self) -> None:
@@ -183,11 +187,13 @@ class Counts:
 def count(routes: Routes, documents: Sequence[Sequence[str]], groups: int | None = None) -> Counts:
     """Count the selections of every document.
 
-    The prompt that requests of a document share counts once; the answer tokens of each request count.
+    The prompt that requests of a document share counts once; the answer tokens of each request
+    count.
 
     Args:
         documents: the keys of each document's requests, all of them in `routes.reads`.
-        groups: number of groups, which take documents in turn; None: a group for each document, if memory allows.
+        groups: number of groups, which take documents in turn; None: a group for each document, if
+            memory allows.
     """
     table = routes.table()
     experts = [routes.experts[layer] for layer in routes.layers]
@@ -225,7 +231,8 @@ def _parts(names_of_groups: Sequence[np.ndarray]) -> list[Part]:
 
 
 def _fits_with_padding(batch: list[Part], _: Part) -> bool:
-    """Whether one part more fits into `TOKENS_AT_ONCE` tokens, each part padded to the longest one."""
+    """Whether one part more fits into `TOKENS_AT_ONCE` tokens, each part padded to the longest
+    one."""
     return len(batch[0].names) * (len(batch) + 1) <= TOKENS_AT_ONCE
 
 
@@ -241,12 +248,13 @@ def group_count(documents: int, size: int) -> int:
 def pair_counts(index: Sequence[np.ndarray], sizes: Sequence[int], E: int) -> np.ndarray:
     """int32 [N, L, E, E]: how many tokens of a part select both experts.
 
-    The diagonal has how many tokens select the expert. One token with the experts 0 and 2 of three, in one layer:
-    `pair_counts([np.array([[0, 2]])], [1], 3)` is [[[[1, 0, 1], [0, 0, 0], [1, 0, 1]]]].
+    The diagonal has how many tokens select the expert. One token with the experts 0 and 2 of three,
+    in one layer: `pair_counts([np.array([[0, 2]])], [1], 3)` is [[[[1, 0, 1], [0, 0, 0], [1, 0,
+    1]]]].
 
     Args:
-        index: one array [T, K] per layer, the experts of the tokens of all parts, one part after the other. A token
-            has no expert twice. Numbers outside of 0 to E-1 are not counted.
+        index: one array [T, K] per layer, the experts of the tokens of all parts, one part after
+            the other. A token has no expert twice. Numbers outside of 0 to E-1 are not counted.
         sizes: the number of tokens of each part; their sum is T.
     """
     L = len(index)

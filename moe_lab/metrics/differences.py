@@ -1,6 +1,8 @@
-"""Expert metrics of a run minus those of another one on the same documents, with 95% intervals over documents.
+"""Expert metrics of a run minus those of another one on the same documents, with 95% intervals over
+documents.
 
-G = groups of documents that the jackknife leaves out in turn, R = evaluations under a policy, N = documents.
+G = groups of documents that the jackknife leaves out in turn, R = evaluations under a policy, N =
+documents.
 """
 
 from typing import Any
@@ -18,8 +20,9 @@ def differences(
 ) -> dict[str, dict[str, Any]]:
     """A `Difference` as JSON by path: each metric minus that of another run on the same documents.
 
-    Load Balance and Collaboration use the jackknife of the difference. Capacity and Specialization are differences of
-    accuracies already, and use `statistics.interval_of_difference`. Arrays whose shapes differ are left out.
+    Load Balance and Collaboration use the jackknife of the difference. Capacity and Specialization
+    are differences of accuracies already, and use `statistics.interval_of_difference`. Arrays whose
+    shapes differ are left out.
     """
     found = {}
     for path, array in mine.items():
@@ -36,7 +39,8 @@ def differences(
 
 
 def _difference_of_entropies(mine: np.ndarray, theirs: np.ndarray) -> Difference:
-    """The difference of two [1 + G] arrays, without the groups that have no tokens in either run."""
+    """The difference of two [1 + G] arrays, without the groups that have no tokens in either
+    run."""
     has_tokens = ~(np.isnan(mine) & np.isnan(theirs))
     # without a group that has no tokens, the value is that of all groups
     mine = np.where(np.isnan(mine), mine[0], mine)[has_tokens]
@@ -46,11 +50,13 @@ def _difference_of_entropies(mine: np.ndarray, theirs: np.ndarray) -> Difference
 
 
 def _difference_of_losses(mine: np.ndarray, theirs: np.ndarray) -> Difference:
-    """The difference of the losses of two runs, from scores [1 + R, N]: the base model's, then each evaluation's.
+    """The difference of the losses of two runs, from scores [1 + R, N]: the base model's, then each
+    evaluation's.
 
     A loss is the base score minus the mean score of R evaluations. The difference of two losses,
-    (base - changed) - (base' - changed'), is (base + changed') - (base' + changed): twice the difference of two means
-    over 2 R evaluations, in which each base score counts R times. So one paired interval serves for both losses.
+    (base - changed) - (base' - changed'), is (base + changed') - (base' + changed): twice the
+    difference of two means over 2 R evaluations, in which each base score counts R times. So one
+    paired interval serves for both losses.
     """
     R = len(mine) - 1
     added = [mine[0]] * R + [*theirs[1:]]

@@ -1,4 +1,5 @@
-"""Counted metrics (Load Balance and Collaboration): the entropies of layers with 95% intervals over documents.
+"""Counted metrics (Load Balance and Collaboration): the entropies of layers with 95% intervals over
+documents.
 
 G = groups of documents that the jackknife leaves out in turn, L = MoE layers, E = experts.
 """
@@ -30,7 +31,8 @@ def entropies_of(pairs_GLEE: np.ndarray, experts: Sequence[int]) -> dict[str, An
     """Every counted metric as `mean_over_layers` returns it.
 
     Args:
-        pairs_GLEE: how often two experts are selected together; the diagonal holds selections of single experts.
+        pairs_GLEE: how often two experts are selected together; the diagonal holds selections of
+            single experts.
     """
     selections_GLE = np.diagonal(pairs_GLEE, axis1=-2, axis2=-1)
     entropies = {}
@@ -47,18 +49,21 @@ def mean_over_layers(
     metric: Callable[[np.ndarray, Sequence[int]], np.ndarray],
     maxima: Sequence[float],
 ) -> dict[str, Any] | None:
-    """The metric's mean over layers and each layer's value, with 95% intervals; None if nothing was counted.
+    """The metric's mean over layers and each layer's value, with 95% intervals; None if nothing was
+    counted.
 
-    The entropy of counts ("counted") underestimates the entropy of the frequencies; the bias grows as fewer tokens are
-    counted. "value" is corrected by the jackknife over groups of documents (Zahl, 1977). The interval is Student's with
-    the jackknife's standard error. Both are clipped to the possible values. With a single group of tokens, "value" is
-    "counted" and has no interval. LEFT_OUT is a numpy array [1 + G]: "counted", then the value without each group, NaN
-    for a group without tokens.
+    The entropy of counts ("counted") underestimates the entropy of the frequencies; the bias grows
+    as fewer tokens are counted. "value" is corrected by the jackknife over groups of documents
+    (Zahl, 1977). The interval is Student's with the jackknife's standard error. Both are clipped to
+    the possible values. With a single group of tokens, "value" is "counted" and has no interval.
+    LEFT_OUT is a numpy array [1 + G]: "counted", then the value without each group, NaN for a group
+    without tokens.
 
     Args:
         counts: [G, L, E] or [G, L, E, E].
         experts: the number of experts of each layer.
-        metric: (counts [..., L, E] or [..., L, E, E], `experts`) -> the value of each layer, [..., L].
+        metric: (counts [..., L, E] or [..., L, E, E], `experts`) -> the value of each layer, [...,
+            L].
         maxima: the largest possible value of each layer.
     """
     has_tokens_G = np.asarray(counts.any(axis=tuple(range(1, counts.ndim))))

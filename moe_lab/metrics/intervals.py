@@ -13,8 +13,9 @@ from moe_lab.results.stored import Interval
 def ratio(of_N: np.ndarray, over_N: np.ndarray) -> Value:
     """The sum over N documents, divided by the sum of `over_N` (a number of tokens, for example).
 
-    The interval is that of a ratio over sampled documents (Cochran, 1977, 6.4): Student's with the standard error of
-    the documents' residuals. The value is None without tokens; the interval is None for a single document.
+    The interval is that of a ratio over sampled documents (Cochran, 1977, 6.4): Student's with the
+    standard error of the documents' residuals. The value is None without tokens; the interval is
+    None for a single document.
     """
     total = float(over_N.sum())
     if not total:
@@ -38,7 +39,8 @@ def student_interval(value: float, error: float, degrees_of_freedom: int) -> Int
 
 
 def jackknife(counted: float, without_G: np.ndarray) -> tuple[float, Interval]:
-    """The value corrected by the jackknife, and Student's 95% interval with the jackknife's standard error.
+    """The value corrected by the jackknife, and Student's 95% interval with the jackknife's
+    standard error.
 
     Args:
         counted: the value of all groups.

@@ -46,10 +46,11 @@ class Masked(Observer):
 
 
 class RandomRouting(Observer):
-    """Draws K distinct experts for every token and layer, and keeps the token's own weights, largest first.
+    """Draws K distinct experts for every token and layer, and keeps the token's own weights,
+    largest first.
 
-    The experts depend only on the seed, the layer and the text up to the token (keyed noise, `routing/noise.py`), so
-    batches, order and shared prefixes do not change them.
+    The experts depend only on the seed, the layer and the text up to the token (keyed noise,
+    `routing/noise.py`), so batches, order and shared prefixes do not change them.
     """
 
     observes = False
@@ -82,7 +83,8 @@ class RandomRouting(Observer):
 def random_experts(
     seed: int, names_T: Tensor, position_T: Tensor, layer: int, E: int, K: int
 ) -> Tensor:
-    """int64 [T, K]: the K experts with the largest keyed noise, at sample index 0, which RoE does not use."""
+    """int64 [T, K]: the K experts with the largest keyed noise, at sample index 0, which RoE does
+    not use."""
     zero_T = torch.zeros_like(names_T)
     layer_L = torch.tensor([layer], device=names_T.device)
     noise_TE = gumbel_for_tokens(seed, names_T, zero_T, zero_T, position_T, layer_L, E)[0]

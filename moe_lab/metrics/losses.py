@@ -39,14 +39,16 @@ class Loss(Measured):
 
 
 def losses(tasks: dict[str, Any], before: Log, changed: Sequence[Log]) -> dict[str, Any]:
-    """The accuracy lost in each task, by `metric,filter`; for several tasks also "all", the loss over all documents.
+    """The accuracy lost in each task, by `metric,filter`; for several tasks also "all", the loss
+    over all documents.
 
     Args:
         before: samples under the unchanged routing.
-        changed: samples of one or more evaluations under a policy; the loss is the difference to their mean.
+        changed: samples of one or more evaluations under a policy; the loss is the difference to
+            their mean.
 
-    Returns a `Loss` as JSON for each metric. For means, SCORES is a numpy array [1 + evaluations, n]: each document's
-    score in base and in every evaluation.
+    Returns a `Loss` as JSON for each metric. For means, SCORES is a numpy array [1 + evaluations,
+    n]: each document's score in base and in every evaluation.
     """
     base = _values_by_task(tasks, before)
     evaluations = [_values_by_task(tasks, samples) for samples in changed]
@@ -73,7 +75,8 @@ def _values_by_task(tasks: Iterable[str], samples: Log) -> ByTask:
 
 
 def _means_of_all(tasks: dict[str, Any], values: ByTask) -> list[str]:
-    """The metrics that every task has and whose score is the mean over documents in every task, sorted."""
+    """The metrics that every task has and whose score is the mean over documents in every task,
+    sorted."""
     in_every_task = set.intersection(*(set(metrics) for metrics in values.values()))
     means = []
     for metric in sorted(in_every_task):

@@ -1,7 +1,8 @@
-"""The expert metrics of MoE-Bench (section 4.1): Load Balance, Collaboration, Capacity, Specialization.
+"""The expert metrics of MoE-Bench (section 4.1): Load Balance, Collaboration, Capacity,
+Specialization.
 
-A metric is a class or function here and a line in `METRICS`. It is computed either from counts of selections
-(`CountedMetric`) or from evaluations under a changed routing (`InterventionMetric`).
+A metric is a class or function here and a line in `METRICS`. It is computed either from counts of
+selections (`CountedMetric`) or from evaluations under a changed routing (`InterventionMetric`).
 
 L = MoE layers, E = experts (of the layer with the most).
 """
@@ -31,17 +32,20 @@ Lost = Callable[["Observer"], dict[str, Any]]
 
 @dataclass(frozen=True)
 class CountedMetric:
-    """A metric of how often experts are selected. expert_metrics.json has it for each kind of tokens."""
+    """A metric of how often experts are selected. expert_metrics.json has it for each kind of
+    tokens."""
 
     label: str
     of_layers: Callable[[np.ndarray, Sequence[int]], np.ndarray]
-    """(counts, experts of each layer) -> [..., L]; the counts are `of_pairs` or selections [..., L, E]."""
+    """(counts, experts of each layer) -> [..., L]; the counts are `of_pairs` or selections [..., L,
+    E]."""
     maximum: Callable[[int], float]
     """The largest value of a layer, by its number of experts."""
     unit: str = "bits"
     """The unit of its values, in tables and figures."""
     of_pairs: bool = False
-    """Whether `of_layers` takes counts of pairs, [..., L, E, E], whose diagonal holds selections of single experts."""
+    """Whether `of_layers` takes counts of pairs, [..., L, E, E], whose diagonal holds selections of
+    single experts."""
 
 
 class Selections(NamedTuple):
@@ -69,12 +73,14 @@ class Intervention(NamedTuple):
         return found if self.key is None else found[self.key]
 
     def path(self, metric: str) -> tuple[str, ...]:
-        """The keys that lead to its block in expert_metrics.json; `metric` is the name of its metric."""
+        """The keys that lead to its block in expert_metrics.json; `metric` is the name of its
+        metric."""
         return (metric,) if self.key is None else (metric, self.key)
 
 
 class InterventionMetric(ABC):
-    """A metric of the accuracy that is lost under a policy. Its block is null for methods without interventions."""
+    """A metric of the accuracy that is lost under a policy. Its block is null for methods without
+    interventions."""
 
     label: str
     interventions: tuple[Intervention, ...]
@@ -85,20 +91,24 @@ class InterventionMetric(ABC):
     def evaluate(
         self, selections: Selections, evaluate: Evaluate, losses: Losses
     ) -> dict[str, Any]:
-        """Evaluate a run again under each policy; returns the metric's block of expert_metrics.json."""
+        """Evaluate a run again under each policy; returns the metric's block of
+        expert_metrics.json."""
 
     @abstractmethod
     def measure(self, selections: Selections, lost: Lost) -> dict[str, Any] | None:
-        """Measure a model in training; returns the metric's block in a line of expert_metrics.jsonl."""
+        """Measure a model in training; returns the metric's block in a line of
+        expert_metrics.jsonl."""
 
 
 def load_balance(selections: np.ndarray, experts: Sequence[int]) -> np.ndarray:
-    """Per layer, the entropy of selection frequencies: [..., L, E] -> [..., L]; at most log2 of a layer's experts."""
+    """Per layer, the entropy of selection frequencies: [..., L, E] -> [..., L]; at most log2 of a
+    layer's experts."""
     return entropy_bits(selections)
 
 
 def collaboration(pairs: np.ndarray, experts: Sequence[int]) -> np.ndarray:
-    """Per layer, the mean over experts i of the entropy of P(j | i), j != i: [..., L, E, E] -> [..., L].
+    """Per layer, the mean over experts i of the entropy of P(j | i), j != i: [..., L, E, E] ->
+    [..., L].
 
     P(j | i) is the share of j among all experts that were selected together with i. The entropy is 0 for an expert that
     was never selected together with another one. At most log2(E - 1).
@@ -126,7 +136,8 @@ class Capacity(InterventionMetric):
 
     @staticmethod
     def policies(selections: Selections) -> dict[str, Masked]:
-        """Without the least, and the most, selected expert of every layer. Among equals, without the first."""
+        """Without the least, and the most, selected expert of every layer. Among equals, without
+        the first."""
         from moe_lab.metrics.interventions import Masked
 
         least = []
@@ -158,12 +169,14 @@ class Capacity(InterventionMetric):
 
 
 class Specialization(InterventionMetric):
-    """The accuracy lost when every token takes K random experts in each layer, with its own weights."""
+    """The accuracy lost when every token takes K random experts in each layer, with its own
+    weights."""
 
     seeds = (0, 1, 2)
     """The loss of a run is averaged over these random routings."""
     training_seed = 0
-    """One seed is enough in a training: each token has its own draw, so examples vary more than seeds."""
+    """One seed is enough in a training: each token has its own draw, so examples vary more than
+    seeds."""
     label = "Specialization"
     interventions = (
         Intervention("specialization", "specialization", f"random experts, {len(seeds)} seeds"),

@@ -21,8 +21,9 @@ FOLDER = "expert_metrics"
 """Counts, and answers under changed routing."""
 COUNTS = "counts.safetensors"
 Arrays = dict[str, np.ndarray]
-"""By the path in expert_metrics.json, such as "capacity/least/tasks/arc_easy/acc,none/scores". Counted metrics have
-LEFT_OUT, [1 + G] (G groups of documents); the others have SCORES, [1 + R, N] (R evaluations of N documents)."""
+"""By the path in expert_metrics.json, such as "capacity/least/tasks/arc_easy/acc,none/scores".
+Counted metrics have LEFT_OUT, [1 + G] (G groups of documents); the others have SCORES, [1 + R, N]
+(R evaluations of N documents)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class StoredMetrics:
         return list(self.content["experts"])
 
     def entropies(self, name: str) -> dict[str, Entropy]:
-        """A counted metric by the kind of tokens (all, prefill, decode), without kinds of which none was counted."""
+        """A counted metric by the kind of tokens (all, prefill, decode), without kinds of which
+        none was counted."""
         entropies = {}
         for kind, block in self.content[name].items():
             if block is not None:
@@ -50,7 +52,8 @@ class StoredMetrics:
         return entropies
 
     def losses(self, name: str, intervention: Intervention) -> dict[str, dict[str, Loss]]:
-        """The losses by task and `metric,filter`; empty for a method that does not allow interventions."""
+        """The losses by task and `metric,filter`; empty for a method that does not allow
+        interventions."""
         block = self.content[name]
         if block is None:
             return {}
@@ -62,7 +65,8 @@ class StoredMetrics:
         return losses
 
     def difference(self, other: str, *path: str) -> Difference:
-        """The difference to another run ("baseline") at a path of the file; all values are None without one."""
+        """The difference to another run ("baseline") at a path of the file; all values are None
+        without one."""
         to_other = self.content["differences"].get(other, {})
         return Difference.model_validate(to_other.get("/".join(path), {}))
 

@@ -1,9 +1,10 @@
-"""Teacher-forced passes over tokenized examples under a routing policy: correct predictions and selected experts.
+"""Teacher-forced passes over tokenized examples under a routing policy: correct predictions and
+selected experts.
 
 Padding follows the last token of an example. It is routed, but never counted.
 
-N = examples (rows), G = groups of them, B = examples of a pass, S = tokens of the longest, T = B x S, V = vocabulary,
-L = MoE layers, E = experts (of the layer with the most), K = experts per token.
+N = examples (rows), G = groups of them, B = examples of a pass, S = tokens of the longest, T = B x
+S, V = vocabulary, L = MoE layers, E = experts (of the layer with the most), K = experts per token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,8 @@ def right_tokens(
 ) -> np.ndarray:
     """int64 [N]: the number of correctly predicted labels of each row under the policy.
 
-    The passes run in evaluation mode, without gradients or random numbers. Then each module gets its own mode again.
+    The passes run in evaluation mode, without gradients or random numbers. Then each module gets
+    its own mode again.
     """
     device = next(model.parameters()).device
     right_N = np.zeros(len(rows), dtype=np.int64)
@@ -74,7 +76,8 @@ def right_tokens(
 
 
 def labelled_tokens(rows: Sequence[TokenizedExample]) -> np.ndarray:
-    """int64 [N]: the number of predicted tokens of each example; the first token is never predicted."""
+    """int64 [N]: the number of predicted tokens of each example; the first token is never
+    predicted."""
     counts = []
     for number in range(len(rows)):  # a data set is indexed, not iterated
         predicted = rows[number]["labels"][1:]
@@ -83,7 +86,8 @@ def labelled_tokens(rows: Sequence[TokenizedExample]) -> np.ndarray:
 
 
 def count_rows(routes: Routes, rows: Sequence[TokenizedExample]) -> Counts:
-    """The experts of all tokens of the rows that `right_tokens` has read. A row is a document, all of it a prompt."""
+    """The experts of all tokens of the rows that `right_tokens` has read. A row is a document, all
+    of it a prompt."""
     no_tokens = np.zeros(0, dtype=np.int64)
     reads = {}
     documents = []
@@ -96,7 +100,8 @@ def count_rows(routes: Routes, rows: Sequence[TokenizedExample]) -> Counts:
 
 
 def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> tuple[np.ndarray, int]:
-    """(int64 [L, E]: how often each expert is selected for labelled tokens, the number of these tokens).
+    """(int64 [L, E]: how often each expert is selected for labelled tokens, the number of these
+    tokens).
 
     A decision counts if the token that the router routes has a label.
     """

@@ -1,9 +1,11 @@
-"""The expert metrics of a model in training, on tokenized validation examples (MoE-Bench, section 4.2).
+"""The expert metrics of a model in training, on tokenized validation examples (MoE-Bench, section
+4.2).
 
     trainer.add_callback(ExpertMetrics(rows, folder))
 
-Counted metrics count the tokens of the examples. Accuracy is the share of answer tokens that the model predicts, given
-the true tokens before them. Intervention metrics are the accuracy lost under a routing policy.
+Counted metrics count the tokens of the examples. Accuracy is the share of answer tokens that the
+model predicts, given the true tokens before them. Intervention metrics are the accuracy lost under
+a routing policy.
 """
 
 import time
@@ -37,8 +39,8 @@ FILE = "expert_metrics.jsonl"
 def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any]:
     """Accuracy and every expert metric on N examples (rows), with 95% intervals over the examples.
 
-    Each value is a `Value` as JSON; counted metrics also have their largest possible value and their layers. Capacity
-    is null for a model whose tokens take all of its experts.
+    Each value is a `Value` as JSON; counted metrics also have their largest possible value and
+    their layers. Capacity is null for a model whose tokens take all of its experts.
     """
     start = time.perf_counter()
     routes = Routes()
@@ -68,11 +70,13 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
 
 
 class ExpertMetrics(TrainerCallback):
-    """Measures the model of transformers' Trainer before the first step and at the end of every epoch.
+    """Measures the model of transformers' Trainer before the first step and at the end of every
+    epoch.
 
-    It writes a line for each measurement (`measure`) into `<folder>/expert_metrics.jsonl`; a resumed training continues
-    the file. The callback changes neither weights nor random numbers, so the training is the same without it. With
-    several processes, each process measures and the first one writes.
+    It writes a line for each measurement (`measure`) into `<folder>/expert_metrics.jsonl`; a
+    resumed training continues the file. The callback changes neither weights nor random numbers, so
+    the training is the same without it. With several processes, each process measures and the first
+    one writes.
 
     Args:
         rows: mappings with `input_ids` and `labels`.
@@ -86,7 +90,8 @@ class ExpertMetrics(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
-        """Measure before the first step; a resumed training drops the lines after its checkpoint."""
+        """Measure before the first step; a resumed training drops the lines after its
+        checkpoint."""
         stored = read_measurements(self.folder)
         self.lines = [line for line in stored if line["step"] <= state.global_step]
         if state.global_step == 0 and not self.lines:
@@ -95,7 +100,8 @@ class ExpertMetrics(TrainerCallback):
     def on_step_end(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
-        """Measure at the end of an epoch and of the training, before the checkpoint of that step."""
+        """Measure at the end of an epoch and of the training, before the checkpoint of that
+        step."""
         if float(state.epoch).is_integer() or state.global_step == state.max_steps:
             self._measure(state, model)
 
@@ -112,7 +118,8 @@ def read_measurements(folder: Path) -> list[dict[str, Any]]:
 
 
 def summary(folder: Path) -> dict[str, Any] | None:
-    """The summary for training.json: first and last values, and correlations; None without measurements."""
+    """The summary for training.json: first and last values, and correlations; None without
+    measurements."""
     lines = read_measurements(folder)
     if not lines:
         return None

@@ -1,7 +1,8 @@
 """Adapters in peft's format: merged into a model (`model.peft`), and as checkpoints of a training.
 
-peft ignores tensors of an adapter that match nothing, with a warning at most. Therefore names and shapes are compared
-first, without weights, with those that the adapter's configuration gives an empty model.
+peft ignores tensors of an adapter that match nothing, with a warning at most. Therefore names and
+shapes are compared first, without weights, with those that the adapter's configuration gives an
+empty model.
 """
 
 import json
@@ -25,8 +26,9 @@ HUB_ID = re.compile(r"[^/.]+/[^/]+")
 def check_adapter(model: ModelConfig, folder: Path, quantized: bool) -> None:
     """Check an adapter by its files' names and its configuration, without its weights.
 
-    Raises ConfigError for a model that no adapter can be merged into (on several devices, or quantized), and ModelError
-    for a folder without an adapter, one that names code, and one that was trained on another model.
+    Raises ConfigError for a model that no adapter can be merged into (on several devices, or
+    quantized), and ModelError for a folder without an adapter, one that names code, and one that
+    was trained on another model.
     """
     if model.device_map or quantized:
         remedy = "leave model.device_map out"
@@ -52,7 +54,8 @@ def check_adapter(model: ModelConfig, folder: Path, quantized: bool) -> None:
 
 
 def check_fit(config: PreTrainedConfig, folder: Path, source: str) -> None:
-    """Raise ModelError for an adapter whose tensors are not those that the model would get. Loads no weights."""
+    """Raise ModelError for an adapter whose tensors are not those that the model would get. Loads
+    no weights."""
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
 
     with (
@@ -75,14 +78,16 @@ def check_fit(config: PreTrainedConfig, folder: Path, source: str) -> None:
         name = min(unfit)
         raise ModelError(
             f"model.peft={source} does not fit the model: {name} has the shape "
-            f"{shapes.get(name, 'none')} in the adapter, and {expected.get(name, 'none')} in the model "
-            f"({len(unfit)} of {len(shapes)} tensors).\n"
-            "Experts of transformers 5 are fused tensors: an adapter of single experts does not match them."
+            f"{shapes.get(name, 'none')} in the adapter, and {expected.get(name, 'none')} in the "
+            f"model ({len(unfit)} of {len(shapes)} tensors).\n"
+            "Experts of transformers 5 are fused tensors: an adapter of single experts does not "
+            "match them."
         )
 
 
 def merged(model: Any, folder: Path, source: str) -> Any:
-    """The model with the adapter merged into its weights. Raises ModelError if it has values that are no numbers."""
+    """The model with the adapter merged into its weights. Raises ModelError if it has values that
+    are no numbers."""
     from peft import PeftModel
 
     with warnings.catch_warnings(), reading(f"model.peft={source}", raises=ModelError):
@@ -103,7 +108,8 @@ def save_adapter(wrapped: Any, folder: Path) -> None:
 
 
 def load_adapter(wrapped: Any, folder: Path) -> None:
-    """Read what `save_adapter` wrote into a PeftModel with the same adapter. Raises ModelError if it is another one."""
+    """Read what `save_adapter` wrote into a PeftModel with the same adapter. Raises ModelError if
+    it is another one."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 

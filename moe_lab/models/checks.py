@@ -1,6 +1,7 @@
 """Checks of a loaded model: its weights, a short pass, its routers and its vocabulary.
 
-transformers would initialize missing parameters at random, and leave out those that config.json does not count.
+transformers would initialize missing parameters at random, and leave out those that config.json
+does not count.
 """
 
 import re
@@ -18,7 +19,8 @@ DAMAGED = "It is damaged or belongs to another configuration: fetch or save it a
 
 
 def check_complete(report: dict[str, Any], source: str, config: PreTrainedConfig) -> None:
-    """Raise ModelError, naming a parameter, if transformers reports missing, misshapen or unexpected ones."""
+    """Raise ModelError, naming a parameter, if transformers reports missing, misshapen or
+    unexpected ones."""
     is_part_of_larger = config.get_text_config() is not config
     unexpected = []
     for name in report["unexpected_keys"]:
@@ -77,7 +79,8 @@ def check_pass(model: Any, device: torch.device, source: str) -> None:
     except Exception as error:  # inconsistent sizes in a configuration lead to any exception
         raise ModelError(
             f"{source} cannot read a text as it was loaded: {first_line(error)}.\n"
-            "Its config.json does not fit its weights, or this version of transformers: use another checkpoint."
+            "Its config.json does not fit its weights, or this version of transformers: use "
+            "another checkpoint."
         ) from error
     if not logits.isfinite().all():
         raise ModelError(
@@ -88,8 +91,9 @@ def check_pass(model: Any, device: torch.device, source: str) -> None:
 def prove_seam(model: Any, device: torch.device, source: str) -> None:
     """Check in one forward pass that every router is called and applies its rule.
 
-    Raises ModelError otherwise, for example if a quantized kernel bypasses the routers, or if a router reads parameters
-    of its parts that are on disk: they come to memory when the part itself is called, and give any numbers before.
+    Raises ModelError otherwise, for example if a quantized kernel bypasses the routers, or if a
+    router reads parameters of its parts that are on disk: they come to memory when the part itself
+    is called, and give any numbers before.
     """
     unread: set[nn.Module] = set()
     for router in find_routers(model):
@@ -123,12 +127,14 @@ def _check_rule(router: Router, routing: Routing) -> None:
     weights_TK = router.weights(routing.logits_TE, routing.index_TK)
     if not torch.allclose(weights_TK.float(), routing.weights_TK.float(), rtol=1e-2, atol=1e-4):
         raise RoutingError(
-            f"The router {router.name} gives its experts other weights than routers of {router.family.name} do."
+            f"The router {router.name} gives its experts other weights than routers of "
+            f"{router.family.name} do."
         )
 
 
 def check_vocabulary(tokenizer: Any, model: Any, source: str) -> None:
-    """Raise ModelError for a tokenizer with ids that the model has no embedding for; added tokens may be unused."""
+    """Raise ModelError for a tokenizer with ids that the model has no embedding for; added tokens
+    may be unused."""
     rows = model.get_input_embeddings().weight.shape[0]
     added = tokenizer.get_added_vocab()
     largest = 0
@@ -138,6 +144,6 @@ def check_vocabulary(tokenizer: Any, model: Any, source: str) -> None:
     if largest >= rows:
         raise ModelError(
             f"The tokenizer of {source} has ids up to {largest:,}, and the model has embeddings of "
-            f"{rows:,} tokens: they do not belong together. model.tokenizer names another folder or "
-            "hub id."
+            f"{rows:,} tokens: they do not belong together. model.tokenizer names another folder "
+            "or hub id."
         )

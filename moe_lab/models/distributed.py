@@ -15,7 +15,8 @@ UNSET = "Start the processes with torchrun, which sets all variables, or unset W
 
 
 def num_processes() -> int:
-    """The number of processes, 1 without a launcher. Raises ConfigError for a WORLD_SIZE that is no number."""
+    """The number of processes, 1 without a launcher. Raises ConfigError for a WORLD_SIZE that is no
+    number."""
     size = os.environ.get("WORLD_SIZE") or "1"
     if not size.isdigit() or int(size) < 1:
         raise ConfigError(f"WORLD_SIZE={size} is no number of processes. {UNSET}")
@@ -23,7 +24,8 @@ def num_processes() -> int:
 
 
 def check_variables() -> None:
-    """Raise ConfigError where a cluster has left a WORLD_SIZE in the environment without the rest of a launch."""
+    """Raise ConfigError where a cluster has left a WORLD_SIZE in the environment without the rest
+    of a launch."""
     size = num_processes()
     missing = [name for name in LAUNCH if not os.environ.get(name)]
     if size > 1 and missing:
@@ -34,14 +36,15 @@ def check_variables() -> None:
 def sharded() -> bool:
     """Whether `accelerate launch` was started with FSDP.
 
-    Removes that from the environment: transformers shards the model at loading, and accelerate would do it again.
-    Raises ConfigError for settings that have no effect then.
+    Removes that from the environment: transformers shards the model at loading, and accelerate
+    would do it again. Raises ConfigError for settings that have no effect then.
     """
     if os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return False
     if os.environ.get("FSDP_VERSION") == "1" or os.environ.get("FSDP_OFFLOAD_PARAMS") == "true":
         raise ConfigError(
-            "FSDP needs fsdp_version: 2 and fsdp_offload_params: false, as conf/accelerate/fsdp.yaml has."
+            "FSDP needs fsdp_version: 2 and fsdp_offload_params: false, as "
+            "conf/accelerate/fsdp.yaml has."
         )
     return True
 
@@ -49,7 +52,8 @@ def sharded() -> bool:
 def run_on_all_ranks(call: Callable[[], T]) -> T:
     """Run a call in all processes; called in the first one. Returns its result here.
 
-    The call takes the same steps in all processes, and raises a TrainingError in all of them or in none.
+    The call takes the same steps in all processes, and raises a TrainingError in all of them or in
+    none.
     """
     if num_processes() > 1:
         broadcast(call)

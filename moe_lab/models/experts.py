@@ -1,8 +1,10 @@
-"""A faster computation of experts on a CPU for few tokens per expert, as in decoding and in RoE's routing samples.
+"""A faster computation of experts on a CPU for few tokens per expert, as in decoding and in RoE's
+routing samples.
 
-With few tokens the time is that of reading the experts' weights. In float32, weights times tokens (instead of tokens
-times weights, as in `grouped_mm` on a CPU) reads them up to twice as fast; see `docs/benchmarks.md`. `grouped_mm` takes
-the other cases: bfloat16, where it is up to twice as fast, and experts with biases or in other layouts.
+With few tokens the time is that of reading the experts' weights. In float32, weights times tokens
+(instead of tokens times weights, as in `grouped_mm` on a CPU) reads them up to twice as fast; see
+`docs/benchmarks.md`. `grouped_mm` takes the other cases: bfloat16, where it is up to twice as fast,
+and experts with biases or in other layouts.
 
 S = token-expert pairs, E = experts, K = experts per token, H = hidden size.
 """
@@ -18,9 +20,11 @@ from moe_lab.models.transformers_internals import experts_of
 
 NAME = "weights_first"
 MAX_TOKENS_PER_EXPERT = 10
-"""Mean tokens per expert up to which this is faster than `grouped_mm` (measured: 8 is, 16 is not)."""
+"""Mean tokens per expert up to which this is faster than `grouped_mm` (measured: 8 is, 16 is
+not)."""
 ONE_MORE_IS_FASTER = (1, 3)
-"""Numbers of rows that are faster with one row duplicated (measured: 1 by a third to a half, 3 by a fifth)."""
+"""Numbers of rows that are faster with one row duplicated (measured: 1 by a third to a half, 3 by a
+fifth)."""
 MOST_WEIGHTS_FIRST = 10
 """Rows up to which weights times rows is faster than rows times weights (measured: 12 is not)."""
 
@@ -51,7 +55,8 @@ def _applies(experts: Any, hidden_TH: Tensor, index_TK: Tensor) -> bool:
 
 
 def _by_expert(weights: Tensor, rows_SH: Tensor, counts: list[int]) -> Tensor:
-    """Rows sorted by expert, `counts` of each, times their expert's weights [E, out, H]: [S, out]."""
+    """Rows sorted by expert, `counts` of each, times their expert's weights [E, out, H]: [S,
+    out]."""
     parts = zip(weights.unbind(0), rows_SH.split(counts), counts, strict=True)
     return torch.cat([_product(weight, part, count) for weight, part, count in parts if count])
 
@@ -85,8 +90,9 @@ def avoid_grouped_products(model: Any, given: str | None = None) -> None:
         return
     if given in GROUPED:
         raise ConfigError(
-            f"model.experts_implementation={given} needs rows of a multiple of {ALIGNMENT} bytes, and the experts have "
-            f"rows of {width} numbers in {str(model.dtype).removeprefix('torch.')}. Leave it out."
+            f"model.experts_implementation={given} needs rows of a multiple of {ALIGNMENT} bytes, "
+            f"and the experts have rows of {width} numbers in "
+            f"{str(model.dtype).removeprefix('torch.')}. Leave it out."
         )
     model.set_experts_implementation("eager")
 

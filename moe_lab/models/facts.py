@@ -1,7 +1,9 @@
-"""Facts about a model from its configuration alone, without weights and modeling code; quantized checkpoints.
+"""Facts about a model from its configuration alone, without weights and modeling code; quantized
+checkpoints.
 
-`quantization_config` in a model's configuration names the method. Checkpoints that cannot run are refused before their
-weights are fetched. `checks.prove_seam` tests every loaded model and refuses a fused kernel that bypasses the router.
+`quantization_config` in a model's configuration names the method. Checkpoints that cannot run are
+refused before their weights are fetched. `checks.prove_seam` tests every loaded model and refuses a
+fused kernel that bypasses the router.
 """
 
 from copy import deepcopy
@@ -49,9 +51,9 @@ def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -
         quantizer.validate_environment(device_map=None, weights_only=True)
     except Exception as error:  # of the method's own package, too
         raise ModelError(
-            f"{source} is quantized with {method} and cannot run here: {first_line(error)}.\nUse an unquantized "
-            "checkpoint: model.device_map=auto spreads it over GPUs, memory and disk (Mixtral-8x7B takes 93 GB in "
-            "bfloat16). MXFP4 and FP8 checkpoints run as well."
+            f"{source} is quantized with {method} and cannot run here: {first_line(error)}.\nUse "
+            "an unquantized checkpoint: model.device_map=auto spreads it over GPUs, memory and "
+            "disk (Mixtral-8x7B takes 93 GB in bfloat16). MXFP4 and FP8 checkpoints run as well."
         ) from error
 
 
@@ -96,7 +98,8 @@ class ModelFacts:
     max_length: int
     """Positions that the model was trained for."""
     most_experts: int | None = None
-    """The most experts that a token can have: those of the groups that are chosen together; None: all."""
+    """The most experts that a token can have: those of the groups that are chosen together; None:
+    all."""
     selection_bias: bool = False
     """Whether it is a design (`models/designs`) with a selection bias."""
     fixed_routing: str | None = None
@@ -124,7 +127,8 @@ class LoadedModel:
 def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -> ModelFacts:
     """The facts of a model. A dense model, or one of an unknown family, has no MoE layers.
 
-    Raises ModelError for a folder without a model, and for a quantized checkpoint that cannot run here.
+    Raises ModelError for a folder without a model, and for a quantized checkpoint that cannot run
+    here.
     """
     config = load_config(model, offline=offline)
     routing = routing_facts(config)
@@ -151,7 +155,8 @@ def routing_facts(config: Any) -> dict[str, Any]:
     longest = getattr(text, "max_position_embeddings", 2048)
     if longest < 1:
         raise ModelError(
-            f"max_position_embeddings={longest} of the model's config.json: it must be the longest input in tokens."
+            f"max_position_embeddings={longest} of the model's config.json: it must be the longest "
+            "input in tokens."
         )
     facts = {
         "family": text.model_type,
@@ -173,7 +178,8 @@ def routing_facts(config: Any) -> dict[str, Any]:
 
 
 def _rope_by_length(config: Any) -> bool:
-    """Whether a configuration names a rope type that depends on a text's length: for all layers, or for a kind of them.
+    """Whether a configuration names a rope type that depends on a text's length: for all layers, or
+    for a kind of them.
 
     It needs no weights. The engine asks the model itself (`engine/forward/rotary.py`).
     """
@@ -183,7 +189,8 @@ def _rope_by_length(config: Any) -> bool:
 def without_rope_lengths(config: Any) -> Any:
     """A copy with the default type in place of rope types that depend on a text's length.
 
-    It is for models on the meta device, where no position can be compared with a limit. No shape depends on the type.
+    It is for models on the meta device, where no position can be compared with a limit. No shape
+    depends on the type.
     """
     copied = deepcopy(config)
     for settings in _rope_settings(copied.get_text_config()):
@@ -193,7 +200,8 @@ def without_rope_lengths(config: Any) -> Any:
 
 
 def _rope_settings(config: Any) -> list[dict[str, Any]]:
-    """The settings of a configuration's rotary embeddings: of all layers, and of each kind of layers."""
+    """The settings of a configuration's rotary embeddings: of all layers, and of each kind of
+    layers."""
     parameters = getattr(config, "rope_parameters", None)
     if parameters is None:
         return []
@@ -207,7 +215,8 @@ def _depends_on_length(settings: dict[str, Any]) -> bool:
 
 
 def resolve_device(device: str) -> torch.device:
-    """`auto`: the first CUDA GPU, else the CPU. Raises ConfigError for a device that torch does not know or see."""
+    """`auto`: the first CUDA GPU, else the CPU. Raises ConfigError for a device that torch does not
+    know or see."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -223,16 +232,18 @@ def resolve_device(device: str) -> torch.device:
 
 
 def leave_out_cudnn_attention() -> None:
-    """From now on attention of this process does not use cuDNN, which makes a plan for every new shape.
+    """From now on attention of this process does not use cuDNN, which makes a plan for every new
+    shape.
 
-    Every prompt and every step has another length. On an H200 a plan took 37 ms and a step 21 ms; 128 requests with
-    prompts of 50 to 900 tokens took 4.2 s instead of 0.7 s.
+    Every prompt and every step has another length. On an H200 a plan took 37 ms and a step 21 ms;
+    128 requests with prompts of 50 to 900 tokens took 4.2 s instead of 0.7 s.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def resolve_dtype(dtype: str, device: torch.device, config: Any) -> str:
-    """`auto`: float32 on the CPU, elsewhere the dtype of the checkpoint. Raises ConfigError if it does not name one."""
+    """`auto`: float32 on the CPU, elsewhere the dtype of the checkpoint. Raises ConfigError if it
+    does not name one."""
     if dtype != "auto":
         if dtype not in DTYPES:
             raise ConfigError(f"dtype={dtype}: choose one of auto, {', '.join(DTYPES)}.")

@@ -1,7 +1,8 @@
 """Digests of large files by content, computed once and kept in a cache of the user.
 
-A cached digest is used only while device, inode, size, modification time and change time of the file are the same. No
-program can set the change time. The cache is `~/.cache/moe_lab`, or the folder of the variable MOE_LAB_CACHE.
+A cached digest is used only while device, inode, size, modification time and change time of the
+file are the same. No program can set the change time. The cache is `~/.cache/moe_lab`, or the
+folder of the variable MOE_LAB_CACHE.
 """
 
 import hashlib
@@ -18,14 +19,16 @@ from moe_lab.config.progress import Progress
 WHOLE_BYTES = 2**18
 """A file up to this size is hashed in one piece, and is not cached."""
 CHUNK = 2**24
-"""A larger file is hashed in chunks of this size, several at a time: hashing a chunk leaves other threads running."""
+"""A larger file is hashed in chunks of this size, several at a time: hashing a chunk leaves other
+threads running."""
 THREADS = 8
 SHOWN_BYTES = 2**30
 """A file of this size or more shows how far its hashing is."""
 
 
 def digest_of(file: Path) -> str:
-    """The digest of a file by its content, as hexadecimal digits. Raises OSError if it cannot be read."""
+    """The digest of a file by its content, as hexadecimal digits. Raises OSError if it cannot be
+    read."""
     stat = file.stat()
     if stat.st_size <= WHOLE_BYTES:
         return hashlib.sha256(str(stat.st_size).encode() + file.read_bytes()).hexdigest()
@@ -36,7 +39,8 @@ def digest_of(file: Path) -> str:
 
 @lru_cache(maxsize=1024)
 def _cached(file: Path, state: tuple[int, ...], entry: Path) -> str:
-    """The digest of a file in this state. `entry` keeps it; where that cannot be written, the next process hashes."""
+    """The digest of a file in this state. `entry` keeps it; where that cannot be written, the next
+    process hashes."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # absent, unreadable or damaged
         stored = json.loads(entry.read_bytes())
         if stored["state"] == list(state):

@@ -1,7 +1,7 @@
 """The Hugging Face hub: a repository's files at one commit, offline mode, and messages for errors.
 
-One request with a time limit finds the commit of a revision. All downloads name the commit, so that all files of a
-command are of one state of the repository. huggingface_hub downloads and caches.
+One request with a time limit finds the commit of a revision. All downloads name the commit, so that
+all files of a command are of one state of the repository. huggingface_hub downloads and caches.
 """
 
 import os
@@ -28,7 +28,8 @@ def go_offline() -> None:
 
 
 def is_offline() -> bool:
-    """Whether the libraries are offline: by offline=true, HF_HUB_OFFLINE=1, or since the hub could not be reached."""
+    """Whether the libraries are offline: by offline=true, HF_HUB_OFFLINE=1, or since the hub could
+    not be reached."""
     from huggingface_hub import constants
 
     return constants.is_offline_mode()
@@ -37,10 +38,12 @@ def is_offline() -> bool:
 def commit_of(
     id: str, kind: str = "model", revision: str | None = None, *, offline: bool = False
 ) -> str:
-    """The commit of a revision of a model or dataset, requested once per process; offline, that of the cache.
+    """The commit of a revision of a model or dataset, requested once per process; offline, that of
+    the cache.
 
-    If the hub cannot be reached, the process prints a line on stderr and continues as with offline=true. Raises the
-    errors of the hub's client, LocalEntryNotFoundError if the cache lacks the revision.
+    If the hub cannot be reached, the process prints a line on stderr and continues as with
+    offline=true. Raises the errors of the hub's client, LocalEntryNotFoundError if the cache lacks
+    the revision.
     """
     import httpx2
     from huggingface_hub import errors, snapshot_download
@@ -68,7 +71,8 @@ class Revision:
 
 
 def files_of(id: str, kind: str = "model", revision: str | None = None) -> frozenset[str] | None:
-    """The paths of all files in a revision, of the request that finds its commit; None where the hub is not asked.
+    """The paths of all files in a revision, of the request that finds its commit; None where the
+    hub is not asked.
 
     Raises the errors of `commit_of`.
     """
@@ -117,9 +121,11 @@ def snapshot(id: str, kind: str, commit: str) -> Path:
 
 @lru_cache(maxsize=256)
 def fetch(id: str, kind: str, commit: str, patterns: tuple[str, ...], offline: bool) -> Path:
-    """The folder with the files of a commit whose names match `patterns`; missing ones are downloaded.
+    """The folder with the files of a commit whose names match `patterns`; missing ones are
+    downloaded.
 
-    Raises the errors of the hub's client, LocalEntryNotFoundError if it is known that one is missing offline.
+    Raises the errors of the hub's client, LocalEntryNotFoundError if it is known that one is
+    missing offline.
     """
     from huggingface_hub import snapshot_download
 

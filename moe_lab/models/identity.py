@@ -1,4 +1,5 @@
-"""The identity of a model in run ids: hub id and revision, or digests of the files of a local folder."""
+"""The identity of a model in run ids: hub id and revision, or digests of the files of a local
+folder."""
 
 import hashlib
 import json
@@ -24,7 +25,8 @@ LOADED = (
 
 
 def known_weights(folder: Path) -> list[str]:
-    """The weight files of a folder, with the shards that its index names; none without weights or an index.
+    """The weight files of a folder, with the shards that its index names; none without weights or
+    an index.
 
     Raises ModelError if the index is damaged, or if it names files outside of the folder.
     """
@@ -47,7 +49,8 @@ def known_weights(folder: Path) -> list[str]:
 def folder_content(folder: Path) -> dict[str, str]:
     """Digests of the files of a model folder by name. Raises ModelError if a file cannot be read.
 
-    Included are weights in subfolders that an index names, and named chat templates in their own folder.
+    Included are weights in subfolders that an index names, and named chat templates in their own
+    folder.
     """
     files = {folder / name for name in known_weights(folder)}
     content = {}
@@ -64,7 +67,8 @@ def folder_content(folder: Path) -> dict[str, str]:
 
 
 def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
-    """The identity of the model at `source`, a hub id or a local folder, of its tokenizer and its adapter.
+    """The identity of the model at `source`, a hub id or a local folder, of its tokenizer and its
+    adapter.
 
     A tokenizer or an adapter of the hub counts with the current commit of the default branch.
     """
@@ -81,7 +85,8 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
 
 
 def _current_identity(source: str) -> dict[str, Any]:
-    """That of a folder, or of a repository of the hub at the current commit of its default branch."""
+    """That of a folder, or of a repository of the hub at the current commit of its default
+    branch."""
     commit = None if user_path(source).is_dir() else commit_of(source)
     return source_identity(source, commit)
 

@@ -43,7 +43,8 @@ def keep_compiled_templates() -> None:
 
 
 def aggregation_of_metric(name: str) -> Callable | None:
-    """The function from a metric's values to the score, as lm-eval registers it; None for an unknown metric."""
+    """The function from a metric's values to the score, as lm-eval registers it; None for an
+    unknown metric."""
     from lm_eval.api import registry
 
     if hasattr(registry, "metric_agg_registry"):
@@ -53,7 +54,8 @@ def aggregation_of_metric(name: str) -> Callable | None:
 
 
 def plain_aggregation(function: Callable) -> Callable:
-    """The function of 0.4 for a perplexity's method of 0.5, which is the same: statistics know it by its name."""
+    """The function of 0.4 for a perplexity's method of 0.5, which is the same: statistics know it
+    by its name."""
     from lm_eval.api import metrics
 
     functions = {
@@ -69,7 +71,8 @@ def plain_aggregation(function: Callable) -> Callable:
 
 
 def set_settings(config: Any) -> dict[str, Any]:
-    """The settings of a task, without those that 0.5 adds to all tasks: run ids hash what both versions have."""
+    """The settings of a task, without those that 0.5 adds to all tasks: run ids hash what both
+    versions have."""
     settings = dict(vars(config))
     settings.pop("_qualified_name", None)
     for name in ("multiple_inputs", "multiple_targets"):
@@ -78,8 +81,9 @@ def set_settings(config: Any) -> dict[str, Any]:
     return settings
 
 
-# Requests for a whole text. In 0.4 they are (text,) and answered by a number. In 0.5 they are ("", text) and answered,
-# as a continuation is, by (log-likelihood, whether greedy), which is always False. This package has the form of 0.4.
+# Requests for a whole text. In 0.4 they are (text,) and answered by a number. In 0.5 they are ("",
+# text) and answered, as a continuation is, by (log-likelihood, whether greedy), which is always
+# False. This package has the form of 0.4.
 
 
 def _texts_are_continuations() -> bool:
@@ -115,7 +119,8 @@ def answers_for_lm_eval(kind: str, answers: list[Any]) -> list[Any]:
 
 
 def answers_of_lm_eval(kind: str, answers: list[Any]) -> list[Any]:
-    """Answers of a model of lm-eval to requests of a kind; to a whole text the log-likelihood alone."""
+    """Answers of a model of lm-eval to requests of a kind; to a whole text the log-likelihood
+    alone."""
     if kind == TEXT and _texts_are_continuations():
         return [answer[0] for answer in answers]
     return answers

@@ -1,6 +1,8 @@
-"""Loading a model with its tokenizer, and where its weights go: one device, several, or split layers.
+"""Loading a model with its tokenizer, and where its weights go: one device, several, or split
+layers.
 
-transformers and accelerate place the weights on their device as they are read, without a second copy.
+transformers and accelerate place the weights on their device as they are read, without a second
+copy.
 """
 
 import time
@@ -72,7 +74,8 @@ def load_model(
         options |= {"experts_implementation": experts} if experts else {}
     elif facts.moe_layers and model.experts_implementation:
         raise ConfigError(
-            f"model.experts_implementation: {facts.family} computes its experts in one way only. Leave it out."
+            f"model.experts_implementation: {facts.family} computes its experts in one way only. "
+            "Leave it out."
         )
     try:
         with reading_once() if place.type == "cpu" else nullcontext():
@@ -93,8 +96,8 @@ def load_model(
     except Exception as error:  # a damaged file or configuration leads to any exception
         if isinstance(error, UnpicklingError):
             raise ModelError(
-                f"The weights of {source} are damaged, or hold more than tensors, of which nothing is executed. "
-                "Take safetensors of the model, or save its tensors alone."
+                f"The weights of {source} are damaged, or hold more than tensors, of which nothing "
+                "is executed. Take safetensors of the model, or save its tensors alone."
             ) from error
         if "CONVERSION" in str(error):  # transformers could not fuse the experts
             raise ModelError(
@@ -119,7 +122,8 @@ def load_model(
     routers = len(find_routers(loaded))
     if routers != facts.moe_layers:
         raise ModelError(
-            f"{source}: config.json names {facts.moe_layers} MoE layers, the weights have {routers} routers."
+            f"{source}: config.json names {facts.moe_layers} MoE layers, the weights have "
+            f"{routers} routers."
         )
     check_weights(loaded, source)
     touched = quantization_of(config) or model.device_map
@@ -139,7 +143,8 @@ def placement(
     disk: TemporaryDirectory,
     shard: bool,
 ) -> dict[str, Any]:
-    """The options of `from_pretrained` that place weights; `disk` takes weights that fit nowhere else."""
+    """The options of `from_pretrained` that place weights; `disk` takes weights that fit nowhere
+    else."""
     if shard:
         return {"distributed_config": DistributedConfig(fsdp_size=num_processes())}
     if model.device_map:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def own_memory(device: torch.device | None) -> Any:
-    """The module of torch that counts a device's own memory, e.g. `torch.cuda`; None where it is the host's."""
+    """The module of torch that counts a device's own memory, e.g. `torch.cuda`; None where it is
+    the host's."""
     if device is None or device.type in ("cpu", "mps"):
         return None
     import torch
@@ -50,10 +51,11 @@ def free_host_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def reset_peak_memory(device: torch.device | None) -> None:
-    """Start a new measurement of the peak: of the device's memory, or of this process where the system can.
+    """Start a new measurement of the peak: of the device's memory, or of this process where the
+    system can.
 
-    Memory that was freed is given back first. Cyclic garbage is not looked for, which takes a third of a second:
-    `ModelPool` does that where a model leaves memory.
+    Memory that was freed is given back first. Cyclic garbage is not looked for, which takes a third
+    of a second: `ModelPool` does that where a model leaves memory.
     """
     if (module := own_memory(device)) is not None:
         module.reset_peak_memory_stats(device)
@@ -66,7 +68,8 @@ def reset_peak_memory(device: torch.device | None) -> None:
 
 
 def peak_memory_bytes(device: torch.device | None) -> int:
-    """Peak memory in bytes: allocated on a device with its own memory, resident of this process elsewhere."""
+    """Peak memory in bytes: allocated on a device with its own memory, resident of this process
+    elsewhere."""
     if (module := own_memory(device)) is not None:
         return int(module.max_memory_allocated(device))
     if (status := Path("/proc/self/status")).exists():
@@ -77,7 +80,8 @@ def peak_memory_bytes(device: torch.device | None) -> int:
 
 
 def memory_bytes(device: torch.device | None) -> int:
-    """Memory in use now, in bytes: allocated on a device with its own memory, resident of this process elsewhere."""
+    """Memory in use now, in bytes: allocated on a device with its own memory, resident of this
+    process elsewhere."""
     if (module := own_memory(device)) is not None:
         return int(module.memory_allocated(device))
     import psutil
@@ -92,7 +96,8 @@ def weight_bytes(model: Any) -> int:
 
 
 class ModelPool:
-    """Keeps the last loaded model, so that runs of one model load it once. Another model replaces it."""
+    """Keeps the last loaded model, so that runs of one model load it once. Another model replaces
+    it."""
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] | None = None

@@ -1,8 +1,9 @@
 """The text of generated tokens as it is after their prompt.
 
-A SentencePiece tokenizer of Mixtral's form writes a blank in front of every text, and its decoder drops the
-first blank again. Decoded alone, new tokens lose a blank that belongs to them: "    return x" after "def f(x):" has
-three blanks left, which is no Python. transformers' and lm-eval's own code decode new tokens alone.
+A SentencePiece tokenizer of Mixtral's form writes a blank in front of every text, and its decoder
+drops the first blank again. Decoded alone, new tokens lose a blank that belongs to them: "
+return x" after "def f(x):" has three blanks left, which is no Python. transformers' and lm-eval's
+own code decode new tokens alone.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ def depends_on_context(tokenizer: Any) -> bool:
 class NewText:
     """Decodes new tokens after their prompts: the text of both without the text of the prompt.
 
-    Tokens whose text does not depend on those before them are decoded alone, which takes no time for the prompt.
+    Tokens whose text does not depend on those before them are decoded alone, which takes no time
+    for the prompt.
     """
 
     def __init__(self, tokenizer: Any):
@@ -45,7 +47,8 @@ class NewText:
             return alone
         both = text_of([*prompt, *new])
         before = text_of(prompt)
-        # The prompt's own text may end otherwise: in part of a character, which the new tokens complete.
+        # The prompt's own text may end otherwise: in part of a character, which the new tokens
+        # complete.
         shared = len(before)
         while both[:shared] != before[:shared]:
             shared -= 1
@@ -55,7 +58,8 @@ class NewText:
 def tokens_of(
     text: str, prompt: Sequence[int], new: Sequence[int], most: int, new_text: NewText
 ) -> list[int]:
-    """The first tokens of `new`, `most` at most, that have `text`, which is the beginning of their text.
+    """The first tokens of `new`, `most` at most, that have `text`, which is the beginning of their
+    text.
 
     A token counts that begins in the text and ends after it.
     """

@@ -1,7 +1,8 @@
-"""The flags of a configuration that change what a forward pass returns, or whether it returns a cache.
+"""The flags of a configuration that change what a forward pass returns, or whether it returns a
+cache.
 
-Training tools leave them in config.json: `output_router_logits: true` lets Mixtral and its kin compute their
-load-balancing loss in every pass, which a pass of several routings has no mask for.
+Training tools leave them in config.json: `output_router_logits: true` lets Mixtral and its kin
+compute their load-balancing loss in every pass, which a pass of several routings has no mask for.
 """
 
 from collections.abc import Iterator

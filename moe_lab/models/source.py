@@ -1,4 +1,5 @@
-"""The source of a model: a folder, or a repository of the hub, whose files are a folder in the cache."""
+"""The source of a model: a folder, or a repository of the hub, whose files are a folder in the
+cache."""
 
 import logging
 from collections.abc import Iterator
@@ -34,8 +35,8 @@ def set_experts_per_token(config: Any, count: int) -> None:
     most = family.most_experts_per_token(text)
     if not 1 <= count <= most:
         raise ConfigError(
-            f"model.experts_per_token={count}: a token of this model can have 1 to {most} experts of the "
-            f"{family.num_experts(text)} in a layer."
+            f"model.experts_per_token={count}: a token of this model can have 1 to {most} experts "
+            f"of the {family.num_experts(text)} in a layer."
         )
     owner, _, attribute = family.top_k.rpartition(".")
     setattr(attrgetter(owner)(text) if owner else text, attribute, count)
@@ -59,12 +60,14 @@ def model_source(model: ModelConfig) -> str:
 
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
-"""An option of every `from_pretrained`. Without it transformers asks on the terminal, and runs the code on a `y`."""
+"""An option of every `from_pretrained`. Without it transformers asks on the terminal, and runs the
+code on a `y`."""
 
 
 @contextmanager
 def reading_files(source: str) -> Iterator[None]:
-    """Inside the context, errors of transformers about the files of a model are one ModelError without its code."""
+    """Inside the context, errors of transformers about the files of a model are one ModelError
+    without its code."""
     with reading(source, raises=ModelError):
         try:
             yield
@@ -91,8 +94,9 @@ def load_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     config = read_config(model, offline=offline)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
-            f"{model_source(model)} has the model type {config.model_type}, which is no causal language model of "
-            "transformers (AutoModelForCausalLM does not take it).\ndocs/models.md says which models run."
+            f"{model_source(model)} has the model type {config.model_type}, which is no causal "
+            "language model of transformers (AutoModelForCausalLM does not take "
+            "it).\ndocs/models.md says which models run."
         )
     if model.experts_per_token is not None:
         set_experts_per_token(config, model.experts_per_token)
@@ -136,7 +140,8 @@ def model_commit(model: ModelConfig, *, offline: bool) -> str | None:
 
 
 def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) -> Path:
-    """The folder to load from. Missing files of a hub model are fetched, weights only with `weights`.
+    """The folder to load from. Missing files of a hub model are fetched, weights only with
+    `weights`.
 
     Raises ModelError, with what to do, if files are not available.
     """
@@ -147,12 +152,14 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
     )
     if not (folder / "config.json").is_file():
         raise ModelError(
-            f"{source} is no model: it has no config.json. model.path takes a folder in Hugging Face format."
+            f"{source} is no model: it has no config.json. model.path takes a folder in Hugging "
+            "Face format."
         )
     if (folder / ADAPTER).exists():  # peft imports modules that an adapter's configuration names
         raise ModelError(
-            f"{source} has an adapter next to its weights ({ADAPTER}), which is not loaded: it may name code to run. "
-            "Move it to a folder of its own and give model.peft=<folder>, or remove it."
+            f"{source} has an adapter next to its weights ({ADAPTER}), which is not loaded: it may "
+            "name code to run. Move it to a folder of its own and give model.peft=<folder>, or "
+            "remove it."
         )
     if not weights:
         return folder
@@ -169,8 +176,8 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
 def first_weights(model: ModelConfig, folder: Path, *, offline: bool) -> str:
     """The file of `LOADED` that transformers reads of a model, whose other files are in `folder`.
 
-    Fetches nothing. Offline, the weights of a hub model may not be in the cache; they are then taken for safetensors.
-    Raises ModelError for a model without weights in safetensors or .bin.
+    Fetches nothing. Offline, the weights of a hub model may not be in the cache; they are then
+    taken for safetensors. Raises ModelError for a model without weights in safetensors or .bin.
     """
     source = model_source(model)
     is_local = _is_folder(source)
@@ -185,7 +192,8 @@ def first_weights(model: ModelConfig, folder: Path, *, offline: bool) -> str:
     if not is_local and (offline or is_offline()):
         return LOADED[0]
     raise ModelError(
-        f"{source} has no weights that can be read, neither {LOADED[0]} nor {LOADED[2]} nor parts of one.\n"
+        f"{source} has no weights that can be read, neither {LOADED[0]} nor {LOADED[2]} nor parts "
+        "of one.\n"
         "Copy them into it, or take a model that has them."
     )
 
@@ -193,7 +201,8 @@ def first_weights(model: ModelConfig, folder: Path, *, offline: bool) -> str:
 def repository_files(
     source: str, what: str, revision: str | None = None, *, offline: bool
 ) -> frozenset[str] | None:
-    """The paths of the files of a repository of models; None offline. Raises ModelError with a remedy."""
+    """The paths of the files of a repository of models; None offline. Raises ModelError with a
+    remedy."""
     if offline or is_offline():
         return None
     with _explained(source, what):
@@ -201,7 +210,8 @@ def repository_files(
 
 
 def adapter_folder(model: ModelConfig, *, offline: bool) -> Path | None:
-    """The folder of the adapter in `model.peft`, of the hub at its default revision; None without one."""
+    """The folder of the adapter in `model.peft`, of the hub at its default revision; None without
+    one."""
     if model.peft is None:
         return None
     return small_folder(model.peft, (ADAPTER, "adapter_model.safetensors"), "adapter", offline)

@@ -36,12 +36,14 @@ def check_evaluation_mode(model: nn.Module) -> None:
     """Raise ModelError for a model of which some part is in training mode."""
     if any(module.training for module in model.modules()):
         raise ModelError(
-            f"{type(model).__name__} is in training mode, which changes its numbers. Call model.eval() first."
+            f"{type(model).__name__} is in training mode, which changes its numbers. Call "
+            "model.eval() first."
         )
 
 
 def check_unchanged(model: nn.Module, before: ModelState, label: str) -> None:
-    """Raise ModelError for a model in training mode, and for one whose state is another than `before`.
+    """Raise ModelError for a model in training mode, and for one whose state is another than
+    `before`.
 
     `label` names the object that was made of the model.
     """
@@ -50,5 +52,6 @@ def check_unchanged(model: nn.Module, before: ModelState, label: str) -> None:
     for what in ("device", "routers", "adapters"):
         if getattr(now, what) != getattr(before, what):
             raise ModelError(
-                f"{label}: the {what} of {type(model).__name__} changed after {label} was made. Make a new {label}."
+                f"{label}: the {what} of {type(model).__name__} changed after {label} was made. "
+                f"Make a new {label}."
             )

@@ -1,4 +1,5 @@
-"""Tokenizers, loaded without weights to build prompts and count tokens, and their chat templates."""
+"""Tokenizers, loaded without weights to build prompts and count tokens, and their chat
+templates."""
 
 import hashlib
 import json
@@ -29,7 +30,8 @@ PLAIN_TEMPLATE = (
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""For tokenizers of base models, which have no chat template. Fine-tuning saves it with the model."""
+"""For tokenizers of base models, which have no chat template. Fine-tuning saves it with the
+model."""
 
 
 def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
@@ -49,7 +51,8 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
             raise ValueError("it has no vocabulary")
     if model.add_bos_token and tokenizer.bos_token_id is None:
         raise ConfigError(
-            f"model.add_bos_token=true: the tokenizer of {source} has no token for the beginning. Leave it out."
+            f"model.add_bos_token=true: the tokenizer of {source} has no token for the beginning. "
+            "Leave it out."
         )
     if model.add_bos_token and tokenizer.bos_token_id not in tokenizer.encode("a"):
         # transformers 5 ignores add_bos_token in tokenizer_config.json if there is a tokenizer.json
@@ -68,7 +71,8 @@ def with_template(tokenizer: Any) -> None:
 
 
 def prompt_tokenizer(config: Config) -> Any:
-    """The tokenizer for prompts, with the plain chat template if it has none and the task needs one."""
+    """The tokenizer for prompts, with the plain chat template if it has none and the task needs
+    one."""
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     if config.task.chat_template and config.apply_chat_template is True:
         with_template(tokenizer)
@@ -86,7 +90,8 @@ def template_block(config: Config) -> dict[str, Any]:
 
 
 def rendered(tokenizer: Any, render: Callable[[], Rendered]) -> Rendered:
-    """What `render` makes with a tokenizer's chat template. Raises ConfigError where the template fails."""
+    """What `render` makes with a tokenizer's chat template. Raises ConfigError where the template
+    fails."""
     template = f"The chat template of {tokenizer.name_or_path}"
     remedy = "Use another tokenizer (model.tokenizer), or leave apply_chat_template out."
     with reading(template, remedy, says="fails"):
@@ -110,7 +115,8 @@ class Framing:
 
     Args:
         load_tokenizer: returns the tokenizer; called at its first use.
-        chat_template: lm-eval's `apply_chat_template`: False, True, or the name of one of several templates.
+        chat_template: lm-eval's `apply_chat_template`: False, True, or the name of one of several
+            templates.
     """
 
     def __init__(self, load_tokenizer: Callable[[], Any], chat_template: bool | str | None = False):

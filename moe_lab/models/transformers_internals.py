@@ -1,9 +1,11 @@
 """Everything private in transformers that this package reads, calls or sets, in one place.
 
-A new version of transformers may rename any of it. `tests/models/test_transformers_internals.py` tries each and names
-what broke. Known to work with transformers from `FIRST` on and before `BEFORE`.
+A new version of transformers may rename any of it. `tests/models/test_transformers_internals.py`
+tries each and names what broke. Known to work with transformers from `FIRST` on and before
+`BEFORE`.
 
-Subclasses of transformers' models also set the class attributes that its own models set (`models/designs`).
+Subclasses of transformers' models also set the class attributes that its own models set
+(`models/designs`).
 """
 
 import copy
@@ -19,7 +21,8 @@ SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"
 
 
 def generation_config(model: Any, given: Any = None, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """(the model's generation settings with `given` and `options`, merged as `generate` does; unknown options)."""
+    """(the model's generation settings with `given` and `options`, merged as `generate` does;
+    unknown options)."""
     return model._prepare_generation_config(given, **options)
 
 
@@ -29,9 +32,11 @@ def prepare_special_tokens(model: Any, config: Any) -> None:
 
 
 def logits_processors(model: Any, config: Any, prompt: Sequence[int]) -> Any:
-    """The LogitsProcessorList that `generate` builds for these settings and a prompt (token ids) alone.
+    """The LogitsProcessorList that `generate` builds for these settings and a prompt (token ids)
+    alone.
 
-    The special tokens of `config` must be prepared. Its numbers of new tokens become lengths, as in `generate`.
+    The special tokens of `config` must be prepared. Its numbers of new tokens become lengths, as in
+    `generate`.
     """
     import torch
 
@@ -54,7 +59,8 @@ def pad_token(config: Any) -> int | None:
 
 
 def drops_cache(model: Any, length: int) -> bool:
-    """Whether `generate` drops its cache when a text has `length` tokens, and reads the whole text again.
+    """Whether `generate` drops its cache when a text has `length` tokens, and reads the whole text
+    again.
 
     Phi's models do so at the length at which their rotary embeddings change.
     """
@@ -71,7 +77,8 @@ def drops_cache(model: Any, length: int) -> bool:
 def generation_blocks(
     tokenizer: Any, conversation: Sequence[Any]
 ) -> tuple[str, list[tuple[int, int]]]:
-    """(the text of a conversation, the first and last character of each `{% generation %}` block of the template).
+    """(the text of a conversation, the first and last character of each `{% generation %}` block of
+    the template).
 
     `apply_chat_template` returns the tokens of all blocks together.
     """
@@ -102,13 +109,15 @@ def attention_of(config: Any) -> str | None:
 
 
 def experts_of(config: Any) -> str | None:
-    """The name of the experts implementation of a configuration: grouped_mm, eager, ...; None for families with one."""
+    """The name of the experts implementation of a configuration: grouped_mm, eager, ...; None for
+    families with one."""
     return getattr(config, "_experts_implementation", None)
 
 
 @contextmanager
 def replaced_attention(model: Any, usual: str, name: str) -> Iterator[None]:
-    """Inside the context the layers of this model whose attention is `usual` call the registered function `name`.
+    """Inside the context the layers of this model whose attention is `usual` call the registered
+    function `name`.
 
     `set_attn_implementation` would read each model file's source to find out whether it may.
     """
@@ -141,9 +150,9 @@ def can_set_experts(config: Any) -> bool:
 def reading_once() -> Iterator[None]:
     """Inside the context, `from_pretrained` reads tensors one after the other and maps no files.
 
-    transformers maps safetensors files and reads ahead in threads. On a CPU that keeps up to two copies in memory:
-    pages of the files, and the tensors made from them (fused experts have to be copied). Here memory holds the model
-    and the parts of one fused parameter.
+    transformers maps safetensors files and reads ahead in threads. On a CPU that keeps up to two
+    copies in memory: pages of the files, and the tensors made from them (fused experts have to be
+    copied). Here memory holds the model and the parts of one fused parameter.
     """
     from transformers import modeling_utils
 

@@ -28,12 +28,13 @@ from moe_lab.results.stored import Interval
 UNCHANGED = "unchanged routing"
 """The run that a lost accuracy is compared with."""
 CORRECTED = (
-    "Entropies are in bits, corrected by the jackknife: those of few tokens are too low. Capacity and Specialization "
-    "are accuracy lost (docs/expert_metrics.md)."
+    "Entropies are in bits, corrected by the jackknife: those of few tokens are too low. Capacity "
+    "and Specialization are accuracy lost (docs/expert_metrics.md)."
 )
 PHASES = {"all": "all tokens", "prefill": "prompts", "decode": "answers"}
 MOST_LOSSES = 4
-"""Losses of accuracy that are shown under one intervention: one per task, and one over all documents.
+"""Losses of accuracy that are shown under one intervention: one per task, and one over all
+documents.
 
 A run with more shows only the loss over all documents."""
 
@@ -44,7 +45,8 @@ def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
 
 
 def logged_values(metrics: StoredMetrics) -> dict[str, float]:
-    """Entropies as `expert/<metric>/<kind of tokens>` in their unit, and the accuracy lost of each task.
+    """Entropies as `expert/<metric>/<kind of tokens>` in their unit, and the accuracy lost of each
+    task.
 
     The latter are `expert/<intervention>/<task>/<metric,filter>`.
     """
@@ -98,7 +100,8 @@ class Row(NamedTuple):
 
 
 def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
-    """The table of the rows, each of which is a metric of one run, with its difference to the base model."""
+    """The table of the rows, each of which is a metric of one run, with its difference to the base
+    model."""
     lines = [row.line for row in rows]
     differences = [line.difference for line in lines]
     corrected_p = [family.corrected.get(row.line.comparison(row.run)) for row in rows]

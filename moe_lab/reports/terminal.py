@@ -15,13 +15,14 @@ from moe_lab.results.score_table import explained_marks
 from moe_lab.results.stored_files import read_mapping
 
 TWO_FORMS = (
-    "task.answer: letters asks for the letter of the right choice, text scores the text of each choice, as lm-eval "
-    "does. With task.answer=text or letters for all runs, their scores can be compared."
+    "task.answer: letters asks for the letter of the right choice, text scores the text of each "
+    "choice, as lm-eval does. With task.answer=text or letters for all runs, their scores can be "
+    "compared."
 )
 NOT_COMPARED = "Not compared with one another; for runs with the same prompts: mode=compare a=<folder> b=<folder>."
 ONE_STUDY = (
-    "1 study: all seeds have its temperatures, so the spread is that of the evaluation's routing noise alone; "
-    "tuning.seeds= repeats the study, too."
+    "1 study: all seeds have its temperatures, so the spread is that of the evaluation's routing "
+    "noise alone; tuning.seeds= repeats the study, too."
 )
 
 
@@ -54,7 +55,8 @@ def notes(table: CommandTable) -> list[str]:
     lines = _verdict(table)
     if table.family.note:
         lines.append(
-            f"p is corrected by Holm for the comparisons of the same question ({table.family.note})."
+            "p is corrected by Holm for the comparisons of the same question "
+            f"({table.family.note})."
         )
 
     lines += explained_marks(mark for mark in table.marks if mark != PART)
@@ -68,7 +70,8 @@ def notes(table: CommandTable) -> list[str]:
     parts = {line.score.task for line in table.lines if PART in line.score.marks}
     if parts:
         lines.append(
-            f"Parts of groups are on the page: {len(parts)} tasks and groups, without tests of their own."
+            f"Parts of groups are on the page: {len(parts)} tasks and groups, without tests of "
+            "their own."
         )
     if asked_in_two_forms(table.runs):
         lines.append(TWO_FORMS)

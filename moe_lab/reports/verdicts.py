@@ -9,11 +9,12 @@ from moe_lab.results.model import BASE
 from moe_lab.results.score import BETTER, DIFFERENT, EQUAL_RUNS, NOT_SIGNIFICANT, WORSE, Score
 
 EXPLAINED = (
-    "Differences are on the same documents. McNemar's exact test decides at 5%, and a paired permutation test where "
-    "scores are not 0 or 1; p is corrected by Holm for the comparisons of the same question in the command that "
-    "computed it; intervals are those of one comparison, not corrected. A mean over five seeds or more has one test "
-    "over seeds and documents; with fewer seeds the larger p of a test over each decides. Expert metrics of one run "
-    "have no test: the 95% interval of the difference decides, uncorrected."
+    "Differences are on the same documents. McNemar's exact test decides at 5%, and a paired "
+    "permutation test where scores are not 0 or 1; p is corrected by Holm for the comparisons of "
+    "the same question in the command that computed it; intervals are those of one comparison, not "
+    "corrected. A mean over five seeds or more has one test over seeds and documents; with fewer "
+    "seeds the larger p of a test over each decides. Expert metrics of one run have no test: the "
+    "95% interval of the difference decides, uncorrected."
 )
 OUTCOMES = (BETTER, WORSE, DIFFERENT, EQUAL_RUNS, NOT_SIGNIFICANT)
 """Verdicts in the order in which they are listed."""

@@ -1,7 +1,7 @@
 """Artifacts that runs share: a trained model, an adapter, a set of references, a profile.
 
-The record, a JSON file with the artifact's id, is written last. After a kill the same command makes the artifact again,
-or continues from its scratch folder.
+The record, a JSON file with the artifact's id, is written last. After a kill the same command makes
+the artifact again, or continues from its scratch folder.
 """
 
 import shutil
@@ -40,7 +40,8 @@ class Artifact:
         return True
 
     def load_or_make(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The record; made by `make()`, which writes the other files and returns the record's content.
+        """The record; made by `make()`, which writes the other files and returns the record's
+        content.
 
         The folder is held meanwhile. Raises RunHeldError if another process makes it.
         """

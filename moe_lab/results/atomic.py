@@ -18,7 +18,8 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SAFETENSORS = re.compile("Error while serializing: I/O error: (.*)")
 """The message of a SafetensorError for a file that cannot be written, with the reason."""
 _TORCH = re.compile("inline_container|iostream error")
-"""The message of a RuntimeError of `torch.save` for a file that cannot be written. It does not say why."""
+"""The message of a RuntimeError of `torch.save` for a file that cannot be written. It does not say
+why."""
 
 
 @contextmanager
@@ -52,10 +53,12 @@ def _why_not_written(error: Exception) -> str | None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file atomically: write a temporary file next to it, fsync, rename. Raises ResultsError."""
+    """Replace a file atomically: write a temporary file next to it, fsync, rename. Raises
+    ResultsError."""
     with writing(path):
         name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        # as open() makes it, so that the umask decides who may read; mkstemp's files are the owner's alone
+        # as open() makes it, so that the umask decides who may read; mkstemp's files are the
+        # owner's alone
         handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             if isinstance(content, str):
@@ -73,7 +76,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_file(path: Path, content: str | bytes) -> Path:
-    """Write a file atomically into a folder that is made where it is missing; returns the path. Raises ResultsError."""
+    """Write a file atomically into a folder that is made where it is missing; returns the path.
+    Raises ResultsError."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
@@ -93,7 +97,8 @@ def write_rows(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
 
 
 def obey_umask(folder: Path) -> None:
-    """Give the weights in a folder the mode of any other file: safetensors makes files that are their owner's alone."""
+    """Give the weights in a folder the mode of any other file: safetensors makes files that are
+    their owner's alone."""
     probe = folder / f".mode.{secrets.token_hex(4)}"
     probe.touch()
     mode = probe.stat().st_mode & 0o777
@@ -113,14 +118,17 @@ def json_text(content: Any) -> str:
 
 
 def json_line(content: Any) -> str:
-    """`plain` content as a line of a JSON Lines file. NaN and infinities, which are no JSON, become null."""
+    """`plain` content as a line of a JSON Lines file. NaN and infinities, which are no JSON, become
+    null."""
     return json.dumps(plain(content), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:
-    """The value as plain JSON: NaN and infinities become null, numpy scalars numbers, sets and tuples lists.
+    """The value as plain JSON: NaN and infinities become null, numpy scalars numbers, sets and
+    tuples lists.
 
-    An object with `to_json` becomes what that returns, a function its name, any other object its string without memory
+    An object with `to_json` becomes what that returns, a function its name, any other object its
+    string without memory
     addresses: equal runs give equal text.
     """
     if hasattr(value, "item") and getattr(value, "shape", None) == ():

@@ -1,7 +1,7 @@
 """How a function that a number comes from stands in run ids.
 
-A function of this package has a name and a version number (`versioned`), so that its code may be rewritten. Any other
-one has its qualified name and the digest of its module (`code_digest.py`).
+A function of this package has a name and a version number (`versioned`), so that its code may be
+rewritten. Any other one has its qualified name and the digest of its module (`code_digest.py`).
 """
 
 from collections.abc import Callable
@@ -15,10 +15,11 @@ VERSION = "moe_lab_version"
 
 
 def versioned(name: str, number: int) -> Callable[[Function], Function]:
-    """Give a function of this package a name and a version number, which stand for its code in run ids.
+    """Give a function of this package a name and a version number, which stand for its code in run
+    ids.
 
-    Both stay when the function moves or is written in another way. The number is raised when it returns something else:
-    `tests/tasks/test_versioned_functions.py` keeps what it returns.
+    Both stay when the function moves or is written in another way. The number is raised when it
+    returns something else: `tests/tasks/test_versioned_functions.py` keeps what it returns.
     """
 
     def mark(function: Function) -> Function:
@@ -31,7 +32,8 @@ def versioned(name: str, number: int) -> Callable[[Function], Function]:
 def version_of(function: Any) -> tuple[str, int] | None:
     """Name and version number of a `versioned` function; None for any other one.
 
-    A function of a user's that wraps a versioned one has its attributes (`functools.wraps`), and code of its own.
+    A function of a user's that wraps a versioned one has its attributes (`functools.wraps`), and
+    code of its own.
     """
     if hasattr(function, "__wrapped__"):
         return None
@@ -39,7 +41,8 @@ def version_of(function: Any) -> tuple[str, int] | None:
 
 
 def function_identity(function: Any) -> list[object]:
-    """Name and version number of a `versioned` function; else qualified name and digest of the module.
+    """Name and version number of a `versioned` function; else qualified name and digest of the
+    module.
 
     An object that can be called has those of its class.
     """

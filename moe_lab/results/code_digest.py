@@ -1,7 +1,8 @@
-"""Digests of code as a part of run ids: of a task's own files and of what they import, and of plug-ins.
+"""Digests of code as a part of run ids: of a task's own files and of what they import, and of
+plug-ins.
 
-Of a task's files they are made of the syntax trees, which comments and layout leave as they are; of a plug-in of the
-files themselves.
+Of a task's files they are made of the syntax trees, which comments and layout leave as they are; of
+a plug-in of the files themselves.
 """
 
 import ast
@@ -31,7 +32,8 @@ def module_digest(name: str) -> str | None:
 
 
 _digests: dict[Path, str] = {}
-"""The digests of imported modules, made once in a command: the 118 tasks of BIG-bench name the same functions."""
+"""The digests of imported modules, made once in a command: the 118 tasks of BIG-bench name the same
+functions."""
 _read: dict[Path, bytes] = {}
 """The files that digests were made of, as they were when they were read."""
 _files_of: dict[Path, frozenset[Path]] = {}
@@ -41,7 +43,8 @@ KEPT = ("moe_lab", "lm_eval")
 
 
 def forget_edited_code() -> None:
-    """Forget the modules of tasks that an edit since their import concerns: the next import is that of a new process.
+    """Forget the modules of tasks that an edit since their import concerns: the next import is that
+    of a new process.
 
     An edit concerns the module and all modules that import it. Called at the begin of a command.
     """
@@ -73,8 +76,8 @@ def forget_edited_code() -> None:
 def source_digest(package: str) -> str:
     """SHA-256 of the Python files of a plug-in's top-level package or module, by name and content.
 
-    It is part of the plug-in's version, because plug-ins may change without raising `numerics`. Raises ConfigError if
-    there are no files to read.
+    It is part of the plug-in's version, because plug-ins may change without raising `numerics`.
+    Raises ConfigError if there are no files to read.
     """
     spec = find_spec(package)
     assert spec is not None, f"{package} is imported"
@@ -88,7 +91,8 @@ def source_digest(package: str) -> str:
         files.append((module.name, module))
     if not files:
         raise ConfigError(
-            f"The package {package} has no source files. Install it as files: a result depends on them."
+            f"The package {package} has no source files. Install it as files: a result depends on "
+            "them."
         )
     digest = hashlib.sha256()
     for name, file in files:
@@ -99,9 +103,11 @@ def source_digest(package: str) -> str:
 
 
 def code_digest(file: Path, folder: Path | None = None) -> str:
-    """SHA-256 of a Python file's syntax tree, and of those of the files of `folder` that it imports, recursively.
+    """SHA-256 of a Python file's syntax tree, and of those of the files of `folder` that it
+    imports, recursively.
 
-    The place of the folder does not count. Files that are read without an import statement do not count, either.
+    The place of the folder does not count. Files that are read without an import statement do not
+    count, either.
 
     Args:
         folder: default: the file's own.
@@ -110,7 +116,8 @@ def code_digest(file: Path, folder: Path | None = None) -> str:
 
 
 def imports_digest(file: Path) -> str | None:
-    """`code_digest` of the files of its own folder that a file imports, without itself; None if it imports none."""
+    """`code_digest` of the files of its own folder that a file imports, without itself; None if it
+    imports none."""
     code = _code(file)
     del code[file.name]
     return _digest_of(code) if code else None
@@ -121,7 +128,8 @@ def _digest_of(code: dict[str, str]) -> str:
 
 
 def _code(file: Path, folder: Path | None = None) -> dict[str, str]:
-    """The syntax trees of a file and of the files of `folder` that it imports, by their paths from the file's own."""
+    """The syntax trees of a file and of the files of `folder` that it imports, by their paths from
+    the file's own."""
     file = file.resolve()
     folder = file.parent if folder is None else folder.resolve()
     if not file.is_relative_to(folder):
@@ -163,8 +171,8 @@ def _parsed(source: bytes, file: Path) -> tuple[ast.Module, str]:
 def _text(node: Any) -> str:
     """A syntax tree as text, without docstrings.
 
-    `ast.dump` differs between versions of Python. Here empty fields are left out (Python 3.12 added `type_params`, 3.13
-    no longer shows empty ones), and so is `kind` (the u of u"text").
+    `ast.dump` differs between versions of Python. Here empty fields are left out (Python 3.12 added
+    `type_params`, 3.13 no longer shows empty ones), and so is `kind` (the u of u"text").
     """
     if isinstance(node, ast.AST):
         fields = []
@@ -204,7 +212,8 @@ def _imported(tree: ast.Module, file: Path, folder: Path) -> Iterator[Path]:
 
 
 def _files_of_module(base: Path, name: str) -> Iterator[Path]:
-    """The files that an import of a dotted name may run: those of the packages in it, and of the module."""
+    """The files that an import of a dotted name may run: those of the packages in it, and of the
+    module."""
     path = base
     for part in name.split("."):
         path = path / part

@@ -1,7 +1,7 @@
 """One correction for the comparisons of each question of a command.
 
-Each view of a command (terminal, tables, pages, figures, data frame) quotes the same corrected p, so that a difference
-is significant in all of them or in none.
+Each view of a command (terminal, tables, pages, figures, data frame) quotes the same corrected p,
+so that a difference is significant in all of them or in none.
 """
 
 from collections import Counter
@@ -15,14 +15,16 @@ from moe_lab.results.score import ComparisonKey, Score
 from moe_lab.results.significance import holm
 
 SCORES, CONTROLS, EXPERT_METRICS = "scores", "controls", "expert metrics"
-"""The questions of a command: the scores that were asked for, their controls (a comparison with another run than the
-base model's, and the scores of a run that was not asked for, such as calibration), and what `metrics=` measured. Adding
-one leaves the corrected p of the others as they are."""
+"""The questions of a command: the scores that were asked for, their controls (a comparison with
+another run than the base model's, and the scores of a run that was not asked for, such as
+calibration), and what `metrics=` measured. Adding one leaves the corrected p of the others as they
+are."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """The comparisons of a command that have a p, with their p corrected by Holm for the number of their question."""
+    """The comparisons of a command that have a p, with their p corrected by Holm for the number of
+    their question."""
 
     corrected: Mapping[ComparisonKey, float]
     questions: Mapping[ComparisonKey, str]
@@ -68,7 +70,8 @@ class Family:
 
     @property
     def note(self) -> str:
-        """What a view says of the correction: the number of comparisons of each question; empty if none has two."""
+        """What a view says of the correction: the number of comparisons of each question; empty if
+        none has two."""
         if max(self.tests.values(), default=0) < 2:
             return ""
         return ", ".join(f"{question}: {count}" for question, count in self.tests.items())

@@ -1,4 +1,5 @@
-"""Folders below the output folder: of a run, with its lock, status and result, and of artifacts that runs share."""
+"""Folders below the output folder: of a run, with its lock, status and result, and of artifacts
+that runs share."""
 
 import os
 import socket
@@ -17,8 +18,8 @@ from moe_lab.results.stored_files import DamagedError, tidy, warn_once, whole_ma
 from moe_lab.results.versions import SCHEMA_VERSION
 
 ATTEMPT = "MOE_LAB_ATTEMPT"
-"""Environment variable that a command with `launcher=` and its workers share: what failed in one of them is not tried
-in another. The same command again has another value, and tries it again."""
+"""Environment variable that a command with `launcher=` and its workers share: what failed in one of
+them is not tried in another. The same command again has another value, and tries it again."""
 HOLDER = ".holder"
 """The file that names the process that holds a folder, or has held it."""
 
@@ -31,7 +32,8 @@ class RunFolder:
         self.run_id = run_id
 
     def stored(self, commit: str | None = None) -> RunResult | None:
-        """The run's result if it is complete, of this id and, for a hub model, of this commit; else None."""
+        """The run's result if it is complete, of this id and, for a hub model, of this commit; else
+        None."""
         try:
             result = read_run(self.path)
         except DamagedError as error:
@@ -48,9 +50,11 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder for this process, and remove what a killed process left. The lock ends with the process.
+        """Lock the folder for this process, and remove what a killed process left. The lock ends
+        with the process.
 
-        Raises RunHeldError naming another process that holds it, and ConfigError if the folder cannot be made.
+        Raises RunHeldError naming another process that holds it, and ConfigError if the folder
+        cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -87,7 +91,8 @@ class RunFolder:
 
     @contextmanager
     def status(self) -> Iterator[None]:
-        """Write status.json if the block fails: the reason, and the command that it failed in (`ATTEMPT`)."""
+        """Write status.json if the block fails: the reason, and the command that it failed in
+        (`ATTEMPT`)."""
         file = self.path / "status.json"
         file.unlink(missing_ok=True)
         try:
@@ -110,7 +115,8 @@ class RunFolder:
         holder = self.path / HOLDER
         by = holder.read_text() if holder.exists() else "another process"
         return RunHeldError(
-            f"{self.path.name} is held by {by}.\nWait for it, or stop it; the same command then continues.",
+            f"{self.path.name} is held by {by}.\nWait for it, or stop it; the same command then "
+            "continues.",
             self.path,
         )
 

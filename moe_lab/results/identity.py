@@ -22,7 +22,8 @@ RESOLVED = frozenset(
     {"model", "method", "task", "seed", "dtype", "limit", "samples", "sample_seed", "num_fewshot"}
     | {"gen_kwargs", "data_dir"}
 )
-"""Fields that are hashed as what they resolve to: content, document numbers, the task's settings, the dtype."""
+"""Fields that are hashed as what they resolve to: content, document numbers, the task's settings,
+the dtype."""
 RUNTIME = frozenset(
     {
         "mode",

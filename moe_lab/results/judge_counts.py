@@ -18,8 +18,8 @@ class JudgeCounts(Stored):
     empty: int | None = None
     """Answers without text; None in results of earlier versions."""
     cut: dict[str, int] | None = None
-    """Exchanges that were too long for the judge, by the part that it did not read whole (prompt, answer); None in
-    results of earlier versions."""
+    """Exchanges that were too long for the judge, by the part that it did not read whole (prompt,
+    answer); None in results of earlier versions."""
 
     @property
     def all_cut(self) -> int | None:
@@ -44,7 +44,8 @@ class JudgeVerdicts(Stored):
         return all(counts.judged == counts.documents for counts in self.counts(task))
 
     def unjudged(self, name: str) -> Iterator[str]:
-        """A line for each task with unjudged answers: how many were judged, and why the others were not."""
+        """A line for each task with unjudged answers: how many were judged, and why the others were
+        not."""
         for task, counts in self.tasks.items():
             if self.judged_all(task):
                 continue

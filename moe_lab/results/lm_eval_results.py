@@ -27,7 +27,8 @@ class LmEvalResults(Stored):
     model_name: str | None = None
 
     def scores(self, name: str) -> Mapping[str, Any]:
-        """The scores of a task or a group, by `metric,filter`; empty for one that was not evaluated."""
+        """The scores of a task or a group, by `metric,filter`; empty for one that was not
+        evaluated."""
         return self.results.get(name, {})
 
     def better(self, task: str, metric: str) -> bool | None:

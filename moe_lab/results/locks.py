@@ -13,7 +13,8 @@ def lock_on(file: Path) -> FileLock:
 
 
 def acquire(file: Path) -> FileLock | None:
-    """Acquire the lock on a file; None if another process has it. Raises OSError if the file cannot be locked."""
+    """Acquire the lock on a file; None if another process has it. Raises OSError if the file cannot
+    be locked."""
     lock = lock_on(file)
     try:
         lock.acquire(timeout=0)
@@ -25,12 +26,14 @@ def acquire(file: Path) -> FileLock | None:
 
 
 def is_locked(file: Path) -> bool:
-    """Whether a living process has the lock. Makes no file, and works in a folder that cannot be written."""
+    """Whether a living process has the lock. Makes no file, and works in a folder that cannot be
+    written."""
     if not file.exists():
         return False
     handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # shared: the holder's lock, which is exclusive, excludes it, and a file that is only read can have it
+        # shared: the holder's lock, which is exclusive, excludes it, and a file that is only read
+        # can have it
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -31,7 +31,8 @@ MARKS = {
     "empty-answers": "empty-answers: some answers have no text, which most judges take for a refusal; `judges` in "
     "results.json counts them.",
     "cut-for-judge": "cut-for-judge: some prompts or answers are longer than the judge's input: it did not read the "
-    "beginning of the prompt, or the end of the answer either; `judges` in results.json counts them.",
+    "beginning of the prompt, or the end of the answer either; `judges` in results.json counts "
+    "them.",
     "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
     "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command makes them anew.",
 }
@@ -77,7 +78,8 @@ def marks_of(
 
 
 def _worse_than_calibrated(result: RunResult) -> bool:
-    """Whether the tuned perplexity is above that of the base model at its best logit scale, on the same documents."""
+    """Whether the tuned perplexity is above that of the base model at its best logit scale, on the
+    same documents."""
     calibrated = result.tuning.get("calibrated_score")
     if calibrated is None or result.method.name == "calibration":
         return False

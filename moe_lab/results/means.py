@@ -22,11 +22,12 @@ from moe_lab.results.stored import Interval
 
 
 def mean_score(scores: Sequence[Score], summaries: Mapping[str, Mapping[str, SeedScore]]) -> Score:
-    """The score of a run with several seeds: means, and their intervals over documents and over seeds, kept apart.
+    """The score of a run with several seeds: means, and their intervals over documents and over
+    seeds, kept apart.
 
-    `summaries` are the scores of a `SeedSummary`. `p` is that of the test over seeds and documents together, from five
-    seeds on; with fewer seeds the larger p of a test over seeds and one over documents. Expert metrics have the test
-    over seeds alone.
+    `summaries` are the scores of a `SeedSummary`. `p` is that of the test over seeds and documents
+    together, from five seeds on; with fewer seeds the larger p of a test over seeds and one over
+    documents. Expert metrics have the test over seeds alone.
     """
     first = scores[0]
     value_spread = _spread([score.value for score in scores])
@@ -68,7 +69,8 @@ def _with_mean_difference(
     """The mean score with the mean of its seeds' differences to another run, and with its p.
 
     Args:
-        compared: the summary of these differences over the documents; None where they are not compared.
+        compared: the summary of these differences over the documents; None where they are not
+            compared.
     """
     if compared is None:
         compared = _NOT_COMPARED
@@ -129,7 +131,8 @@ def _marks_of_mean(scores: Sequence[Score], equal: bool) -> tuple[str, ...]:
 
 
 def task_mean(scores: Sequence[Score | None]) -> Score | None:
-    """The mean of the scores of several tasks, each with the same weight; None if a score or its value is missing.
+    """The mean of the scores of several tasks, each with the same weight; None if a score or its
+    value is missing.
 
     `p` belongs to the interval of its difference: it is 0.05 where a limit of the interval is 0.
     """
@@ -183,10 +186,11 @@ def _stderr_of_mean(scores: Sequence[Score]) -> float | None:
 
 
 def _p_of_interval(difference: float | None, limits: Interval | None) -> float | None:
-    """Two-sided p of the hypothesis that a difference is 0, from the side of its 95% interval that faces 0.
+    """Two-sided p of the hypothesis that a difference is 0, from the side of its 95% interval that
+    faces 0.
 
-    The interval of an average has sides of different lengths (Zou and Donner, 2008). Each is taken as 1.96 standard
-    errors of a normal distribution.
+    The interval of an average has sides of different lengths (Zou and Donner, 2008). Each is taken
+    as 1.96 standard errors of a normal distribution.
     """
     from scipy.special import ndtr, ndtri
 

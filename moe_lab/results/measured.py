@@ -12,7 +12,8 @@ Ci95 = Annotated[StoredInterval, Field(validation_alias="ci95", serialization_al
 
 
 def number(value: float | None, sign: bool = False) -> str:
-    """Four decimals, two digits for a number that would be rounded to 0, four digits for a large number.
+    """Four decimals, two digits for a number that would be rounded to 0, four digits for a large
+    number.
 
     Empty for None and NaN.
     """
@@ -61,7 +62,8 @@ class Spread:
 
 
 class Paired(Measured):
-    """The difference to another run on the same documents (`paired.paired`). A number may be missing."""
+    """The difference to another run on the same documents (`paired.paired`). A number may be
+    missing."""
 
     n: int | None = None
     difference: float | None = None
@@ -78,7 +80,8 @@ class Paired(Measured):
     to_wrong: int | None = None
     """Documents that only the other run has right."""
     equal: bool = False
-    """Whether no document differs by more than rounding. Then there is no test. Scores of 0 and 1 have theirs."""
+    """Whether no document differs by more than rounding. Then there is no test. Scores of 0 and 1
+    have theirs."""
 
     @property
     def changed(self) -> tuple[int, int] | None:
@@ -89,7 +92,8 @@ class Paired(Measured):
 
 
 class HeldOut(Measured):
-    """The loss of a trained model on held-out rows, in nats per token. A loss that is no number is None."""
+    """The loss of a trained model on held-out rows, in nats per token. A loss that is no number is
+    None."""
 
     loss: float | None
     interval: Ci95

@@ -68,7 +68,8 @@ class RunBlock(Stored):
     """The metrics that could not be computed (`MetricFailure`)."""
     untuned: bool = Field(False, exclude_if=not_)
     tuning: dict[str, Any] = Field({}, exclude_if=not_)
-    """The study whose values the run has (`methods/profile.py: Profile.block`); empty without one."""
+    """The study whose values the run has (`methods/profile.py: Profile.block`); empty without
+    one."""
     chat_template: dict[str, Any] = Field({}, exclude_if=not_)
     judges: dict[str, JudgeVerdicts] = Field({}, exclude_if=not_)
 
@@ -86,7 +87,8 @@ class RunBlock(Stored):
         return reports.get(self.method.name.replace("-", "_")) or {}
 
     def is_reported(self, key: str) -> bool:
-        """Whether a block that the run's method reports has a true value for a key (`Method.report`)."""
+        """Whether a block that the run's method reports has a true value for a key
+        (`Method.report`)."""
         reports = self.model_extra or {}
         return any(block.get(key) for block in reports.values() if isinstance(block, Mapping))
 
@@ -101,7 +103,8 @@ class RunBlock(Stored):
 
     @property
     def version_notes(self) -> list[str]:
-        """A note for each decisive package with another version now: "made with lm_eval 0.4.12, now 0.4.13"."""
+        """A note for each decisive package with another version now: "made with lm_eval 0.4.12, now
+        0.4.13"."""
         notes = []
         for name, now in decisive_versions().items():
             then = self.versions.get(name)
@@ -111,14 +114,16 @@ class RunBlock(Stored):
 
     @property
     def older_intervals(self) -> bool:
-        """Whether an earlier version computed the intervals, and they can be computed again from the stored answers."""
+        """Whether an earlier version computed the intervals, and they can be computed again from
+        the stored answers."""
         return self.statistics != VERSION and not self.version_notes
 
     def interval(self, task: str, metric: str) -> Interval | None:
         return self.intervals.get(task, {}).get(metric)
 
     def judge_counts(self, task: str, metric: str) -> JudgeCounts | None:
-        """The counts of the judge whose metric (lm-eval's `metric,filter`) it is; None for another metric."""
+        """The counts of the judge whose metric (lm-eval's `metric,filter`) it is; None for another
+        metric."""
         for judge in self.judges.values():
             if metric in judge.metrics and task in judge.tasks:
                 return judge.tasks[task]
@@ -161,7 +166,8 @@ class RunBlock(Stored):
 
 
 class RunResult(RunBlock):
-    """A stored run. Raises pydantic's ValidationError for a content that is no results.json of this package."""
+    """A stored run. Raises pydantic's ValidationError for a content that is no results.json of this
+    package."""
 
     lm_eval: LmEvalResults = Field(exclude=True)
     content: dict[str, Any] = Field(exclude=True)
@@ -169,7 +175,8 @@ class RunResult(RunBlock):
     folder: Path | None = Field(None, exclude=True)
     """None for a result that is not stored."""
     asked: str | None = Field(None, exclude=True)
-    """The headline metric of the command that shows it; None for that of the command that computed it."""
+    """The headline metric of the command that shows it; None for that of the command that computed
+    it."""
 
     def __init__(self, content: Mapping[str, Any], folder: Path | None = None):
         block = content["moe_lab"]
@@ -197,7 +204,8 @@ class RunResult(RunBlock):
         return "letters" if letters else "text"
 
     def has_test_examples(self, name: str | None = None) -> bool:
-        """Whether the few-shot examples of a task, of a group or of any task come from the evaluated split."""
+        """Whether the few-shot examples of a task, of a group or of any task come from the
+        evaluated split."""
         tasks = self.task.tasks if name is None else self.tasks_of(name)
         return any(self.lm_eval.has_test_examples(task) for task in tasks)
 
@@ -207,7 +215,8 @@ class RunResult(RunBlock):
 
 
 def command_line(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> str:
-    """The command line of some overrides, quoted for a shell; `config_dirs` are the folders of `--config-dir`."""
+    """The command line of some overrides, quoted for a shell; `config_dirs` are the folders of
+    `--config-dir`."""
     arguments = ["python", "-m", "moe_lab"]
     for folder in config_dirs:
         arguments += ["--config-dir", folder]

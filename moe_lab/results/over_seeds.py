@@ -1,8 +1,9 @@
 """Tests over the seeds of a run, and over seeds and examples at once.
 
-Seeds and examples are crossed random effects: d[s, i] = mean + seed s + example i + rest. With the mean squares MS of a
-two-way table, S seeds and N examples, the variance of the mean is (MS_seeds + MS_examples - MS_rest) / (S N), and
-Satterthwaite's (1946) approximation gives its degrees of freedom.
+Seeds and examples are crossed random effects: d[s, i] = mean + seed s + example i + rest. With the
+mean squares MS of a two-way table, S seeds and N examples, the variance of the mean is (MS_seeds +
+MS_examples - MS_rest) / (S N), and Satterthwaite's (1946) approximation gives its degrees of
+freedom.
 
 S = seeds, N = examples.
 """
@@ -16,14 +17,15 @@ from moe_lab.results.statistics import LEVEL, are_equal
 from moe_lab.results.stored import Interval
 
 LEAST_SEEDS = 5
-"""With fewer seeds the variance over them is too uncertain: the larger p of two tests is taken instead."""
+"""With fewer seeds the variance over them is too uncertain: the larger p of two tests is taken
+instead."""
 
 
 def p_over_seeds(differences: Sequence[float]) -> float | None:
     """Two-sided p of Student's paired test: whether the mean of the seeds' differences is 0.
 
-    None for fewer than two seeds, and for equal differences other than 0, whose spread is unknown. Differences that
-    differ by rounding alone are equal.
+    None for fewer than two seeds, and for equal differences other than 0, whose spread is unknown.
+    Differences that differ by rounding alone are equal.
     """
     from scipy.stats import ttest_1samp
 
@@ -46,9 +48,11 @@ class CrossedMean:
 
 
 def crossed_mean(values_SN: np.ndarray) -> CrossedMean | None:
-    """The mean of float64 [S, N] with its uncertainty; None for fewer than `LEAST_SEEDS` seeds or two examples.
+    """The mean of float64 [S, N] with its uncertainty; None for fewer than `LEAST_SEEDS` seeds or
+    two examples.
 
-    A component of variance below 0 counts as 0. Equal values have the p 1 if they are 0, and else no uncertainty.
+    A component of variance below 0 counts as 0. Equal values have the p 1 if they are 0, and else
+    no uncertainty.
     """
     from scipy.special import stdtr, stdtrit
 

@@ -26,12 +26,13 @@ def paired(
 ) -> Paired:
     """The difference `values` minus `baseline` over the same documents, in the same order.
 
-    0/1 scores have McNemar's exact p and the numbers of changed documents, 0 being right with `lower_is_better`. Other
-    scores have the p of the randomization test instead, in which equal documents are ties.
+    0/1 scores have McNemar's exact p and the numbers of changed documents, 0 being right with
+    `lower_is_better`. Other scores have the p of the randomization test instead, in which equal
+    documents are ties.
 
     Args:
-        equal: whether each document's values are equal within rounding (`results/rounding.py`); by default those that
-            are the same.
+        equal: whether each document's values are equal within rounding (`results/rounding.py`); by
+            default those that are the same.
     """
     if len(values) != len(baseline):
         raise ValueError(f"{len(values)} and {len(baseline)} documents cannot be paired")

@@ -27,9 +27,10 @@ def randomization_test(
 ) -> float:
     """Two-sided p of the difference of two scores over the same documents (Noreen, 1989), seeded.
 
-    Under the null hypothesis each document's two values may be swapped. p is the share of random swaps whose
-    difference is at least as far from 0 as the observed one, which counts as one of them. For 0/1 scores McNemar's
-    test is the exact form of it. Perplexities are tested by their log-likelihoods.
+    Under the null hypothesis each document's two values may be swapped. p is the share of random
+    swaps whose difference is at least as far from 0 as the observed one, which counts as one of
+    them. For 0/1 scores McNemar's test is the exact form of it. Perplexities are tested by their
+    log-likelihoods.
 
     Args:
         aggregate: the function from the documents' values to the score; None is the mean.
@@ -53,8 +54,9 @@ def log_likelihoods(
 ) -> tuple[list[float], list[float]] | None:
     """The documents' log-likelihoods, where `aggregate` is a perplexity of lm-eval; else None.
 
-    The sum of both runs' log-likelihoods stays the same whatever is swapped, and both have the same words. The distance
-    of two perplexities then grows with that of the log-likelihoods, so that a test of either has the same p.
+    The sum of both runs' log-likelihoods stays the same whatever is swapped, and both have the same
+    words. The distance of two perplexities then grows with that of the log-likelihoods, so that a
+    test of either has the same p.
     """
     terms_2N = likelihood_terms(values, aggregate)
     base_terms_2N = likelihood_terms(baseline, aggregate)
@@ -66,7 +68,8 @@ def log_likelihoods(
 
 
 def _swapped_sums(values: Sequence[Any], baseline: Sequence[Any]) -> np.ndarray:
-    """The sum of the documents' differences, then the sums after random swaps, float64 [1 + SWAPS]."""
+    """The sum of the documents' differences, then the sums after random swaps, float64 [1 +
+    SWAPS]."""
     difference_N = np.asarray(values, dtype=float) - np.asarray(baseline, dtype=float)
     difference_C = difference_N[difference_N != 0]  # a swap of equal values changes nothing
     count = len(difference_C)

@@ -15,7 +15,8 @@ from moe_lab.results.stored_files import AGAIN, DamagedError, damaged, parsed_on
 def stored_results(
     content: Mapping[str, Any], file: Path, advice: str = AGAIN
 ) -> RunResult | LmEvalResults:
-    """The results in a file; a RunResult, if this package wrote them. Raises DamagedError for any other content."""
+    """The results in a file; a RunResult, if this package wrote them. Raises DamagedError for any
+    other content."""
     try:
         if "moe_lab" in content:
             return RunResult(content, file.parent)
@@ -30,7 +31,8 @@ def stored_results(
 
 
 def read_run(folder: Path) -> RunResult | None:
-    """The run that is stored in a folder; None without a results.json of this package. Raises DamagedError."""
+    """The run that is stored in a folder; None without a results.json of this package. Raises
+    DamagedError."""
     file = folder / "results.json"
     content = parsed_once(file)
     if content is None:
@@ -40,7 +42,8 @@ def read_run(folder: Path) -> RunResult | None:
 
 
 def find_run(runs: Path, run_id: str) -> RunResult | None:
-    """The run with this id in `outputs/runs`, whose folders end in the first 8 characters of their ids."""
+    """The run with this id in `outputs/runs`, whose folders end in the first 8 characters of their
+    ids."""
     for folder in sorted(runs.glob(f"*-{glob.escape(run_id[:8])}")):
         try:
             result = read_run(folder)

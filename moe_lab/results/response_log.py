@@ -1,8 +1,8 @@
 """The log of answered requests: one line each, appended and flushed at once. A restart replays it.
 
-The first line is the header, which identifies the run. A log with another identity, model commit or library version is
-renamed, and a new one begins. A line carries the cost since the line before, so that the sums are over all sessions,
-including answers that were computed again after a kill.
+The first line is the header, which identifies the run. A log with another identity, model commit or
+library version is renamed, and a new one begins. A line carries the cost since the line before, so
+that the sums are over all sessions, including answers that were computed again after a kill.
 """
 
 import errno
@@ -57,7 +57,8 @@ Answers = dict[str, Any]
 
 
 class ResponseLog(Answers):
-    """Answers by request key, stored in `path`. `header` identifies the run (`Run.answers_header`)."""
+    """Answers by request key, stored in `path`. `header` identifies the run
+    (`Run.answers_header`)."""
 
     def __init__(self, path: Path, header: Header):
         super().__init__()
@@ -88,7 +89,8 @@ class ResponseLog(Answers):
         self.absorb()
 
     def absorb(self) -> None:
-        """Move the lines of the logs of other processes of torchrun, `responses.<rank>.jsonl`, into this one."""
+        """Move the lines of the logs of other processes of torchrun, `responses.<rank>.jsonl`, into
+        this one."""
         for path in logs_of_ranks(self.path):
             lines = _whole_lines(path)
             if lines and lines[0].header == self.header:
@@ -156,7 +158,8 @@ def logs_of_ranks(path: Path) -> list[Path]:
 
 
 def answers_in(path: Path, header: Header) -> int:
-    """The number of answers in a log with this header, and in those of other processes of torchrun."""
+    """The number of answers in a log with this header, and in those of other processes of
+    torchrun."""
     answers: Answers = {}
     for log in (path, *logs_of_ranks(path)):
         lines = _readable(log.read_bytes()) if log.is_file() else []
@@ -176,7 +179,8 @@ def _answers(lines: Iterable[Line]) -> Answers:
 
 
 def _whole_lines(path: Path) -> list[Line]:
-    """The log's readable lines. An incomplete last line, after a kill or a full disk, is cut off the file."""
+    """The log's readable lines. An incomplete last line, after a kill or a full disk, is cut off
+    the file."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):

@@ -1,12 +1,14 @@
 """How far two results may lie apart that are equal but for rounding.
 
-In float32 the bound is computed. Each operation rounds by up to EPS / 2 of its result, in another direction on another
-machine, with another number of threads or another batch. A forward pass is some 256 such operations deep; errors of
-random sign add up to about sqrt(256) = 16 of them. What is rounded is of the size of a token's log-probability,
-log(vocabulary) where nothing is known, and the error of a sum over tokens grows with what is summed.
+In float32 the bound is computed. Each operation rounds by up to EPS / 2 of its result, in another
+direction on another machine, with another number of threads or another batch. A forward pass is
+some 256 such operations deep; errors of random sign add up to about sqrt(256) = 16 of them. What is
+rounded is of the size of a token's log-probability, log(vocabulary) where nothing is known, and the
+error of a sum over tokens grows with what is summed.
 
-In bfloat16 and float16 such a bound would hide effects of routing. There the bound is measured: the largest difference
-per example between two batch sizes of the base model (`moe_lab.runs.evaluation.run_lm_eval`).
+In bfloat16 and float16 such a bound would hide effects of routing. There the bound is measured: the
+largest difference per example between two batch sizes of the base model
+(`moe_lab.runs.evaluation.run_lm_eval`).
 """
 
 import math
@@ -36,14 +38,16 @@ class Rounding:
     dtype: str | None
     """Of the weights; None where it is not known."""
     measured: float | None = None
-    """In other dtypes than float32: the measured bound in nats. Without it only equal values are equal."""
+    """In other dtypes than float32: the measured bound in nats. Without it only equal values are
+    equal."""
 
     def equal(self, value: Any, base_value: Any, words: int) -> bool:
-        """Whether two values of a metric are equal within rounding: numbers, or lists of numbers and texts.
+        """Whether two values of a metric are equal within rounding: numbers, or lists of numbers
+        and texts.
 
         Args:
-            words: in the text whose log-likelihood the values come from (`Sample.scored_words`); 0 for values of
-                generated texts, which rounding does not reach.
+            words: in the text whose log-likelihood the values come from (`Sample.scored_words`); 0
+                for values of generated texts, which rounding does not reach.
         """
         if isinstance(value, list | tuple) and isinstance(base_value, list | tuple):
             if len(value) != len(base_value):
@@ -62,6 +66,7 @@ class Rounding:
     def equal_examples(
         self, values: Sequence[Any], baseline: Sequence[Any], words: Sequence[int]
     ) -> list[bool]:
-        """For each example: whether its values in two runs are equal (`equal`). `words` has one number per example."""
+        """For each example: whether its values in two runs are equal (`equal`). `words` has one
+        number per example."""
         examples = zip(values, baseline, words, strict=True)
         return [self.equal(value, base_value, count) for value, base_value, count in examples]

@@ -9,7 +9,8 @@ from moe_lab.results.atomic import writing
 
 
 class RunLog(logging.FileHandler):
-    """Appends every record to a file, without passwords. Raises ResultsError if the file cannot be opened."""
+    """Appends every record to a file, without passwords. Raises ResultsError if the file cannot be
+    opened."""
 
     def __init__(self, path: Path):
         with writing(path):
@@ -27,7 +28,8 @@ class RunLog(logging.FileHandler):
 
 
 class WarningsOnce(logging.Handler):
-    """Prints the first line of each warning on stderr, once: lm-eval's name the document in further lines."""
+    """Prints the first line of each warning on stderr, once: lm-eval's name the document in further
+    lines."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,5 @@
-"""The parts of a run in results.json: its model, method, task and cost, and the runs that it is compared with."""
+"""The parts of a run in results.json: its model, method, task and cost, and the runs that it is
+compared with."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -79,7 +80,8 @@ Number = int | float | None
 
 
 class Cost(Stored):
-    """What the answers cost, over all sessions of a run (docs/results.md). A number may be missing."""
+    """What the answers cost, over all sessions of a run (docs/results.md). A number may be
+    missing."""
 
     wall_seconds: Number = None
     load_seconds: Number = None

@@ -1,4 +1,5 @@
-"""lm-eval's sample logs, one line per document and filter: written for the user, read for comparisons of runs."""
+"""lm-eval's sample logs, one line per document and filter: written for the user, read for
+comparisons of runs."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +43,8 @@ class Sample:
 
     @property
     def scored_words(self) -> int:
-        """The words of the longest text whose log-likelihood was asked for; 0 for generated answers."""
+        """The words of the longest text whose log-likelihood was asked for; 0 for generated
+        answers."""
         words = 0
         for request in self.requests:
             text = request[-1]
@@ -76,7 +78,8 @@ class Sample:
 def _plain_value(value: Any) -> Any:
     """A metric's value of a document as it is read from a log, without types of numpy.
 
-    A number stays a number. A list, a tuple or an array becomes a tuple; lists inside of it stay lists.
+    A number stays a number. A list, a tuple or an array becomes a tuple; lists inside of it stay
+    lists.
     """
     if isinstance(value, list | tuple):
         return tuple(_without_numpy(item) for item in value)
@@ -105,7 +108,8 @@ def samples_file(folder: Path, task: str) -> Path:
 
 
 def write_samples(folder: Path, samples: Log) -> None:
-    """Write `samples_<task>.jsonl` in the format of lm-eval's own tracker; verdicts and arrays of values are JSON.
+    """Write `samples_<task>.jsonl` in the format of lm-eval's own tracker; verdicts and arrays of
+    values are JSON.
 
     NaN and infinities, which lm-eval writes bare, are null. Raises ResultsError.
     """
@@ -178,7 +182,8 @@ def samples_of(lines: Iterable[Mapping[str, Any]], file: Path, advice: str) -> l
 
 
 def check_samples(result: RunResult) -> None:
-    """Raise DamagedError if a sample log of a finished run is missing or has another number of lines."""
+    """Raise DamagedError if a sample log of a finished run is missing or has another number of
+    lines."""
     for task, documents in result.samples.items():
         file = samples_file(result.stored_in, task)
         expected = len(documents) * max(1, len(_filters(result, task)))
@@ -204,7 +209,8 @@ def _filters(result: RunResult, task: str) -> set[str]:
 
 
 def metric_values(samples: Iterable[Sample]) -> Values:
-    """The values of samples by `metric,filter`, then by document; without lm-eval's placeholder metric."""
+    """The values of samples by `metric,filter`, then by document; without lm-eval's placeholder
+    metric."""
     values: Values = {}
     for sample in samples:
         for metric, value in sample.values.items():

@@ -14,12 +14,14 @@ BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT = "better", "worse", "different", "not
 EQUAL_RUNS = "equal within rounding"
 DOCUMENTS, BOTH = "documents", "seeds and documents"
 MCNEMAR, PERMUTATION, SEEDS, AVERAGE = "McNemar", "permutation", "seeds", "average"
-"""Tests of a difference: of one run's scores of 0 and 1, of its other scores, of a mean over seeds, and over tasks."""
+"""Tests of a difference: of one run's scores of 0 and 1, of its other scores, of a mean over seeds,
+and over tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One metric of a task in one run. Rates are fractions; a number that does not exist is None."""
+    """One metric of a task in one run. Rates are fractions; a number that does not exist is
+    None."""
 
     model: str
     method: str
@@ -34,7 +36,8 @@ class Score:
     std: float | None = None
     """Over seeds."""
     interval: Interval | None = None
-    """Over documents (of a number of one training over its held-out rows), as `difference_interval`."""
+    """Over documents (of a number of one training over its held-out rows), as
+    `difference_interval`."""
     seed_interval: Interval | None = None
     """Student's, over seeds."""
     baseline: float | None = None
@@ -46,19 +49,23 @@ class Score:
     tested_over: str = DOCUMENTS
     """What the test and its interval are over: DOCUMENTS, SEEDS or BOTH."""
     equal: bool = False
-    """Whether no document differs by more than rounding from the other run. Then there is no test."""
+    """Whether no document differs by more than rounding from the other run. Then there is no
+    test."""
     p: float | None = None
     """Of its difference."""
     test: str | None = None
-    """What `p` is of: MCNEMAR, PERMUTATION, SEEDS (`means.mean_score`) or AVERAGE (`means.task_mean`)."""
+    """What `p` is of: MCNEMAR, PERMUTATION, SEEDS (`means.mean_score`) or AVERAGE
+    (`means.task_mean`)."""
     p_holm: float | None = None
-    """`p`, corrected by Holm for the comparisons of its question (`moe_lab.results.family.Family`)."""
+    """`p`, corrected by Holm for the comparisons of its question
+    (`moe_lab.results.family.Family`)."""
     question: str | None = None
     """The scores that were asked for, controls, or another question of the command."""
     family: int | None = None
     """The number of comparisons that `p_holm` is corrected for."""
     other: str = BASE
-    """The run that the difference is to: the base model's, or a key of `compared` in results.json."""
+    """The run that the difference is to: the base model's, or a key of `compared` in
+    results.json."""
     changed: tuple[int, int] | None = None
     """Documents that only this run has right, and documents that only the other run has right."""
     lower_is_better: bool | None = False
@@ -80,8 +87,8 @@ class Score:
     def verdict(self) -> str:
         """BETTER, WORSE, DIFFERENT (which of the two is not known), EQUAL_RUNS or NOT_SIGNIFICANT.
 
-        The corrected p decides. A mean over seeds without a p is not significant. Expert metrics of one run have no p;
-        their difference is significant if its interval excludes 0.
+        The corrected p decides. A mean over seeds without a p is not significant. Expert metrics of
+        one run have no p; their difference is significant if its interval excludes 0.
         """
         if self.equal:
             return EQUAL_RUNS
@@ -101,7 +108,8 @@ class Score:
         return self.run_id, self.task, self.metric, self.other
 
     def columns(self) -> dict[str, Any]:
-        """Its columns in every data frame and CSV file (`moe_lab.Results.frame`); a missing number is None."""
+        """Its columns in every data frame and CSV file (`moe_lab.Results.frame`); a missing number
+        is None."""
         nothing = (None, None)
         value, seed, difference = (
             limits or nothing

@@ -39,12 +39,14 @@ def family_of(
     measured: Mapping[ComparisonKey, float | None] | None = None,
     controls: Container[str] = (),
 ) -> Family:
-    """The families of the comparisons of a command's scores with base and with each other run; see `Family.of`."""
+    """The families of the comparisons of a command's scores with base and with each other run; see
+    `Family.of`."""
     return Family.of({**p_values_of(groups), **(measured or {})}, controls)
 
 
 def p_values_of(groups: Iterable[SeedGroup]) -> dict[ComparisonKey, float | None]:
-    """The uncorrected p of each comparison of the groups' scores with base and with each other run."""
+    """The uncorrected p of each comparison of the groups' scores with base and with each other
+    run."""
     p_values: dict[ComparisonKey, float | None] = {}
     for group in groups:
         for other in (BASE, *compared_names(group.results)):

@@ -14,13 +14,16 @@ from moe_lab.results.task_scores import is_mean, reported
 
 
 def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -> list[Score]:
-    """The scores of a run, one per group and task: its headline metric, or `metric` (lm-eval's `metric,filter`).
+    """The scores of a run, one per group and task: its headline metric, or `metric` (lm-eval's
+    `metric,filter`).
 
-    The tasks that `task.name` lists come first, then the groups within them. The parts of a listed group that is
-    compared as a whole (MMLU's subjects) have the note `part` and no p, since the group's comparison was asked for.
+    The tasks that `task.name` lists come first, then the groups within them. The parts of a listed
+    group that is compared as a whole (MMLU's subjects) have the note `part` and no p, since the
+    group's comparison was asked for.
 
     Args:
-        other: the run that they are compared with: the base model's, or a key of `compared` in results.json.
+        other: the run that they are compared with: the base model's, or a key of `compared` in
+            results.json.
     """
     names = dict.fromkeys([*result.task.names, *result.lm_eval.groups, *result.task.tasks])
     metric = metric or result.metric
@@ -37,7 +40,8 @@ def scores_of(result: RunResult, metric: str | None = None, other: str = BASE) -
 
 
 def _without_idle_test(result: RunResult, score: Score, pooled_tasks: set[str]) -> Score:
-    """The score; without p where it is not reproducible, or a part of a group that is compared as a whole."""
+    """The score; without p where it is not reproducible, or a part of a group that is compared as a
+    whole."""
     if NOT_REPRODUCIBLE in score.marks:
         return replace(score, p=None, test=None)
     listed = score.task in result.task.names
@@ -47,7 +51,8 @@ def _without_idle_test(result: RunResult, score: Score, pooled_tasks: set[str]) 
 
 
 def _of_group(result: RunResult, score: Score, metric: str | None, other: str) -> Score:
-    """The score of a group over its documents as one sample, where it is their mean; else the score itself."""
+    """The score of a group over its documents as one sample, where it is their mean; else the score
+    itself."""
     tasks = result.tasks_of(score.task)
     for task in tasks:
         if not is_mean(result.lm_eval.configs.get(task, {}), score.metric):
@@ -57,7 +62,8 @@ def _of_group(result: RunResult, score: Score, metric: str | None, other: str) -
 
 
 def _tasks_of_pooled_groups(result: RunResult, scores: Sequence[Score]) -> set[str]:
-    """The tasks of each group that was asked for and whose score is over all its documents as one sample."""
+    """The tasks of each group that was asked for and whose score is over all its documents as one
+    sample."""
     tasks: set[str] = set()
     for score in scores:
         asked = score.task in result.task.names and score.task not in result.samples
@@ -74,7 +80,8 @@ def empty_score(result: RunResult, metric: str) -> Score:
 
 
 def shown_scores(result: RunResult, other: str = BASE) -> list[Score]:
-    """The scores of the headline metric and of every judge's first metric; `other` as in `scores_of`."""
+    """The scores of the headline metric and of every judge's first metric; `other` as in
+    `scores_of`."""
     metrics = [result.metric]
     for judge in result.judges.values():
         metrics.append(judge.metrics[0])
@@ -86,10 +93,11 @@ def shown_scores(result: RunResult, other: str = BASE) -> list[Score]:
 
 
 def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
-    """The score of a group whose metric is a mean, over the documents of its tasks as one sample of 0s and 1s.
+    """The score of a group whose metric is a mean, over the documents of its tasks as one sample of
+    0s and 1s.
 
-    None where the scores are no shares of documents, or where the group counts its tasks alike. Without the numbers of
-    changed documents it has no difference.
+    None where the scores are no shares of documents, or where the group counts its tasks alike.
+    Without the numbers of changed documents it has no difference.
     """
     right = 0
     for task in tasks:
@@ -121,7 +129,8 @@ def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
 
 
 def _right_answers(share: float | None, documents: int) -> int | None:
-    """The number of right answers of which it is the share; None if it is no share of the documents."""
+    """The number of right answers of which it is the share; None if it is no share of the
+    documents."""
     if share is None or not math.isfinite(share):
         return None
     right = round(share * documents)
@@ -176,7 +185,8 @@ def compared(score: Score, difference: Paired) -> Score:
 
 
 def headline(scores: Mapping[str, Any], metric: str | None) -> str:
-    """`metric` where the task reports it, else the first reported `metric,filter`; a dash with predict_only."""
+    """`metric` where the task reports it, else the first reported `metric,filter`; a dash with
+    predict_only."""
     reported_metrics = reported(scores)
     if metric in reported_metrics:
         return str(metric)
@@ -184,7 +194,8 @@ def headline(scores: Mapping[str, Any], metric: str | None) -> str:
 
 
 def _documents(result: RunResult, name: str, metric: str) -> int:
-    """Documents of a task, or of all tasks of a group; of a judge's metric those that have a verdict."""
+    """Documents of a task, or of all tasks of a group; of a judge's metric those that have a
+    verdict."""
     counts = result.judge_counts(name, metric)
     if counts is not None:
         return counts.judged

@@ -1,4 +1,5 @@
-"""The mean scores of runs that differ in the seed alone: what a summary in `outputs/summaries/` holds."""
+"""The mean scores of runs that differ in the seed alone: what a summary in `outputs/summaries/`
+holds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from moe_lab.results.stored import Interval
 
 @dataclass(frozen=True, kw_only=True)
 class SeedDifference:
-    """A mean score over seeds minus that of other runs on the same documents: one run for each seed, or one for all."""
+    """A mean score over seeds minus that of other runs on the same documents: one run for each
+    seed, or one for all."""
 
     mean: float
     """The mean score of the other runs."""
@@ -80,9 +82,9 @@ class SeedScore:
 class SeedSummary:
     """The summary of a configuration with several seeds.
 
-    With one study in `studies` the spread over seeds is that of the evaluation alone; with one study per seed it
-    includes the search. `versions` are those of the runs; if they differ, those of a run that was computed with other
-    versions than the installed ones.
+    With one study in `studies` the spread over seeds is that of the evaluation alone; with one
+    study per seed it includes the search. `versions` are those of the runs; if they differ, those
+    of a run that was computed with other versions than the installed ones.
     """
 
     first: RunResult

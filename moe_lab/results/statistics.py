@@ -20,7 +20,8 @@ from moe_lab.results.measured import Spread
 from moe_lab.results.stored import Interval
 
 VERSION = 4
-"""Version of the methods here. Intervals of another version are computed again from the stored answers."""
+"""Version of the methods here. Intervals of another version are computed again from the stored
+answers."""
 LEVEL = 0.95
 Z = 1.959963984540054
 """The quantile of the normal distribution at (1 + LEVEL) / 2."""
@@ -31,7 +32,8 @@ SLOW_RESAMPLES = 500
 FEW_VALUES = 50
 SEED = 1234
 ROUNDING = 1e-12
-"""Of two scores: they are equal if they differ by no more, such as 0.3 - 0.2 and 0.4 - 0.3, whose last bits differ."""
+"""Of two scores: they are equal if they differ by no more, such as 0.3 - 0.2 and 0.4 - 0.3, whose
+last bits differ."""
 
 Aggregate = Callable[[list[Any]], float]
 
@@ -44,7 +46,8 @@ def score_interval(values: Sequence[Any], aggregate: Aggregate | None = None) ->
 def interval_of_mean(
     samples: Sequence[Sequence[Any]], aggregate: Aggregate | None = None
 ) -> Interval | None:
-    """95% interval over documents of the mean of several runs' scores on the same documents; None for one document.
+    """95% interval over documents of the mean of several runs' scores on the same documents; None
+    for one document.
 
     Args:
         samples: the values of each run, by document.
@@ -74,7 +77,8 @@ def interval_of_difference(
     others: Sequence[Sequence[Any]],
     aggregate: Aggregate | None = None,
 ) -> Interval | None:
-    """95% interval over documents of several runs' mean score minus that of other runs, on the same documents."""
+    """95% interval over documents of several runs' mean score minus that of other runs, on the same
+    documents."""
     n = len(others[0])
     if n < 2:
         return None
@@ -92,7 +96,8 @@ def interval_of_difference(
 
 def wilson(right: float, n: float) -> Interval:
     """Wilson's 95% score interval of a proportion. Neither number need be whole."""
-    # statsmodels' proportion_confint without its import, which takes a twentieth of a command's start
+    # statsmodels' proportion_confint without its import, which takes a twentieth of a command's
+    # start
     share = right / n
     z2 = Z**2
     scale = 1 + z2 / n
@@ -102,10 +107,11 @@ def wilson(right: float, n: float) -> Interval:
 
 
 def tango(to_right: float, to_wrong: float, n: float) -> Interval:
-    """Tango's (1998) 95% score interval of a difference of paired proportions, (to_right - to_wrong) / n.
+    """Tango's (1998) 95% score interval of a difference of paired proportions, (to_right -
+    to_wrong) / n.
 
-    It inverts the score test of "the difference is d": those d are inside at which the observed difference is less than
-    1.96 standard errors away, the standard error being the one under d.
+    It inverts the score test of "the difference is d": those d are inside at which the observed
+    difference is less than 1.96 standard errors away, the standard error being the one under d.
     """
     from scipy.optimize import brentq
 
@@ -130,7 +136,8 @@ def tango(to_right: float, to_wrong: float, n: float) -> Interval:
 def _wilson_of_means(means_N: np.ndarray) -> Interval:
     """Wilson's interval for means over seeds.
 
-    Its number of documents is that of 0/1 scores of the same mean and variance: all documents if every mean is 0 or 1.
+    Its number of documents is that of 0/1 scores of the same mean and variance: all documents if
+    every mean is 0 or 1.
     """
     n = len(means_N)
     mean = float(means_N.mean())
@@ -140,9 +147,11 @@ def _wilson_of_means(means_N: np.ndarray) -> Interval:
 
 
 def _tango_of_means(differences_N: np.ndarray) -> Interval:
-    """Tango's interval for documents that change by `step` or not at all; the moments determine `step`.
+    """Tango's interval for documents that change by `step` or not at all; the moments determine
+    `step`.
 
-    Differences of -1, 0 and 1 have a step of 1. If nothing changed, the step is 1, which gives the widest interval.
+    Differences of -1, 0 and 1 have a step of 1. If nothing changed, the step is 1, which gives the
+    widest interval.
     """
     n = len(differences_N)
     size = float(np.abs(differences_N).mean())
@@ -156,9 +165,10 @@ def _tango_of_means(differences_N: np.ndarray) -> Interval:
 def interval_of_mean_of_tasks(values: Sequence[float], intervals: Sequence[Interval]) -> Interval:
     """95% interval of the unweighted mean of independent tasks' scores, from the interval of each.
 
-    The method of variance estimates recovery (Zou and Donner, 2008): the squared distances from a score to its limits
-    add up, which keeps the skew. For a score outside of its interval, which corrects a bias, the interval's middle is
-    used. The tasks are fixed; their documents are a sample.
+    The method of variance estimates recovery (Zou and Donner, 2008): the squared distances from a
+    score to its limits add up, which keeps the skew. For a score outside of its interval, which
+    corrects a bias, the interval's middle is used. The tasks are fixed; their documents are a
+    sample.
     """
     limits_K2 = np.asarray(intervals, dtype=float)
     low_K = limits_K2[:, 0]
@@ -218,7 +228,8 @@ def is_binary(values: Sequence[Any]) -> bool:
 
 
 def likelihood_terms(values: Sequence[Any], aggregate: Aggregate) -> np.ndarray | None:
-    """Log-likelihoods and their weights (words, bytes, 1), float64 [2, N]; None if it is no perplexity of lm-eval.
+    """Log-likelihoods and their weights (words, bytes, 1), float64 [2, N]; None if it is no
+    perplexity of lm-eval.
 
     The score is a function of the ratio of their sums.
     """
@@ -241,7 +252,8 @@ def _perplexities(sums_R2: np.ndarray, aggregate: Aggregate) -> np.ndarray:
 
 
 def _resampled_sums(terms_KN: np.ndarray) -> np.ndarray:
-    """Sums of K numbers over resampled documents, float64 [RESAMPLES, K]. All K share the drawn documents."""
+    """Sums of K numbers over resampled documents, float64 [RESAMPLES, K]. All K share the drawn
+    documents."""
     count = terms_KN.shape[1]
     random = np.random.default_rng(SEED)
     distinct_KD, counts_D = np.unique(terms_KN, axis=1, return_counts=True)
@@ -257,7 +269,8 @@ def _resampled_sums(terms_KN: np.ndarray) -> np.ndarray:
 
 
 def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.ndarray:
-    """Scores of resampled documents, float64 [samples, resamples]. All samples share the drawn documents.
+    """Scores of resampled documents, float64 [samples, resamples]. All samples share the drawn
+    documents.
 
     NaN stands for a draw without a score (`score_of_draw`): empty texts alone have no perplexity.
     """
@@ -285,7 +298,8 @@ def _resampled(samples: Sequence[Sequence[Any]], aggregate: Aggregate) -> np.nda
 
 
 def score_of_draw(aggregate: Aggregate, values: list[Any]) -> float:
-    """The score of a draw; NaN for a draw without one, such as an area under the ROC curve where all answers are right.
+    """The score of a draw; NaN for a draw without one, such as an area under the ROC curve where
+    all answers are right.
 
     The function does not fail with all documents.
     """
@@ -301,8 +315,9 @@ def score_of_draw(aggregate: Aggregate, values: list[Any]) -> float:
 def _percentiles(scores: np.ndarray, n: int) -> Interval:
     """The 95% expanded percentile interval (Hesterberg, 2015) of resampled scores of n documents.
 
-    Plain percentiles are too narrow for few documents. The level is raised so that a normal interval with n instead of
-    n - 1 would be as wide as Student's. Draws without a score (NaN) are left out.
+    Plain percentiles are too narrow for few documents. The level is raised so that a normal
+    interval with n instead of n - 1 would be as wide as Student's. Draws without a score (NaN) are
+    left out.
     """
     from scipy.special import ndtr, stdtrit
 

@@ -1,7 +1,7 @@
 """Reads stored files. A file is absent, whole or damaged; the error for a damaged file names it.
 
-A damaged file that can be written again counts as absent (`whole_mapping`). Any other damaged file ends the run with an
-error.
+A damaged file that can be written again counts as absent (`whole_mapping`). Any other damaged file
+ends the run with an error.
 """
 
 import gzip
@@ -26,7 +26,8 @@ TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
 class DamagedError(ResultsError):
-    """A stored file cannot be read or has unexpected content. `problem` is the message without the advice."""
+    """A stored file cannot be read or has unexpected content. `problem` is the message without the
+    advice."""
 
     exit_code = 2
     problem: str
@@ -45,7 +46,8 @@ def damaged(path: Path, reason: object, advice: str = AGAIN) -> DamagedError:
 def read_mapping(path: Path, advice: str = AGAIN) -> dict[str, Any] | None:
     """The mapping in a JSON or YAML file; None if there is no such file.
 
-    Raises DamagedError, with `advice` on what to do, for a file that does not parse, and for any other content.
+    Raises DamagedError, with `advice` on what to do, for a file that does not parse, and for any
+    other content.
     """
     parse = json.loads if path.suffix == ".json" else yaml.safe_load
     try:
@@ -72,10 +74,11 @@ def whole_mapping(path: Path) -> dict[str, Any] | None:
 
 
 def parsed_once(path: Path) -> dict[str, Any] | None:
-    """As `whole_mapping`, but an unchanged file is parsed once: for files that `write_atomically` replaces.
+    """As `whole_mapping`, but an unchanged file is parsed once: for files that `write_atomically`
+    replaces.
 
-    A file is unchanged if its inode, size and time of change are; a replaced file has another inode. Callers share the
-    mapping and do not change it.
+    A file is unchanged if its inode, size and time of change are; a replaced file has another
+    inode. Callers share the mapping and do not change it.
     """
     try:
         now = path.stat()
@@ -90,7 +93,8 @@ def _parsed(path: Path, *file: int) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path, advice: str = AGAIN) -> list[dict[str, Any]] | None:
-    """The mappings in a JSON Lines file, which may be compressed by gzip; None if there is no such file.
+    """The mappings in a JSON Lines file, which may be compressed by gzip; None if there is no such
+    file.
 
     Blank lines and a byte order mark are left out. Raises DamagedError as `read_mapping`.
     """
@@ -125,7 +129,8 @@ def tidy(folder: Path) -> None:
 
 
 def typed(kind: Any, value: Mapping[str, Any]) -> Any:
-    """The mapping as an instance of a dataclass, its fields too. Keys that it does not have are left out.
+    """The mapping as an instance of a dataclass, its fields too. Keys that it does not have are
+    left out.
 
     Raises ValueError.
     """

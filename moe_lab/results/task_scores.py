@@ -11,13 +11,15 @@ PLACEHOLDER = "bypass"
 
 
 def reported(scores: Mapping[str, Any]) -> list[str]:
-    """The `metric,filter` keys of a task's scores, without standard errors, counts and the placeholder."""
+    """The `metric,filter` keys of a task's scores, without standard errors, counts and the
+    placeholder."""
     keys = [key for key in scores if "," in key and "_stderr," not in key]
     return [key for key in keys if key.partition(",")[0] != PLACEHOLDER]
 
 
 def headline_of(metric: str | None, scores: Mapping[str, Any]) -> str | None:
-    """The headline metric of a run: the one that was asked for, by default the first that its first task reports.
+    """The headline metric of a run: the one that was asked for, by default the first that its first
+    task reports.
 
     None with predict_only, which reports none.
     """
@@ -31,7 +33,8 @@ def is_mean(config: Mapping[str, Any], metric: str) -> bool:
     """Whether a task's score is the mean of its examples' values, for example of 0 and 1.
 
     Args:
-        config: of the task, as results.json has it. Metrics that it does not list are means, as a judge's are.
+        config: of the task, as results.json has it. Metrics that it does not list are means, as a
+            judge's are.
         metric: lm-eval's `metric,filter`.
     """
     from lm_eval.api.metrics import mean

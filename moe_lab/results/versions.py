@@ -13,7 +13,8 @@ DECISIVE = ("moe_lab", "lm_eval", "transformers")
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of this package, Python and the libraries that numbers depend on. Imports none of them."""
+    """Versions of this package, Python and the libraries that numbers depend on. Imports none of
+    them."""
     return {
         "moe_lab": __version__,
         "python": platform.python_version(),

@@ -1,7 +1,8 @@
 """Routing policies on the routers of a model.
 
-`routed(model, policy)` installs a policy on every router and restores the model on exit. `record(model)` records
-routing decisions. `gumbel` is the keyed noise that RoE adds to router logits.
+`routed(model, policy)` installs a policy on every router and restores the model on exit.
+`record(model)` records routing decisions. `gumbel` is the keyed noise that RoE adds to router
+logits.
 """
 
 from moe_lab.routing.families import Family, family_of, family_of_type, supported

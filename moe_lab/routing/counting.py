@@ -1,6 +1,7 @@
 """Sums over routing decisions, which do not wait for the device.
 
-T = tokens of a pass, N = counted tokens of a policy among them, L = MoE layers, K = experts per token.
+T = tokens of a pass, N = counted tokens of a policy among them, L = MoE layers, K = experts per
+token.
 """
 
 import torch
@@ -17,7 +18,8 @@ class TokenSums:
         """Tokens of calls without `counted`, which the host counts."""
 
     def add(self, values: Tensor, counted: Tensor | None = None) -> None:
-        """Add the value (bool or int64) of each token. `counted` (bool) says which tokens count; None: all.
+        """Add the value (bool or int64) of each token. `counted` (bool) says which tokens count;
+        None: all.
 
         The sums stay in place, so that a graph of the device can add to them.
         """
@@ -77,5 +79,6 @@ class DecisionCounter(TokenSums):
         self._pairs.clear()
 
     def count(self, kept: Tensor, counted: Tensor | None = None) -> None:
-        """Count decisions, of which some are the same as before (bool). `counted` says which; None: all."""
+        """Count decisions, of which some are the same as before (bool). `counted` says which; None:
+        all."""
         self.add(~kept, counted)

@@ -1,6 +1,8 @@
-"""Another number of experts for each token: as many as reach a share of the router's probabilities (top-p routing).
+"""Another number of experts for each token: as many as reach a share of the router's probabilities
+(top-p routing).
 
-T = tokens of a pass, E = experts, K = experts per token of the model, C = the most experts of a token of the pass.
+T = tokens of a pass, E = experts, K = experts per token of the model, C = the most experts of a
+token of the pass.
 """
 
 import torch
@@ -13,10 +15,11 @@ from moe_lab.routing.rules import LOGITS, Routing
 
 
 class TopP(Policy):
-    """A policy: each token takes its first experts whose probabilities sum to at least p (Huang et al. 2024).
+    """A policy: each token takes its first experts whose probabilities sum to at least p (Huang et
+    al. 2024).
 
-    Experts are taken in the order in which the router chooses them. Their weights follow the family's rule for the
-    experts that are taken.
+    Experts are taken in the order in which the router chooses them. Their weights follow the
+    family's rule for the experts that are taken.
 
     Args:
         p: above 0; 1: every token takes `most` experts.
@@ -29,7 +32,8 @@ class TopP(Policy):
         self._experts = TokenSums()
 
     def counts(self) -> dict[str, int]:
-        """`chosen_experts` of all tokens and layers so far, and `routing_decisions`, one per token and layer."""
+        """`chosen_experts` of all tokens and layers so far, and `routing_decisions`, one per token
+        and layer."""
         chosen, decisions = self._experts.totals
         return {"chosen_experts": chosen, "routing_decisions": decisions}
 
@@ -53,15 +57,16 @@ class TopP(Policy):
             return index_TC, torch.full_like(index_TC[:, 0], most)
         reached_TC = router_shares(router, logits_TE).gather(-1, index_TC).cumsum(dim=-1)
         count_T = 1 + (reached_TC[:, : most - 1] < self.p).sum(dim=-1)
-        # columns that no token takes would be computed with weight 0: one read of the device saves them
+        # columns that no token takes would be computed with weight 0: one read of the device saves
+        # them
         return index_TC[:, : int(count_T.max())], count_T
 
 
 def router_shares(router: Router, logits_TE: Tensor) -> Tensor:
     """float32 [T, E]: the probabilities of a router's experts.
 
-    The softmax of its logits. For routers that choose by sigmoids or by probabilities: these over their sum, without
-    the bias for choosing experts.
+    The softmax of its logits. For routers that choose by sigmoids or by probabilities: these over
+    their sum, without the bias for choosing experts.
     """
     scores_TE = router.family.rule.scores(router.module, logits_TE)
     if router.family.rule.noise == LOGITS:
@@ -70,7 +75,8 @@ def router_shares(router: Router, logits_TE: Tensor) -> Tensor:
 
 
 def _weights(router: Router, routing: Routing, index_TC: Tensor, count_T: Tensor) -> Tensor:
-    """[T, C]: the weights of each token's first experts by the family's rule for these alone, 0 for the others."""
+    """[T, C]: the weights of each token's first experts by the family's rule for these alone, 0 for
+    the others."""
     weights_TC = routing.weights_TK.new_zeros(index_TC.shape)
     # a rule may depend on all experts that are taken
     for count in range(1, index_TC.shape[-1] + 1):

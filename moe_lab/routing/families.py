@@ -1,7 +1,9 @@
-"""The table of model families: their router classes, rules and seams, and their numbers of MoE layers.
+"""The table of model families: their router classes, rules and seams, and their numbers of MoE
+layers.
 
-A new family of transformers needs a row of `FAMILIES`. A router that returns something else than `(logits, weights,
-indices)` needs a seam in `rules.py` too. Routers are recognised by class, never by a name such as "gate".
+A new family of transformers needs a row of `FAMILIES`. A router that returns something else than
+`(logits, weights, indices)` needs a seam in `rules.py` too. Routers are recognised by class, never
+by a name such as "gate".
 """
 
 from collections.abc import Callable
@@ -72,8 +74,9 @@ listed_layers = marked_layers("mlp_layer_types", "sparse")
 
 
 _UNIT = (
-    "its router decides once for all tokens of a {unit}, at the first one. Another decision for a single token (noise, "
-    "given experts) would break up the {unit}, and text that begins inside it lacks its decision"
+    "its router decides once for all tokens of a {unit}, at the first one. Another decision for a "
+    "single token (noise, given experts) would break up the {unit}, and text that begins inside it "
+    "lacks its decision"
 )
 FIXED = {
     "word": _UNIT.format(unit="word"),
@@ -107,17 +110,21 @@ class Family:
     top_k: str = "num_experts_per_tok"
     """Attribute of the configuration: experts per token."""
     bias: str | None = None
-    """Attribute of the router or its MoE block: the bias added to the scores by which experts are chosen."""
+    """Attribute of the router or its MoE block: the bias added to the scores by which experts are
+    chosen."""
     fixed_top_k: bool = False
-    """Whether the number of experts per token cannot be changed (in LongCat it differs between tokens)."""
+    """Whether the number of experts per token cannot be changed (in LongCat it differs between
+    tokens)."""
     seam: Seam | None = None
     """None: its routers return (logits, weights, indices)."""
     module: str | None = None
-    """transformers' module name of the family, if it is not `model_type`; or the full name of a module."""
+    """transformers' module name of the family, if it is not `model_type`; or the full name of a
+    module."""
     block: str | None = None
     """Class name of the MoE block, if routers of this class also have other uses."""
     fixed: Callable[[Any], str | None] = lambda config: None
-    """Configuration -> why no policy may read or change the routing of single tokens; None where one may."""
+    """Configuration -> why no policy may read or change the routing of single tokens; None where
+    one may."""
 
     @property
     def router_class(self) -> str:
@@ -137,7 +144,8 @@ class Family:
         return self.rule.noise + (" plus a bias" if self.bias else "")
 
     def num_experts(self, config: Any) -> int:
-        """Routed experts per MoE layer of this (text) configuration; the maximum, if layers differ."""
+        """Routed experts per MoE layer of this (text) configuration; the maximum, if layers
+        differ."""
         return _most(attrgetter(self.experts)(config))
 
     def experts_per_token(self, config: Any) -> int:
@@ -145,7 +153,8 @@ class Family:
         return _most(attrgetter(self.top_k)(config))
 
     def most_experts_per_token(self, config: Any) -> int:
-        """Maximum of experts per token: all experts, or those of the groups that are chosen together."""
+        """Maximum of experts per token: all experts, or those of the groups that are chosen
+        together."""
         experts = self.num_experts(config)
         groups = getattr(config, "n_group", None)
         if not groups:
@@ -287,7 +296,8 @@ def family_of(module: nn.Module) -> Family | None:
 
 
 def family_of_type(model_type: str, selection_bias: bool = False) -> Family | None:
-    """The family of a `model_type`; None for any other model. `selection_bias`: whether a design has one."""
+    """The family of a `model_type`; None for any other model. `selection_bias`: whether a design
+    has one."""
     if selection_bias:
         return _BIASED_DESIGN
     return _BY_MODEL_TYPE.get(model_type)

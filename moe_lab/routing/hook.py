@@ -3,8 +3,9 @@
     with routed(model, policy):
         model(input_ids)
 
-An inner policy gets the decision of the outer one. The final policy of `override` decides after all others, also after
-those that are installed later: a method inside it decides first (noise, masks), and the caller's policy last.
+An inner policy gets the decision of the outer one. The final policy of `override` decides after all
+others, also after those that are installed later: a method inside it decides first (noise, masks),
+and the caller's policy last.
 
 T = tokens of a forward pass, all sequences flattened, E = experts, K = experts per token.
 """
@@ -29,12 +30,14 @@ from moe_lab.routing.rules import Decide, Routing
 from moe_lab.routing.transient import TransientHook
 
 _left_out: WeakSet[nn.Module] = WeakSet()
-"""Layers that a pass omits, since it continues from their cached activations, and all of their parts."""
+"""Layers that a pass omits, since it continues from their cached activations, and all of their
+parts."""
 
 
 @contextmanager
 def leaving_out(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside the context these decoder layers do not run, and `routed` does not report their routers as bypassed."""
+    """Inside the context these decoder layers do not run, and `routed` does not report their
+    routers as bypassed."""
     modules = [module for layer in layers for module in layer.modules() if module not in _left_out]
     _left_out.update(modules)
     try:
@@ -49,11 +52,13 @@ def is_left_out(module: nn.Module) -> bool:
 
 
 _last: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
-"""The handles of final policies and of the observers inside them, by router: all other policies decide before."""
+"""The handles of final policies and of the observers inside them, by router: all other policies
+decide before."""
 
 
 def require_routers(model: nn.Module) -> list[Router]:
-    """Like `find_routers`. Raises ModelError for a model without a supported router, or for no model."""
+    """Like `find_routers`. Raises ModelError for a model without a supported router, or for no
+    model."""
     inner = transformers_model(model)
     if routers := find_routers(model):
         return routers
@@ -63,7 +68,8 @@ def require_routers(model: nn.Module) -> list[Router]:
 
 
 def why_fixed(model: nn.Module) -> str | None:
-    """Why no policy may read or change the routing of single tokens of this model; None where one may."""
+    """Why no policy may read or change the routing of single tokens of this model; None where one
+    may."""
     routers = find_routers(model)
     return getattr(routers[0].module, "fixed_routing", None) if routers else None
 
@@ -81,8 +87,10 @@ def no_router_message(model: str, model_type: str) -> str:
     if reason := UNSUPPORTED.get(model_type):
         return f"No policy can change the routing of {model}: {reason}.\n`method=base` runs it."
     return (
-        f"No router was found in {model}: it is a dense model or of a family that is not supported.\n"
-        f"Supported families: {', '.join(supported())}. `method=base` runs any causal language model."
+        f"No router was found in {model}: it is a dense model or of a family that is not "
+        "supported.\n"
+        f"Supported families: {', '.join(supported())}. `method=base` runs any causal language "
+        "model."
     )
 
 
@@ -95,23 +103,26 @@ def routed(
     repeats: bool = False,
     final: bool = False,
 ) -> Iterator[list[Router]]:
-    """Call `policy`, a `Policy` or a function, at every routing decision of `model` inside the context.
+    """Call `policy`, a `Policy` or a function, at every routing decision of `model` inside the
+    context.
 
-    Contexts nest: an inner policy gets the decisions of the outer one. The model is restored on exit, also after an
-    exception. A pass without gradients waits for no device.
+    Contexts nest: an inner policy gets the decisions of the outer one. The model is restored on
+    exit, also after an exception. A pass without gradients waits for no device.
 
     Args:
         first: the first MoE layer with the policy. Earlier layers need not run.
-        repeats: whether the policy decides the same where gradient checkpointing computes a layer again. The backward
-            pass then belongs into the context, too. Other policies are refused under gradient checkpointing.
-        final: whether the policy decides after those that are installed inside its context. Observers there, which
-            change nothing, get its decision.
+        repeats: whether the policy decides the same where gradient checkpointing computes a layer
+            again. The backward pass then belongs into the context, too. Other policies are refused
+            under gradient checkpointing.
+        final: whether the policy decides after those that are installed inside its context.
+            Observers there, which change nothing, get its decision.
 
     Raises:
-        ModelError: the model has no supported router, or one that decides for several tokens at once.
-        RoutingError: a forward pass bypassed a router (by a fused kernel, for example), or a router's logits are NaN,
-            which is found on exit, with gradients at once. Both messages name the module. Or the model computes layers
-            again in the backward pass.
+        ModelError: the model has no supported router, or one that decides for several tokens at
+            once.
+        RoutingError: a forward pass bypassed a router (by a fused kernel, for example), or a
+            router's logits are NaN, which is found on exit, with gradients at once. Both messages
+            name the module. Or the model computes layers again in the backward pass.
     """
     routers = require_routers(model)
     reason = getattr(routers[0].module, "fixed_routing", None)
@@ -151,7 +162,8 @@ def routed(
 
 
 class _RouterHook(TransientHook):
-    """A hook on a router that returns (logits, weights, indices). Its function takes and returns a `Routing`."""
+    """A hook on a router that returns (logits, weights, indices). Its function takes and returns a
+    `Routing`."""
 
     def __call__(self, module: nn.Module, args: tuple, output: tuple) -> tuple | None:
         changed = self.function(Routing(*output))
@@ -159,20 +171,22 @@ class _RouterHook(TransientHook):
 
 
 def _check_shapes(router: Router, routing: Routing, changed: Routing) -> None:
-    """Raise RoutingError unless a changed decision has K experts and K weights for each token; K may differ."""
+    """Raise RoutingError unless a changed decision has K experts and K weights for each token; K
+    may differ."""
     weights_shape = changed.weights_TK.shape
     experts_shape = changed.index_TK.shape
     tokens_shape = routing.index_TK.shape[:-1]
     if weights_shape != experts_shape or experts_shape[:-1] != tokens_shape:
         raise RoutingError(
-            f"The policy of the router {router.name} (MoE layer {router.layer}) returned experts of shape "
-            f"{tuple(experts_shape)} and weights of shape {tuple(weights_shape)}. Both must be [T, K] with T = "
-            f"{len(routing.index_TK)} tokens."
+            f"The policy of the router {router.name} (MoE layer {router.layer}) returned experts "
+            f"of shape {tuple(experts_shape)} and weights of shape {tuple(weights_shape)}. Both "
+            f"must be [T, K] with T = {len(routing.index_TK)} tokens."
         )
 
 
 class _Watch:
-    """Checks that every router is called in every forward pass of the model, and that its logits are not NaN."""
+    """Checks that every router is called in every forward pass of the model, and that its logits
+    are not NaN."""
 
     def __init__(self, model: nn.Module, routers: list[Router], repeats: bool):
         self.model = model
@@ -181,9 +195,11 @@ class _Watch:
         self.called: set[int] = set()
         """The MoE layers whose routers were called in the pass."""
         self.sums: dict[int, Tensor] = {}
-        """The sum of the logits of the pass, by layer: NaN if one of them is. `isnan` would take several operations."""
+        """The sum of the logits of the pass, by layer: NaN if one of them is. `isnan` would take
+        several operations."""
         self.nan: dict[tuple[int, ...], Tensor] = {}
-        """Whether logits of any pass were NaN, by its layers. It stays on the device until it is asked for."""
+        """Whether logits of any pass were NaN, by its layers. It stays on the device until it is
+        asked for."""
 
     def start(self, args: tuple, kwargs: dict) -> None:
         self.called.clear()
@@ -195,8 +211,9 @@ class _Watch:
     def _refuse(self, checkpointing: bool) -> None:
         if checkpointing and not self.repeats:
             raise RoutingError(
-                "Gradient checkpointing routes tokens again in the backward pass, which contexts on routing do not "
-                "support. Call model.activation_checkpointing_disable() first, or use torch.no_grad()."
+                "Gradient checkpointing routes tokens again in the backward pass, which contexts "
+                "on routing do not support. Call model.activation_checkpointing_disable() first, "
+                "or use torch.no_grad()."
             )
 
     def watched(self, router: Router, policy: Policy) -> Decide:
@@ -217,9 +234,10 @@ class _Watch:
         for router in self.routers:
             if router.layer not in self.called and not is_left_out(router.module):
                 raise RoutingError(
-                    f"The router {router.name} was bypassed: the model ran without calling it (fused or quantized "
-                    "kernels do this), so no routing method can act.\n"
-                    "Load the model unquantized and with model.experts_implementation=grouped_mm, or use method=base."
+                    f"The router {router.name} was bypassed: the model ran without calling it "
+                    "(fused or quantized kernels do this), so no routing method can act.\n"
+                    "Load the model unquantized and with model.experts_implementation=grouped_mm, "
+                    "or use method=base."
                 )
         self._note_nan()
         if torch.is_grad_enabled():
@@ -272,8 +290,10 @@ def opened(
     """A context on the model, by its name.
 
     Args:
-        alone: raises RoutingError inside a context of another thread, and inside one that takes no ensembles.
-        takes_ensembles: whether a context that is `alone` may be inside this one, in the same thread.
+        alone: raises RoutingError inside a context of another thread, and inside one that takes no
+            ensembles.
+        takes_ensembles: whether a context that is `alone` may be inside this one, in the same
+            thread.
     """
     contexts = _open.setdefault(transformers_model(model), [])
     for outer in reversed(contexts) if alone else ():
@@ -283,8 +303,9 @@ def opened(
             )
         if not outer.takes_ensembles:
             raise RoutingError(
-                f"{name} inside {outer.name}: they cannot be combined, since {name} runs several routings of a "
-                f"token, and later layers on their own. Leave the context of {outer.name} first."
+                f"{name} inside {outer.name}: they cannot be combined, since {name} runs several "
+                "routings of a token, and later layers on their own. Leave the context of "
+                f"{outer.name} first."
             )
     context = _Context(name, get_ident(), takes_ensembles)
     contexts.append(context)

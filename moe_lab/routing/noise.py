@@ -1,10 +1,10 @@
 """Keyed Gumbel noise, and Gumbel-top-k routing with it (RoE, equation 1).
 
-A value of the noise is a function of (seed, document, repeat, row, layer, position, expert). It does not depend on the
-batch, the order, the padding or the number of processes.
+A value of the noise is a function of (seed, document, repeat, row, layer, position, expert). It
+does not depend on the batch, the order, the padding or the number of processes.
 
-Gumbel-top-k chooses the k experts with the largest `scores + temperature * noise`. Scores are the router's logits, or
-its sigmoids plus a bias (DeepSeek-V3 and similar).
+Gumbel-top-k chooses the k experts with the largest `scores + temperature * noise`. Scores are the
+router's logits, or its sigmoids plus a bias (DeepSeek-V3 and similar).
 
 T = tokens, N = noisy tokens among them, L = noisy layers, E = experts, K = experts per token.
 """
@@ -37,7 +37,8 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def document_key(token_ids: Sequence[int]) -> int:
-    """64-bit key of a prompt: BLAKE2b of its token ids as little-endian int64, read as a signed integer."""
+    """64-bit key of a prompt: BLAKE2b of its token ids as little-endian int64, read as a signed
+    integer."""
     digest = blake2b(np.asarray(token_ids, dtype="<i8").tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -62,14 +63,15 @@ def gumbel(
         layer: number of the MoE layer, from 0.
         positions: indices of the input tokens in the unpadded sequence.
         n_experts: number of experts of the layer.
-        antithetic: whether rows 2j-1 and 2j share their uniform number: row 2j has the noise `-log(-log(1 - u))` with
-            the u of row 2j-1. Odd rows do not change.
+        antithetic: whether rows 2j-1 and 2j share their uniform number: row 2j has the noise
+            `-log(-log(1 - u))` with the u of row 2j-1. Odd rows do not change.
 
     The hash works on 64-bit integers that wrap around. With `mix` the finalizer of SplitMix64
-    (`z ^= z >>> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >>> 27; z *= 0x94D049BB133111EB; z ^= z >>> 31`), it starts at 0
-    and takes in seed, document, repeat, row, layer, position and expert, in this order, by
-    `h = mix((h ^ value) + 0x9E3779B97F4A7C15)`. The upper 53 bits k of the result give the uniform number
-    `u = (k + 0.5) / 2**53`, and the noise is `-log(-log(u))`, computed in float64.
+    (`z ^= z >>> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >>> 27; z *= 0x94D049BB133111EB; z ^= z >>>
+    31`), it starts at 0 and takes in seed, document, repeat, row, layer, position and expert, in
+    this order, by `h = mix((h ^ value) + 0x9E3779B97F4A7C15)`. The upper 53 bits k of the result
+    give the uniform number `u = (k + 0.5) / 2**53`, and the noise is `-log(-log(u))`, computed in
+    float64.
     """
     position_T = torch.as_tensor(positions, dtype=torch.int64)
     document_T, repeat_T, row_T = (
@@ -91,7 +93,8 @@ def gumbel_for_tokens(
     n_experts: int,
     antithetic: bool = False,
 ) -> Tensor:
-    """`gumbel` for T tokens, each with its own key, and L layers at once: float32 [L, T, n_experts]."""
+    """`gumbel` for T tokens, each with its own key, and L layers at once: float32 [L, T,
+    n_experts]."""
     hash_LT = _hash(seed, document_T, repeat_T, row_T, layer_L, antithetic)
     expert_E = torch.arange(n_experts, device=document_T.device)
     return _noise_at(hash_LT, position_T, expert_E, row_T if antithetic else None)
@@ -141,7 +144,8 @@ def _noise_at(
 
 
 def absorb(hash_: Any, value: Any) -> Any:
-    """int64: a hash of `hash_` and a further value, one step of the hash of `gumbel`. Tensors or arrays of NumPy."""
+    """int64: a hash of `hash_` and a further value, one step of the hash of `gumbel`. Tensors or
+    arrays of NumPy."""
     z = (hash_ ^ value) + _GOLDEN
     z = (z ^ _shift(z, 30)) * _MIX_1
     z = (z ^ _shift(z, 27)) * _MIX_2
@@ -159,8 +163,8 @@ class GumbelTopK(SamplePolicy):
     Args:
         temperatures: one per MoE layer; 0: no noise.
         seed: key of the noise.
-        perturbed_weights: compute combine weights from the noisy logits instead of the clean ones; for families with
-            `chooses_by_logits`.
+        perturbed_weights: compute combine weights from the noisy logits instead of the clean ones;
+            for families with `chooses_by_logits`.
         antithetic: rows 2j-1 and 2j have antithetic noise (`gumbel`).
 
     `moe_lab.RoE` runs a model with this policy.
@@ -188,7 +192,8 @@ class GumbelTopK(SamplePolicy):
         self._noise: dict[int, Tensor] = {}
         """float32 [N, E] of some layers, by layer: noise times temperature."""
         self._constants: dict[Any, list[Tensor]] = {}
-        """Numbers, temperatures and experts of some layers, by device, number of experts and layers."""
+        """Numbers, temperatures and experts of some layers, by device, number of experts and
+        layers."""
         self._counter = DecisionCounter()
 
     def expect(self, tokens: NoisyTokens | None) -> None:
@@ -197,7 +202,8 @@ class GumbelTopK(SamplePolicy):
         super().expect(tokens)
 
     def counts(self) -> dict[str, int]:
-        """`changed_decisions`, noisy ones with another set of experts than the clean one, and `noisy_decisions`.
+        """`changed_decisions`, noisy ones with another set of experts than the clean one, and
+        `noisy_decisions`.
 
         A decision is one token of one sample in one layer with a temperature above 0.
         """

@@ -19,29 +19,32 @@ from moe_lab.routing.rules import Routing
 
 @contextmanager
 def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]:
-    """Route the tokens of `model(...)` and `model.generate(...)` inside the context by `policy`; yields the routers.
+    """Route the tokens of `model(...)` and `model.generate(...)` inside the context by `policy`;
+    yields the routers.
 
         def second_best(router, routing):
-            scores_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK[:, :1], -torch.inf)
-            index_TK = router.choose(scores_TE, k=routing.index_TK.shape[-1])
-            return routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK))
+            scores_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK[:, :1],
+            -torch.inf) index_TK = router.choose(scores_TE, k=routing.index_TK.shape[-1]) return
+            routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE,
+            index_TK))
 
         with override(model, second_best):
             model(**inputs)
 
     Args:
-        policy: called as `policy(router, routing)` at every routing decision, for all T tokens of a pass at once,
-            padding included. `routing` has `logits_TE`, `weights_TK` and `index_TK` (int64); the policy returns such a
-            triple with other weights or indices, of K experts or fewer, or None for no change. The triple that it gets
-            is a copy. `router` has the number of its MoE `layer`.
+        policy: called as `policy(router, routing)` at every routing decision, for all T tokens of a
+            pass at once, padding included. `routing` has `logits_TE`, `weights_TK` and `index_TK`
+            (int64); the policy returns such a triple with other weights or indices, of K experts or
+            fewer, or None for no change. The triple that it gets is a copy. `router` has the number
+            of its MoE `layer`.
 
-    The policy has the final decision, also inside: RoE, C3PO and masked experts of `expert_metrics` decide first, and
-    `routing` is what they decided, for all samples of a pass. A weight of 0 drops an expert. Of two `override` contexts
-    the inner one decides last.
+    The policy has the final decision, also inside: RoE, C3PO and masked experts of `expert_metrics`
+    decide first, and `routing` is what they decided, for all samples of a pass. A weight of 0 drops
+    an expert. Of two `override` contexts the inner one decides last.
 
-    Raises ModelError for a model without a supported router, and RoutingError for a decision of the policy that is
-    none, for a pass that bypasses a router, under gradient checkpointing, and where no token was routed inside the
-    context.
+    Raises ModelError for a model without a supported router, and RoutingError for a decision of the
+    policy that is none, for a pass that bypasses a router, under gradient checkpointing, and where
+    no token was routed inside the context.
     """
     calls = 0
 
@@ -56,8 +59,8 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
             return _checked(changed, routing, router)
         if versions != [tensor._version for tensor in given]:
             raise RoutingError(
-                f"The policy wrote into the decision for {router.name} and returned None, which means no change: it "
-                "must return routing._replace(index_TK=..., weights_TK=...)."
+                f"The policy wrote into the decision for {router.name} and returned None, which "
+                "means no change: it must return routing._replace(index_TK=..., weights_TK=...)."
             )
         return None
 
@@ -68,20 +71,22 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
         yield routers
     if not calls:
         raise RoutingError(
-            f"No token passed the routers of {type(model).__name__} inside override(...): the policy changed nothing."
+            f"No token passed the routers of {type(model).__name__} inside override(...): the "
+            "policy changed nothing."
         )
 
 
 def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
     """The decision with K experts.
 
-    Raises RoutingError unless it has a decision's shapes and device, indices of experts and finite weights.
+    Raises RoutingError unless it has a decision's shapes and device, indices of experts and finite
+    weights.
     """
     is_triple = isinstance(changed, tuple) and len(changed) == 3
     if not is_triple or not all(isinstance(part, Tensor) for part in changed):
         raise RoutingError(
-            f"The policy returned a {type(changed).__name__} for {router.name}: it must return None for no change, or "
-            "routing._replace(index_TK=..., weights_TK=...)."
+            f"The policy returned a {type(changed).__name__} for {router.name}: it must return "
+            "None for no change, or routing._replace(index_TK=..., weights_TK=...)."
         )
     changed = Routing(*changed)
     # weights of a wider dtype may overflow

@@ -1,7 +1,7 @@
 """Forward passes of a model: PEFT's wrappers around it, and the tokens of each pass.
 
-Some wrappers call the model inside, and others its forward function, without its hooks. The wrapper's `generate` calls
-the model inside. So hooks on passes belong on both (`on_passes`).
+Some wrappers call the model inside, and others its forward function, without its hooks. The
+wrapper's `generate` calls the model inside. So hooks on passes belong on both (`on_passes`).
 
 B = sequences of a pass, S = tokens of each, T = B x S.
 """
@@ -42,14 +42,16 @@ def is_peft(module: nn.Module) -> bool:
 
 
 def transformers_model(model: Any) -> Any:
-    """The model of transformers, with its adapters' layers in it, not compiled; any other model itself.
+    """The model of transformers, with its adapters' layers in it, not compiled; any other model
+    itself.
 
-    Raises ModelError for an argument that is no model, and for adapters of virtual tokens, which the inner model lacks.
+    Raises ModelError for an argument that is no model, and for adapters of virtual tokens, which
+    the inner model lacks.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(
-            f"model={model!r:.80} is no model but a {type(model).__name__}. Give a loaded one, e.g. "
-            "AutoModelForCausalLM.from_pretrained(...)."
+            f"model={model!r:.80} is no model but a {type(model).__name__}. Give a loaded one, "
+            "e.g. AutoModelForCausalLM.from_pretrained(...)."
         )
     model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
     inner: Any = model
@@ -57,9 +59,9 @@ def transformers_model(model: Any) -> Any:
         config = model.active_peft_config  # type: ignore[operator]
         if getattr(config, "is_prompt_learning", False):
             raise ModelError(
-                f"The adapter of kind {config.peft_type.value} adds virtual tokens to every prompt, which is not "
-                "supported. Adapters that change layers are, e.g. LoRA; method=soft-prompt and method=prefix-tuning "
-                "train their own."
+                f"The adapter of kind {config.peft_type.value} adds virtual tokens to every "
+                "prompt, which is not supported. Adapters that change layers are, e.g. LoRA; "
+                "method=soft-prompt and method=prefix-tuning train their own."
             )
         inner = model.get_base_model()  # type: ignore[operator]
     if not hasattr(inner, "config"):
@@ -70,10 +72,11 @@ def transformers_model(model: Any) -> Any:
 def on_passes(
     model: nn.Module, before: Callable[[tuple, dict], None], after: Callable[[], None] | None = None
 ) -> list[Any]:
-    """Call `before` and `after` around each forward pass of the model; returns the handles of the hooks.
+    """Call `before` and `after` around each forward pass of the model; returns the handles of the
+    hooks.
 
-    `before` gets the arguments of the pass. A pass may begin in the wrapper or in the model inside, and may go through
-    both. `after` is not called after an exception.
+    `before` gets the arguments of the pass. A pass may begin in the wrapper or in the model inside,
+    and may go through both. `after` is not called after an exception.
 
     A pass raises RoutingError if it begins in one thread before that of another thread has ended.
     """
@@ -86,8 +89,8 @@ def on_passes(
         nonlocal depth, thread
         if depth > 0 and thread != this_thread():
             raise RoutingError(
-                "Two threads run the model at the same time inside a context on its routing, which cannot tell their "
-                f"tokens apart. {ONE_THREAD}"
+                "Two threads run the model at the same time inside a context on its routing, which "
+                f"cannot tell their tokens apart. {ONE_THREAD}"
             )
         thread = this_thread()
         depth += 1
@@ -135,7 +138,8 @@ def around(model: nn.Module, name: str) -> nn.Module:
 
 
 def in_use(model: nn.Module, name: str) -> bool:
-    """Whether the named module runs: of a module that PEFT trains as a copy, the original or the active copy does."""
+    """Whether the named module runs: of a module that PEFT trains as a copy, the original or the
+    active copy does."""
     path = name.split(".")
     for end in range(len(path)):
         wrapper: Any = model.get_submodule(".".join(path[:end]))
@@ -160,7 +164,8 @@ def with_wrapper(block: nn.Module, module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class PassTokens:
-    """The tokens of a forward pass, as the inputs of `model(...)` give them. All [T], on the device of these."""
+    """The tokens of a forward pass, as the inputs of `model(...)` give them. All [T], on the device
+    of these."""
 
     real_T: Tensor
     """bool: False for padding."""
@@ -196,8 +201,9 @@ def _tokens_and_positions(
 def _new_sequences(position_BS: Tensor, is_packed: bool) -> Tensor:
     """int64 [B, S]: the number of each token's sequence, from 0 in this pass.
 
-    A row is a sequence. If rows may be packed, as in transformers, a position that does not follow the one before it
-    begins a further one: positions [[0, 1, 0], [0, 1, 2]] are the sequences [[0, 0, 1], [2, 2, 2]].
+    A row is a sequence. If rows may be packed, as in transformers, a position that does not follow
+    the one before it begins a further one: positions [[0, 1, 0], [0, 1, 2]] are the sequences [[0,
+    0, 1], [2, 2, 2]].
     """
     B, S = position_BS.shape
     begins_BS = torch.zeros(B, S, dtype=torch.long, device=position_BS.device)
@@ -209,7 +215,8 @@ def _new_sequences(position_BS: Tensor, is_packed: bool) -> Tensor:
 
 @contextmanager
 def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iterator[None]:
-    """Call `on_pass` before every forward pass of the model inside the context. No pass waits for the device."""
+    """Call `on_pass` before every forward pass of the model inside the context. No pass waits for
+    the device."""
     begun: int | Tensor = 0
     """The number of the newest sequences' first one."""
     newest: int | Tensor = 0

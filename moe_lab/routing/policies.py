@@ -1,4 +1,5 @@
-"""Policies that constrain a router's choice: to partner experts (C2R), and to steered experts (SteerMoE).
+"""Policies that constrain a router's choice: to partner experts (C2R), and to steered experts
+(SteerMoE).
 
 T = tokens of a pass, L = MoE layers, E = experts (the maximum over layers), K = experts per token.
 """
@@ -16,8 +17,8 @@ def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
     """bool [L, E, E]: each expert's `count` most co-activated experts, and itself.
 
     Args:
-        pairs_LEE: number of tokens with both experts. In a tie the lower expert number comes first, so that an expert
-            without tokens has the first `count` other experts as partners.
+        pairs_LEE: number of tokens with both experts. In a tie the lower expert number comes first,
+            so that an expert without tokens has the first `count` other experts as partners.
     """
     E = pairs_LEE.shape[-1]
     itself_EE = torch.eye(E, dtype=torch.bool)
@@ -28,11 +29,14 @@ def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
 
 
 class PartnersOnly(Policy):
-    """Collaboration-constrained routing (C2R, Zhang et al. 2025): a policy that takes experts among partners.
+    """Collaboration-constrained routing (C2R, Zhang et al. 2025): a policy that takes experts among
+    partners.
 
-    Each token keeps its expert with the largest score, and takes the others of its top-k from that expert's partners.
+    Each token keeps its expert with the largest score, and takes the others of its top-k from that
+    expert's partners.
 
-    Weights follow the family's rule. A token whose experts are all partners of the first one is not changed.
+    Weights follow the family's rule. A token whose experts are all partners of the first one is not
+    changed.
 
     Args:
         allowed_LEE: bool, `partners_of`.
@@ -43,7 +47,8 @@ class PartnersOnly(Policy):
         self._counter = DecisionCounter()
 
     def counts(self) -> dict[str, int]:
-        """Changed decisions (`constrained_decisions`) and all of them. A decision is one token in one layer."""
+        """Changed decisions (`constrained_decisions`) and all of them. A decision is one token in
+        one layer."""
         changed, decisions = self._counter.totals
         return {"constrained_decisions": changed, "routing_decisions": decisions}
 
@@ -71,19 +76,21 @@ class PartnersOnly(Policy):
 
 
 MARGIN = 0.01
-"""How far a steered expert's score is above the largest, or below the smallest: that of SteerMoE's code."""
+"""How far a steered expert's score is above the largest, or below the smallest: that of SteerMoE's
+code."""
 
 
 class Steered(Policy):
-    """Steered routing (SteerMoE, Fayyaz et al. 2025): a policy that forces experts in or out for every token.
+    """Steered routing (SteerMoE, Fayyaz et al. 2025): a policy that forces experts in or out for
+    every token.
 
-    The score of an expert that is forced in becomes MARGIN above the largest score of the token, that of an expert
-    that is forced out MARGIN below the smallest. The router chooses by these scores. The logits change in the same way,
-    and weights follow the family's rule for them.
+    The score of an expert that is forced in becomes MARGIN above the largest score of the token,
+    that of an expert that is forced out MARGIN below the smallest. The router chooses by these
+    scores. The logits change in the same way, and weights follow the family's rule for them.
 
     Args:
-        sign_LE: 1 for experts that are forced in, -1 for those that are forced out, 0 for the others. A layer without
-            such experts is not changed.
+        sign_LE: 1 for experts that are forced in, -1 for those that are forced out, 0 for the
+            others. A layer without such experts is not changed.
     """
 
     def __init__(self, sign_LE: Tensor):
@@ -92,7 +99,8 @@ class Steered(Policy):
         self._counter = DecisionCounter()
 
     def counts(self) -> dict[str, int]:
-        """`constrained_decisions`, with another set of experts than the router's, and all decisions."""
+        """`constrained_decisions`, with another set of experts than the router's, and all
+        decisions."""
         changed, decisions = self._counter.totals
         return {"constrained_decisions": changed, "routing_decisions": decisions}
 

@@ -14,16 +14,18 @@ PolicyFunction = Callable[[Router, Routing], Routing | None]
 class Policy:
     """Decides at every routing decision, and counts.
 
-    A subclass has its own `__call__`. `Policy(function)` is the policy of a plain function, which counts nothing.
+    A subclass has its own `__call__`. `Policy(function)` is the policy of a plain function, which
+    counts nothing.
     """
 
     observes = False
     """Whether it changes no decision. An observer gets those of final policies, too (`routed`)."""
     repeatable = False
-    """Whether it reads no value of the device and keeps no count on the host, so that a GPU may repeat a step of
-    decoding without calling it (`engine/forward/decode_step.py`)."""
+    """Whether it reads no value of the device and keeps no count on the host, so that a GPU may
+    repeat a step of decoding without calling it (`engine/forward/decode_step.py`)."""
     real_T: Tensor | None = None
-    """bool: False for the padding of the next pass, which `counts` leaves out. None: the pass has no padding."""
+    """bool: False for the padding of the next pass, which `counts` leaves out. None: the pass has
+    no padding."""
 
     def __init__(self, function: PolicyFunction):
         self._function = function
@@ -32,7 +34,8 @@ class Policy:
         return self._function(router, routing)
 
     def counts(self) -> dict[str, int]:
-        """What was counted so far, by name. A policy that counts has all of its names before the first pass."""
+        """What was counted so far, by name. A policy that counts has all of its names before the
+        first pass."""
         return {}
 
 

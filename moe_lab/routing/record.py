@@ -25,10 +25,11 @@ from moe_lab.routing.rules import Routing
 
 
 class Record(Policy):
-    """Logits, weights and indices per MoE layer, of all tokens of all forward passes, without padding.
+    """Logits, weights and indices per MoE layer, of all tokens of all forward passes, without
+    padding.
 
-    Tokens are in the order of the passes, and within a pass sequence by sequence. `sequences` and `positions` identify
-    them.
+    Tokens are in the order of the passes, and within a pass sequence by sequence. `sequences` and
+    `positions` identify them.
     """
 
     observes = True
@@ -49,7 +50,8 @@ class Record(Policy):
         return f"Record({len(self._parts)} MoE layers{of}, {len(self.positions):,} tokens)"
 
     def expect(self, tokens: PassTokens) -> None:
-        """Set the tokens of the next forward pass. The host waits for the device once, to leave padding out."""
+        """Set the tokens of the next forward pass. The host waits for the device once, to leave
+        padding out."""
         self._count = len(tokens.real_T)
         self._real_N = tokens.real_T.nonzero()[:, 0]
         self._sequences.append(tokens.sequence_T[self._real_N].cpu())
@@ -77,7 +79,8 @@ class Record(Policy):
 
     @property
     def sequences(self) -> Tensor:
-        """int64 [tokens]: the number of each token's sequence. A pass without cached tokens begins new sequences.
+        """int64 [tokens]: the number of each token's sequence. A pass without cached tokens begins
+        new sequences.
 
         The texts of a packed row are sequences of their own.
         """
@@ -96,8 +99,9 @@ class Record(Policy):
     def __call__(self, router: Router, routing: Routing) -> None:
         if len(routing.logits_TE) != self._count:
             raise RoutingError(
-                f"A router decides for {len(routing.logits_TE)} tokens, but the model was called with {self._count}. "
-                "model(...) and model.generate can be recorded; an ensemble runs later layers on their own."
+                f"A router decides for {len(routing.logits_TE)} tokens, but the model was called "
+                f"with {self._count}. model(...) and model.generate can be recorded; an ensemble "
+                "runs later layers on their own."
             )
         real_N = self._real_N.to(routing.index_TK.device)
         kept = Routing(*(tensor.detach()[real_N] for tensor in routing))
@@ -112,12 +116,14 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def record(model: nn.Module) -> Iterator[Record]:
     """Record all routing decisions of `model(...)` and `model.generate(...)` inside the context.
 
-    Packed rows, given by `position_ids` without an attention mask, are one sequence for each of their texts. Tokens
-    with 0 in a two-dimensional `attention_mask` of the model are padding. In `generate`, transformers feeds padding to
-    sequences that have ended, unmasked: it is recorded as their tokens.
+    Packed rows, given by `position_ids` without an attention mask, are one sequence for each of
+    their texts. Tokens with 0 in a two-dimensional `attention_mask` of the model are padding. In
+    `generate`, transformers feeds padding to sequences that have ended, unmasked: it is recorded as
+    their tokens.
 
-    `generate` may decode greedily or by sampling. Beams move between the sequences of a pass, and an assistant's tokens
-    may be dropped, so that the recorded tokens would not be those of the returned text: RoutingError.
+    `generate` may decode greedily or by sampling. Beams move between the sequences of a pass, and
+    an assistant's tokens may be dropped, so that the recorded tokens would not be those of the
+    returned text: RoutingError.
 
     Raises ModelError and RoutingError as `routed` does, so also under gradient checkpointing.
     """
@@ -139,10 +145,11 @@ _restore: dict[type, Callable[[], None]] = {}
 
 @contextmanager
 def _one_by_one(model: Any) -> Iterator[None]:
-    """Inside the context `model.generate` refuses modes in which a pass is not the next tokens of its sequences.
+    """Inside the context `model.generate` refuses modes in which a pass is not the next tokens of
+    its sequences.
 
-    The class is changed, not the model: copies of the model are plain. It is changed once for all its models that are
-    recorded, whose contexts may end in any order.
+    The class is changed, not the model: copies of the model are plain. It is changed once for all
+    its models that are recorded, whose contexts may end in any order.
     """
     kind = type(model)
     if not hasattr(kind, "generate"):
@@ -161,7 +168,8 @@ def _one_by_one(model: Any) -> Iterator[None]:
 
 
 def _check_generate(kind: Any, models: list[Any]) -> Callable[[], None]:
-    """Let `generate` of a class check the mode for these models; returns the function that takes that back."""
+    """Let `generate` of a class check the mode for these models; returns the function that takes
+    that back."""
     generate = kind.generate
 
     @wraps(generate)
@@ -183,7 +191,8 @@ def _check_generate(kind: Any, models: list[Any]) -> Callable[[], None]:
 
 
 def _check_mode(model: Any, args: tuple, kwargs: dict) -> None:
-    """Raise RoutingError for arguments of `generate` that choose another mode than greedy decoding or sampling."""
+    """Raise RoutingError for arguments of `generate` that choose another mode than greedy decoding
+    or sampling."""
     from transformers.generation import GenerationMode
 
     # the second positional argument; what is not given is the model's own
@@ -196,6 +205,7 @@ def _check_mode(model: Any, args: tuple, kwargs: dict) -> None:
     mode = config.get_generation_mode(kwargs.get("assistant_model"))
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise RoutingError(
-            f"record(model): generate would decode by {mode.value}, so that the recorded tokens are not those of the "
-            "returned text. Generate outside of record, then record model(sequences)."
+            f"record(model): generate would decode by {mode.value}, so that the recorded tokens "
+            "are not those of the returned text. Generate outside of record, then record "
+            "model(sequences)."
         )

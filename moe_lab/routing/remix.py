@@ -1,7 +1,7 @@
 """Routing by given probabilities (C3PO).
 
-T = tokens of a pass, N = sequences of a pass, or prompts with pathways, W = re-routed tokens of each, P = re-routed
-tokens of a pass, E = experts, K = experts per token, C = given experts.
+T = tokens of a pass, N = sequences of a pass, or prompts with pathways, W = re-routed tokens of
+each, P = re-routed tokens of a pass, E = experts, K = experts per token, C = given experts.
 """
 
 from dataclasses import dataclass
@@ -23,23 +23,26 @@ class Places:
     pathway: Tensor
     """int64: index of each token's pathway among N x W."""
     share: Tensor | None = None
-    """float32: share of that pathway. The rest are the token's own probabilities. None: 1 for all tokens."""
+    """float32: share of that pathway. The rest are the token's own probabilities. None: 1 for all
+    tokens."""
 
 
 class Remix(Policy):
     """Routes some tokens of a pass by given probabilities. Others are not changed.
 
-    The probabilities replace the router's. Their logarithms, shifted to the log-sum-exp of the router's logits, go
-    through the family's rule, so that the router's own probabilities change nothing.
+    The probabilities replace the router's. Their logarithms, shifted to the log-sum-exp of the
+    router's logits, go through the family's rule, so that the router's own probabilities change
+    nothing.
 
     Args:
         probs: [N, W, E] of some MoE layers, which sum to 1 over E. Other layers are not changed.
-        experts: int64 [N, W, C] of the same layers: experts that all contribute. None: the K experts that the router
-            chooses at these probabilities.
+        experts: int64 [N, W, C] of the same layers: experts that all contribute. None: the K
+            experts that the router chooses at these probabilities.
     """
 
     places: Places | None = None
-    """The re-routed tokens of the next pass. None: the first W tokens of each of its N sequences."""
+    """The re-routed tokens of the next pass. None: the first W tokens of each of its N
+    sequences."""
 
     def __init__(self, probs: dict[int, Tensor], experts: dict[int, Tensor] | None = None):
         self.probs = probs
@@ -95,7 +98,8 @@ def router_probs(router: Router, logits_TE: Tensor) -> Tensor:
 
 
 def logits_of(probs_PE: Tensor, router: Router, router_logits_PE: Tensor) -> Tensor:
-    """Logits with these probabilities and the log-sum-exp of the router's own, on which some rules depend."""
+    """Logits with these probabilities and the log-sum-exp of the router's own, on which some rules
+    depend."""
     router_scores_PE = router.family.rule.scores(router.module, router_logits_PE)
     size_P1 = router_scores_PE.logsumexp(-1, keepdim=True)
     scores_PE = probs_PE.clamp(min=torch.finfo(probs_PE.dtype).tiny).log() + size_P1

@@ -28,7 +28,8 @@ class Router:
     """The module that calls the router."""
 
     def scores(self, logits_TE: Tensor) -> Tensor:
-        """float32 [T, E]: the scores by which the router chooses experts, and to which noise is added."""
+        """float32 [T, E]: the scores by which the router chooses experts, and to which noise is
+        added."""
         scores_TE = self.family.rule.scores(self.module, logits_TE)
         path = self.family.bias
         if path is None:
@@ -46,7 +47,8 @@ class Router:
         return self.family.rule.weights(self.module, logits_TE, index_TK)
 
     def widened(self, routing: Routing, C: int) -> Routing:
-        """The same decision with C distinct experts for each token, at least K; added experts have weight 0."""
+        """The same decision with C distinct experts for each token, at least K; added experts have
+        weight 0."""
         more = C - routing.index_TK.shape[-1]
         if not more:
             return routing
@@ -57,7 +59,8 @@ class Router:
 
 
 def find_routers(model: nn.Module) -> list[Router]:
-    """All routers of a model, in the order of its layers; empty for a model without a supported router."""
+    """All routers of a model, in the order of its layers; empty for a model without a supported
+    router."""
     routers: list[Router] = []
     for name, module in model.named_modules():
         family = family_of(module)

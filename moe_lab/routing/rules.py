@@ -1,12 +1,13 @@
 """The parts of a model family: rules from router logits to experts and weights, and seams.
 
-A few rules serve all families. Noise is added to the scores by which a router chooses. Softmax routers choose by their
-logits (a softmax keeps the order), so noise is added to the logits, as in the RoE paper. Other routers choose by a
-sigmoid, or by a probability plus a learned bias, and noise is added there. Combine weights are computed from the clean
-logits at the chosen experts.
+A few rules serve all families. Noise is added to the scores by which a router chooses. Softmax
+routers choose by their logits (a softmax keeps the order), so noise is added to the logits, as in
+the RoE paper. Other routers choose by a sigmoid, or by a probability plus a learned bias, and noise
+is added there. Combine weights are computed from the clean logits at the chosen experts.
 
-A seam is a set of hooks by which a policy reads and changes a router's decision. Most routers return (logits, weights,
-indices), which `routed` hooks itself. Each other form of router output has a seam here.
+A seam is a set of hooks by which a policy reads and changes a router's decision. Most routers
+return (logits, weights, indices), which `routed` hooks itself. Each other form of router output has
+a seam here.
 
 T = tokens, E = experts, G = groups of experts, K = experts per token.
 """
@@ -62,7 +63,8 @@ def llama4(router: nn.Module, decide: Decide) -> list[Any]:
 
 
 def jetmoe(router: nn.Module, decide: Decide) -> list[Any]:
-    """JetMoE: (order of the T x K pairs by expert, token of each, weight of each, pairs per expert, logits)."""
+    """JetMoE: (order of the T x K pairs by expert, token of each, weight of each, pairs per expert,
+    logits)."""
 
     def hook(module: Any, args: tuple, output: tuple) -> tuple | None:
         order, _, weights, counts, logits_TE = output
@@ -85,7 +87,8 @@ def jetmoe(router: nn.Module, decide: Decide) -> list[Any]:
 
 
 def dbrx(block: Any, decide: Decide) -> list[Any]:
-    """DBRX: the router returns logits; the decision is changed where the block passes it to the experts."""
+    """DBRX: the router returns logits; the decision is changed where the block passes it to the
+    experts."""
     logits: list[Tensor] = []
 
     def note(module: nn.Module, args: tuple, output: Tensor) -> None:
@@ -112,7 +115,8 @@ class Rule:
     """A rule from logits to chosen experts and combine weights."""
 
     noise: str
-    """The scores by which experts are chosen, and to which noise is added: LOGITS, SIGMOID or PROBABILITY."""
+    """The scores by which experts are chosen, and to which noise is added: LOGITS, SIGMOID or
+    PROBABILITY."""
     scores: Callable[[nn.Module, Tensor], Tensor]
     """(router, logits_TE) -> float32 [T, E], before a bias is added."""
     weights: Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -125,7 +129,8 @@ class Rule:
     """For a rule with LOGITS: the router's output for given `scores`."""
 
     def choose(self, router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
-        """int64 [T, K]: the experts that a router chooses by these scores, bias and noise included."""
+        """int64 [T, K]: the experts that a router chooses by these scores, bias and noise
+        included."""
         return (
             self.select(router, scores_TE, k) if self.select else scores_TE.topk(k, dim=-1).indices
         )
@@ -165,10 +170,11 @@ def softmax_of_chosen() -> Rule:
 
 
 def sigmoid(*, eps: float = 0.0, scale: str | None = None, closed: float = float("-inf")) -> Rule:
-    """Sigmoid of each logit (or `router.score_fn`), gathered at the chosen experts, renormalized, scaled.
+    """Sigmoid of each logit (or `router.score_fn`), gathered at the chosen experts, renormalized,
+    scaled.
 
-    Weights are not renormalized if `router.norm_topk_prob` is false. Experts are chosen within groups if the router has
-    `num_group`.
+    Weights are not renormalized if `router.norm_topk_prob` is false. Experts are chosen within
+    groups if the router has `num_group`.
 
     Args:
         eps: added to the sum by which weights are divided.
@@ -186,7 +192,8 @@ def sigmoid(*, eps: float = 0.0, scale: str | None = None, closed: float = float
         return weights_TK * getattr(router, scale) if scale else weights_TK
 
     def select(router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
-        """Within the `topk_group` groups whose two best scores have the largest sums (DeepSeek-V3)."""
+        """Within the `topk_group` groups whose two best scores have the largest sums
+        (DeepSeek-V3)."""
         if not getattr(router, "num_group", None):
             return scores_TE.topk(k, dim=-1).indices
         best_TG = _by_group(router, scores_TE).topk(2, dim=-1).values.sum(dim=-1)
@@ -267,7 +274,8 @@ COHERE = Rule(LOGITS, _logits, _cohere_weights, "softmax over the chosen, or the
 
 
 def _gemma_logits(router: nn.Module, probs_TE: Tensor) -> Tensor:
-    """Gemma-4's router returns probabilities. Their logarithms are its logits up to a constant per token."""
+    """Gemma-4's router returns probabilities. Their logarithms are its logits up to a constant per
+    token."""
     return probs_TE.float().log()
 
 
@@ -293,7 +301,8 @@ LLAMA4 = Rule(LOGITS, _logits, _llama_weights, "sigmoid, gathered (on the expert
 
 
 def _sparse_mixer_weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-    """Each expert's softmax over experts not chosen before it and not far below it ("SparseMixer-v2", in evaluation).
+    """Each expert's softmax over experts not chosen before it and not far below it
+    ("SparseMixer-v2", in evaluation).
 
     "Far below" is relative to the chosen expert's logit, which without noise is the largest one.
     """

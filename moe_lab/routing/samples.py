@@ -1,6 +1,7 @@
 """Policies that route the samples of an ensemble, or other tokens of a pass that they are told.
 
-T = tokens of a pass, N = samples among them, E = experts, K = experts per token, C = experts of a sample.
+T = tokens of a pass, N = samples among them, E = experts, K = experts per token, C = experts of a
+sample.
 """
 
 from abc import ABC, abstractmethod
@@ -43,7 +44,8 @@ class NoisyTokens:
 
 
 class SamplePolicy(Policy, ABC):
-    """A policy that routes samples: the tokens that `expect` gets before each pass. Other tokens are not changed."""
+    """A policy that routes samples: the tokens that `expect` gets before each pass. Other tokens
+    are not changed."""
 
     noiseless = False
     """Whether all samples are routed as the router routes them."""
@@ -59,11 +61,12 @@ class SamplePolicy(Policy, ABC):
 
     @property
     def tokens(self) -> NoisyTokens | None:
-        """The samples of the pass. Raises RoutingError before the first `expect`, since nothing would change."""
+        """The samples of the pass. Raises RoutingError before the first `expect`, since nothing
+        would change."""
         if not self._expected:
             raise RoutingError(
-                f"{type(self).__name__} has no tokens: `expect` was not called, so nothing would change. Call it "
-                "before each pass; moe_lab.RoE(model, tokenizer) does."
+                f"{type(self).__name__} has no tokens: `expect` was not called, so nothing would "
+                "change. Call it before each pass; moe_lab.RoE(model, tokenizer) does."
             )
         return self._tokens
 
@@ -74,9 +77,11 @@ class SamplePolicy(Policy, ABC):
 def with_experts(
     router: Router, routing: Routing, tokens: NoisyTokens, logits_NE: Tensor, index_NC: Tensor
 ) -> Routing:
-    """The decision with other experts for the samples, weighed by the family's rule for `logits_NE`.
+    """The decision with other experts for the samples, weighed by the family's rule for
+    `logits_NE`.
 
-    Where C is not K, the tokens with fewer experts get more, with weight 0: all tokens of a pass have the same number.
+    Where C is not K, the tokens with fewer experts get more, with weight 0: all tokens of a pass
+    have the same number.
     """
     weights_NC = router.weights(logits_NE, index_NC)
     if tokens.index is None:
@@ -92,7 +97,8 @@ def with_experts(
 
 
 Choose = Callable[[Router, Routing, NoisyTokens], Tensor]
-"""(router, its decision for N samples, the keys of these samples) -> int64 [N, C]: distinct experts."""
+"""(router, its decision for N samples, the keys of these samples) -> int64 [N, C]: distinct
+experts."""
 
 
 class OtherExperts(SamplePolicy):
@@ -119,6 +125,7 @@ class OtherExperts(SamplePolicy):
 def noisy_choice(
     router: Router, logits_NE: Tensor, noise_NE: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """(float32 [N, E], int64 [N, k]): the router's scores plus noise, and the experts that it chooses by these."""
+    """(float32 [N, E], int64 [N, k]): the router's scores plus noise, and the experts that it
+    chooses by these."""
     noisy_NE = router.scores(logits_NE) + noise_NE.to(logits_NE.device)
     return noisy_NE, router.choose(noisy_NE, k)

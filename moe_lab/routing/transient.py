@@ -1,8 +1,8 @@
 """Hooks that a copy of the model does not have.
 
-A context such as `record` puts hooks on modules. `copy.deepcopy` would copy them with the modules, where nobody removes
-them, and `pickle` fails on functions that are defined inside others. So EMA copies, best-so-far copies and `torch.save`
-inside a context get the plain model.
+A context such as `record` puts hooks on modules. `copy.deepcopy` would copy them with the modules,
+where nobody removes them, and `pickle` fails on functions that are defined inside others. So EMA
+copies, best-so-far copies and `torch.save` inside a context get the plain model.
 """
 
 from collections.abc import Callable

@@ -27,7 +27,8 @@ from moe_lab.tasks.sandbox.programs import Limits, check_sandbox, check_user_lim
 
 
 def check_router(method: Method, facts: ModelFacts) -> None:
-    """Raise ModelError if the method needs a router and the model has none, or none for single tokens."""
+    """Raise ModelError if the method needs a router and the model has none, or none for single
+    tokens."""
     name = facts.path or facts.name
     if method.required_routing == "none":
         return

@@ -48,7 +48,8 @@ def identity(
 
 
 def _model_content(config: Config, facts: ModelFacts, tasks: TaskDict) -> dict[str, Any]:
-    """The model's content, and marks for models whose numbers an earlier version of this package computed otherwise."""
+    """The model's content, and marks for models whose numbers an earlier version of this package
+    computed otherwise."""
     content = dict(model_identity(model_source(config.model), config.model))
     if facts.rope_by_length:
         # results from before each text had its own embeddings are of another run

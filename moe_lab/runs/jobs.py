@@ -258,7 +258,8 @@ def by_model(jobs: Sequence[Job]) -> list[Job]:
     number_of_model: dict[str, int] = {}
 
     def place(job: Job) -> tuple[int, bool]:
-        """(the number of the job's model, in the order of the jobs; whether it counts no metrics)."""
+        """(the number of the job's model, in the order of the jobs; whether it counts no
+        metrics)."""
         model = repr((asdict(job.config.model), job.config.dtype, job.config.device))
         number = number_of_model.setdefault(model, len(number_of_model))
         return number, job.config.metrics == "none"

@@ -82,7 +82,8 @@ class Run:
         return RunFolder(self.folder, self.run_id)
 
     def check_free(self) -> None:
-        """Raise RunHeldError if another process works on this run or on a run that it is compared with."""
+        """Raise RunHeldError if another process works on this run or on a run that it is compared
+        with."""
         for run in (*self.compared_runs.values(), self):
             if not run.done:
                 run.store.check_free()
@@ -90,8 +91,8 @@ class Run:
     def stored(self) -> RunResult | None:
         """The result if it is complete and of this run and hub commit, else None.
 
-        It is shown by the metric and with the settings that the configuration asks for, whatever it was
-        computed for: a command without a key whose value is the default has the same run.
+        It is shown by the metric and with the settings that the configuration asks for, whatever it
+        was computed for: a command without a key whose value is the default has the same run.
         """
         stored = self.store.stored(self.facts.commit)
         if stored is None:

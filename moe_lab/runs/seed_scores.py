@@ -80,7 +80,8 @@ def _seed_score(
     aggregate: Aggregate | None,
     equal_examples: EqualExamples,
 ) -> SeedScore:
-    """The mean of one score over seeds, and its differences to the other runs that have all `documents`."""
+    """The mean of one score over seeds, and its differences to the other runs that have all
+    `documents`."""
     scores = [seed.scores[metric] for seed in by_seed]
     values = []
     for seed in by_seed:

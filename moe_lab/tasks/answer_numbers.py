@@ -11,8 +11,8 @@ from moe_lab.errors import TaskError
 from moe_lab.results.code import versioned
 
 TOLERANCE = Fraction(1, 1000)
-"""Around a right answer that is not whole, as 0.6666666666666666. It is that of LLM-Adapters (Hu et al., 2023), from
-which the RoE paper has the arithmetic sets."""
+"""Around a right answer that is not whole, as 0.6666666666666666. It is that of LLM-Adapters (Hu et
+al., 2023), from which the RoE paper has the arithmetic sets."""
 MOST_CHARACTERS = 300
 """A longer text is no number. Models that repeat a digit write thousands."""
 
@@ -28,7 +28,8 @@ _WRITTEN = (
     (r"\,", ","),
     (r"\$", "$"),
 )
-"""Signs of texts and of LaTeX, and the plain ones in their places. Both commas separate thousands."""
+"""Signs of texts and of LaTeX, and the plain ones in their places. Both commas separate
+thousands."""
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 _MIXED = re.compile(r"(?<=\d)\s*(?=\\[dt]?frac\{)")
 
@@ -64,7 +65,8 @@ def read_number(text: str) -> Fraction | None:
 
 
 def same_number(answer: str, gold: str) -> bool:
-    """Whether an answer is the right number: equal if that is whole, otherwise within 0.001 of it."""
+    """Whether an answer is the right number: equal if that is whole, otherwise within 0.001 of
+    it."""
     number = read_number(answer)
     right = read_number(gold)
     if number is None or right is None:
@@ -76,9 +78,11 @@ def same_number(answer: str, gold: str) -> bool:
 
 @versioned("vote over numbers", 1)
 def vote(responses: list[list[str]], documents: Any) -> list[list[str]]:
-    """lm-eval filter: the answer that most samples of a document give, of several the one that was sampled first.
+    """lm-eval filter: the answer that most samples of a document give, of several the one that was
+    sampled first.
 
-    Samples that give the same number, such as 29 and 29.0, agree. The number is written as most of them write it.
+    Samples that give the same number, such as 29 and 29.0, agree. The number is written as most of
+    them write it.
     """
     return [[_majority(list(answers))] for answers in responses]
 
@@ -129,13 +133,15 @@ def score_number(document: dict[str, Any], results: list[str]) -> dict[str, floa
 
 @versioned("check that answers are numbers", 1)
 def check_golds(split: Any) -> Any:
-    """lm-eval `process_docs`: the documents as they are. Raises TaskError for a right answer that is no number."""
+    """lm-eval `process_docs`: the documents as they are. Raises TaskError for a right answer that
+    is no number."""
     if not {"question", "answer"} <= set(split.column_names):
         return split  # lm-eval names the column
     for i, document in enumerate(split):
         if read_number(_gold(document)) is None:
             raise TaskError(
-                f"Document {i} ({str(document['question'])[:60]!r}) has answer={document['answer']!r}: no number.\n"
+                f"Document {i} ({str(document['question'])[:60]!r}) has "
+                f"answer={document['answer']!r}: no number.\n"
                 "Write a number alone, such as 12, -7, 1,500, 0.5 or 2/3."
             )
     return split

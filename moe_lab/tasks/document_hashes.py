@@ -1,4 +1,5 @@
-"""Hashes of the content of documents: by which the same document is known in two tasks, and for run ids."""
+"""Hashes of the content of documents: by which the same document is known in two tasks, and for run
+ids."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ _hashes: WeakKeyDictionary[Any, list[frozenset[str]]] = WeakKeyDictionary()
 
 
 def document_hashes(task: Any) -> list[frozenset[str]]:
-    """Hashes of each document that `task` evaluates, two or three for each. Computed once for a task.
+    """Hashes of each document that `task` evaluates, two or three for each. Computed once for a
+    task.
 
-    Two documents that share a hash are the same: they agree in prompt and choices (or the answer, if the prompt is
-    empty), in the row of the data set, which several tasks may share, or in an identifier.
+    Two documents that share a hash are the same: they agree in prompt and choices (or the answer,
+    if the prompt is empty), in the row of the data set, which several tasks may share, or in an
+    identifier.
     """
     if task in _hashes:
         return _hashes[task]
@@ -39,7 +42,8 @@ def document_hashes(task: Any) -> list[frozenset[str]]:
 def _hashes_of(
     document: Mapping[str, Any], row: Mapping[str, Any], columns: frozenset[str] | None
 ) -> frozenset[str]:
-    """The hashes of a document: of its `columns` (None: all), of its row, and of its identifier if it has one."""
+    """The hashes of a document: of its `columns` (None: all), of its row, and of its identifier if
+    it has one."""
     shown: Mapping[str, Any] = document
     if columns is not None:
         shown = {key: value for key, value in document.items() if key in columns}
@@ -60,13 +64,15 @@ def content_bytes(document: Any) -> bytes:
 
 
 def all_rows(documents: Any) -> Any:
-    """The same rows, converted together, because a Dataset takes four times as long to convert them one by one."""
+    """The same rows, converted together, because a Dataset takes four times as long to convert them
+    one by one."""
     is_plain = hasattr(documents, "to_list") and documents.format["type"] is None
     return documents.to_list() if is_plain else documents
 
 
 def _shown_columns(task: Any) -> frozenset[str] | None:
-    """The columns in the templates of a task's prompt and choices; None if a function builds them."""
+    """The columns in the templates of a task's prompt and choices; None if a function builds
+    them."""
     from jinja2 import Environment, meta
 
     if task.config.doc_to_text:

@@ -22,9 +22,10 @@ def select_documents(
 ) -> dict[str, list[int]]:
     """The sorted document numbers of each task in the split that lm-eval evaluates.
 
-    `limit` takes the first documents of a permutation that depends only on the task and `sample_seed`, so that a larger
-    limit includes the documents of a smaller one. Documents with one of their `document_hashes` in `tuned_on` are
-    excluded. Raises TaskError for `samples` that do not exist, and if no document is left.
+    `limit` takes the first documents of a permutation that depends only on the task and
+    `sample_seed`, so that a larger limit includes the documents of a smaller one. Documents with
+    one of their `document_hashes` in `tuned_on` are excluded. Raises TaskError for `samples` that
+    do not exist, and if no document is left.
     """
     chosen = {}
     for name, task in tasks["tasks"].items():
@@ -62,7 +63,8 @@ def _selected_numbers(config: Config, name: str, task: Any) -> list[int]:
 
 
 def gold_choice(task: Any, document: Any) -> int:
-    """Index of the right choice of an lm-eval multiple-choice document; of several right ones, the first.
+    """Index of the right choice of an lm-eval multiple-choice document; of several right ones, the
+    first.
 
     Raises TaskError if the answer is none of the choices.
     """

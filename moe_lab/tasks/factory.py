@@ -1,7 +1,7 @@
 """lm-eval's tasks by name, with the documents and the form that a run gives them.
 
-Documents come from `<data_dir>/<folder>/<split>.jsonl` where there is such a folder, with the columns of the hub's data
-set (`local_data.py`).
+Documents come from `<data_dir>/<folder>/<split>.jsonl` where there is such a folder, with the
+columns of the hub's data set (`local_data.py`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def build_tasks(
 
 
 def _finish_task(task: Any, factory: _Factory) -> None:
-    """Check a loaded task, and give it what a run asks of it: the source of its documents, its code, its requests."""
+    """Check a loaded task, and give it what a run asks of it: the source of its documents, its
+    code, its requests."""
     name = task.task_name
     if name in factory.checks:
         factory.checks[name].check_filters(task)
@@ -119,7 +120,8 @@ def _yaml_checks(name: str, file: Path) -> YamlChecks:
 def _chosen_documents(
     task: Any, *, samples: Iterable[int] | None = None, **options: Any
 ) -> Iterator[Any]:
-    """lm-eval's `doc_iterator`, which converts every document of the split, twice, to take those of `samples`.
+    """lm-eval's `doc_iterator`, which converts every document of the split, twice, to take those of
+    `samples`.
 
     Chosen documents are numbered from 0, as lm-eval's log expects them.
     """
@@ -137,8 +139,8 @@ def _chosen_documents(
 class _Factory(TaskFactory):
     """lm-eval's factory with one step more.
 
-    Here alone every task passes with its whole configuration, overrides of its groups included, before its data is
-    loaded.
+    Here alone every task passes with its whole configuration, overrides of its groups included,
+    before its data is loaded.
     """
 
     def __init__(self, config: Config, holdout: Holdout | None, splits: tuple[str, ...]):
@@ -166,7 +168,8 @@ class _Factory(TaskFactory):
         unsafe = load_yaml(file, resolve_func=False).get("unsafe_code")
         if unsafe and OWN_TASKS not in file.parents:  # before its functions are imported
             raise TaskError(
-                f"Task {entry.name} executes code that the model wrote, outside of moe_lab's sandbox: not supported.\n"
+                f"Task {entry.name} executes code that the model wrote, outside of moe_lab's "
+                "sandbox: not supported.\n"
                 "The tasks that are: humaneval, humaneval_plus."
             )
         try:
@@ -284,7 +287,8 @@ class _Factory(TaskFactory):
         return config | {"custom_dataset": held_out, "test_split": SPLIT}
 
     def _first_split(self, config: dict[str, Any], folder: Path | None) -> str:
-        """The first existing split of `self._splits`: names of splits, or keys that name one (`training_split`)."""
+        """The first existing split of `self._splits`: names of splits, or keys that name one
+        (`training_split`)."""
         for split in self._splits:
             name = config.get(split) if split.endswith("_split") else split
             if name and _has_split(folder, name):
@@ -295,7 +299,8 @@ class _Factory(TaskFactory):
         )
 
     def _place(self, error: Exception) -> str | None:
-        """The file and, if it is known, the line that an error of a task of the user's own comes from."""
+        """The file and, if it is known, the line that an error of a task of the user's own comes
+        from."""
         checks = self.checks.get(self._config["task"])
         if checks is None or not checks.strict:
             return None
@@ -326,7 +331,8 @@ class _Factory(TaskFactory):
 
 
 def _has_split(folder: Path | None, split: str) -> bool:
-    """Whether the local files have a split. A hub data set is assumed to have all splits of the task."""
+    """Whether the local files have a split. A hub data set is assumed to have all splits of the
+    task."""
     return folder is None or (folder / f"{split}.jsonl").exists()
 
 

@@ -1,7 +1,8 @@
 """Documents held out for tuning from a task's test and its few-shot examples.
 
-They come, in this order of preference, from a validation split that is not evaluated, from the train split, or from the
-evaluated split. A run with a profile that was tuned on them excludes them from its test set.
+They come, in this order of preference, from a validation split that is not evaluated, from the
+train split, or from the evaluated split. A run with a profile that was tuned on them excludes them
+from its test set.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ SPLIT = "tuning"
 
 @dataclass(frozen=True, kw_only=True)
 class Holdout:
-    """The number of held-out documents, and the seed of the permutation that they are taken from."""
+    """The number of held-out documents, and the seed of the permutation that they are taken
+    from."""
 
     num_samples: int
     seed: int
@@ -28,7 +30,8 @@ class Holdout:
 
 @dataclass(kw_only=True)
 class HeldOutDataset:
-    """A task's `custom_dataset` with the held-out documents of the `source` split moved to the split `tuning`."""
+    """A task's `custom_dataset` with the held-out documents of the `source` split moved to the
+    split `tuning`."""
 
     task: str
     source: str
@@ -36,7 +39,8 @@ class HeldOutDataset:
     load: Callable[..., Any]
     """Returns the task's own {split: Dataset}."""
     numbers: list[int] = field(default_factory=list)
-    """Sorted row numbers of the held-out documents in the source split, once loaded; all of a smaller split."""
+    """Sorted row numbers of the held-out documents in the source split, once loaded; all of a
+    smaller split."""
 
     def __call__(self, **options: Any) -> dict[str, Dataset]:
         splits = self.load(**options)

@@ -1,4 +1,5 @@
-"""Data sets that the hub has in other columns than a task reads: a task's `custom_dataset` without local files."""
+"""Data sets that the hub has in other columns than a task reads: a task's `custom_dataset` without
+local files."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Columns = dict[str, str | list[Any]]
-"""Column -> a template of the hub's columns ("{Body} {Question}"), or [column, values]: the index of its value."""
+"""Column -> a template of the hub's columns ("{Body} {Question}"), or [column, values]: the index
+of its value."""
 
 
 def published(

@@ -5,8 +5,8 @@
     B. Helium
     Answer:
 
-Every answer is one token, as C3PO's "last token" requires. The question and the options come from the task's lm-eval
-configuration. Tasks whose options are letters already (MMLU) are unchanged.
+Every answer is one token, as C3PO's "last token" requires. The question and the options come from
+the task's lm-eval configuration. Tasks whose options are letters already (MMLU) are unchanged.
 """
 
 from __future__ import annotations
@@ -35,26 +35,28 @@ _REPLACED = ("doc_to_text", "doc_to_target", "doc_to_choice", "process_docs")
 
 
 def in_letters(config: dict[str, Any]) -> dict[str, Any]:
-    """An lm-eval task's configuration with letters as answers; unchanged for tasks that generate answers.
+    """An lm-eval task's configuration with letters as answers; unchanged for tasks that generate
+    answers.
 
-    Raises TaskError for other tasks without choices, and for one that scores its answers by a function of its own,
-    which reads the options of each document in the order of its data.
+    Raises TaskError for other tasks without choices, and for one that scores its answers by a
+    function of its own, which reads the options of each document in the order of its data.
     """
     if config.get("output_type") == "generate_until":
         return dict(config)
     if config.get("output_type") != "multiple_choice" or config.get("doc_to_choice") is None:
         raise TaskError(
-            f"{config['task']} is no multiple-choice task of lm-eval: it cannot be answered by letters, as "
-            "task.answer=letters and method=c3po ask.\nOther methods ask it as lm-eval does, with task.answer=text."
+            f"{config['task']} is no multiple-choice task of lm-eval: it cannot be answered by "
+            "letters, as task.answer=letters and method=c3po ask.\nOther methods ask it as lm-eval "
+            "does, with task.answer=text."
         )
     own_choices = config["doc_to_choice"]
     if isinstance(own_choices, list) and own_choices == list(ascii_uppercase[: len(own_choices)]):
         return config
     if config.get("process_results") is not None:
         raise TaskError(
-            f"{config['task']} scores its answers by a function of its own, which letters in another order would "
-            "mislead: it cannot be answered by letters, as task.answer=letters and method=c3po ask.\nOther methods ask "
-            "it as lm-eval does, with task.answer=text."
+            f"{config['task']} scores its answers by a function of its own, which letters in "
+            "another order would mislead: it cannot be answered by letters, as task.answer=letters "
+            "and method=c3po ask.\nOther methods ask it as lm-eval does, with task.answer=text."
         )
     replaced = {key: config.get(key) for key in _REPLACED}
     fewshot = {}
@@ -90,9 +92,11 @@ def _add_columns(fields: dict[str, Any], split: Any) -> Any:
 
 
 def lettered(fields: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """The added columns of one document; `fields` has the task's `doc_to_text`, `doc_to_target`, `doc_to_choice`.
+    """The added columns of one document; `fields` has the task's `doc_to_text`, `doc_to_target`,
+    `doc_to_choice`.
 
-    Raises TaskError for a document without exactly one right option, and for one with more options than letters.
+    Raises TaskError for a document without exactly one right option, and for one with more options
+    than letters.
     """
     text = _value(fields["doc_to_text"], document)
     target = _value(fields["doc_to_target"], document)
@@ -149,8 +153,8 @@ def _place_of(target: Any, choices: list[str], question: str) -> int:
     if isinstance(target, int) and 0 <= target < len(choices):
         return target
     raise TaskError(
-        f"task.answer=letters needs one right option for each question, and the right answer of {question[:60]!r} is "
-        f"{target!r}.\nAsk by texts: task.answer=text."
+        "task.answer=letters needs one right option for each question, and the right answer of "
+        f"{question[:60]!r} is {target!r}.\nAsk by texts: task.answer=text."
     )
 
 
@@ -162,7 +166,8 @@ def _is_fixed(target: Any, document: dict[str, Any]) -> bool:
 
 
 def _value(field: Any, document: dict[str, Any]) -> Any:
-    """lm-eval's evaluation of a `doc_to_...` field: a function, a column, a template, or a value."""
+    """lm-eval's evaluation of a `doc_to_...` field: a function, a column, a template, or a
+    value."""
     if isinstance(field, Callable):  # type: ignore[arg-type]
         return field(document)
     if isinstance(field, dict):

@@ -1,4 +1,5 @@
-"""Loads the lm-eval tasks of `task=` and applies the run's few-shot, generation and data settings."""
+"""Loads the lm-eval tasks of `task=` and applies the run's few-shot, generation and data
+settings."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ T = TypeVar("T")
 
 @contextmanager
 def task_cache() -> Iterator[None]:
-    """Within this context `load_tasks` returns the same objects for equal settings: a grid reads each data set once."""
+    """Within this context `load_tasks` returns the same objects for equal settings: a grid reads
+    each data set once."""
     global _cache
     if _cache is None:
         forget_edited_code()
@@ -70,11 +72,12 @@ def load_tasks(
 
     Args:
         holdout: evaluate tuning documents (`documents.py`) instead of the test set.
-        splits: evaluate the first available one of these instead of the test set. Each is the name of a split, or
-            lm-eval's key of one (`training_split`).
+        splits: evaluate the first available one of these instead of the test set. Each is the name
+            of a split, or lm-eval's key of one (`training_split`).
 
-    Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises TaskError for an
-    unknown task, missing or malformed data, and settings that the task cannot have.
+    Returns lm-eval's own {"tasks": {name: Task}, "groups": {...}, "group_map": {...}}. Raises
+    TaskError for an unknown task, missing or malformed data, and settings that the task cannot
+    have.
     """
     key = f"tasks {task_key(config)} {holdout} {splits}"
     return once(key, lambda: _build(config, holdout, splits))
@@ -115,15 +118,16 @@ def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> 
             raise TaskError(f"Task {name} needs images or sound. Only text is supported.")
         if (holdout is not None or splits) and is_judged(task):
             raise TaskError(
-                f"Task {name} has no right answers, because judges score its answers. It can be evaluated, but neither "
-                "tuned on nor used as references."
+                f"Task {name} has no right answers, because judges score its answers. It can be "
+                "evaluated, but neither tuned on nor used as references."
             )
         _apply_settings(task, config)
     return tasks
 
 
 def _apply_settings(task: Any, config: Config) -> None:
-    """Apply the run's settings, as `lm_eval.simple_evaluate` does before evaluating. They override the task's."""
+    """Apply the run's settings, as `lm_eval.simple_evaluate` does before evaluating. They override
+    the task's."""
     from moe_lab.tasks.fewshot import prepare_examples
     from moe_lab.tasks.lm_eval_versions.documents import executes_code
     from moe_lab.tasks.lm_eval_versions.metrics import keep_metrics, leave_out_metrics
@@ -152,7 +156,8 @@ def _apply_settings(task: Any, config: Config) -> None:
 
 
 def _answer_after(think_end: str, least: int | None, task: Any) -> None:
-    """Score a task's choices and texts after `think_end`, and generate replies that reason before it.
+    """Score a task's choices and texts after `think_end`, and generate replies that reason before
+    it.
 
     A task's `gen_prefix` begins the answer itself, so there is no reasoning before it.
 
@@ -190,9 +195,9 @@ def _answer_after(think_end: str, least: int | None, task: Any) -> None:
 def generation_settings(settings: dict[str, Any], gen_kwargs: dict[str, Any]) -> dict[str, Any]:
     """A task's generation settings, overridden by those of `gen_kwargs`.
 
-    lm-eval has several names for the number of new tokens: one of them in `gen_kwargs` replaces the task's number under
-    any of them. Without do_sample, a sampling setting in `gen_kwargs` turns sampling on, and temperature=0 turns it
-    off.
+    lm-eval has several names for the number of new tokens: one of them in `gen_kwargs` replaces the
+    task's number under any of them. Without do_sample, a sampling setting in `gen_kwargs` turns
+    sampling on, and temperature=0 turns it off.
     """
     merged = dict(settings)
     if any(key in gen_kwargs for key in MAX_NEW_TOKENS):
@@ -211,7 +216,8 @@ def generation_settings(settings: dict[str, Any], gen_kwargs: dict[str, Any]) ->
 
 
 def seed_as_lm_eval() -> None:
-    """Set the global seeds as `lm_eval.simple_evaluate` does: some tasks shuffle documents or choices with them."""
+    """Set the global seeds as `lm_eval.simple_evaluate` does: some tasks shuffle documents or
+    choices with them."""
     import random
 
     import numpy
@@ -222,7 +228,8 @@ def seed_as_lm_eval() -> None:
 
 @cache
 def _prepare_lm_eval() -> None:
-    """Log only the errors of lm-eval, which logs every default, and keep the templates that it has compiled.
+    """Log only the errors of lm-eval, which logs every default, and keep the templates that it has
+    compiled.
 
     It would compile them for each document, which takes longer than filling them in.
     """

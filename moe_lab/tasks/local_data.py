@@ -1,7 +1,8 @@
 """Local data files, read by `datasets` as lm-eval reads them, and read anew each time.
 
-`datasets` finds what it has read before by a file's path and time, and so would return the rows of a file that was
-replaced by one of the same time. Here it reads into a temporary folder and memory: nothing is left on the disk.
+`datasets` finds what it has read before by a file's path and time, and so would return the rows of
+a file that was replaced by one of the same time. Here it reads into a temporary folder and memory:
+nothing is left on the disk.
 """
 
 import json
@@ -27,14 +28,16 @@ from moe_lab.errors import TaskError, first_line, reading
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LocalSplits(dict):
-    """{split: Dataset}, as a task's `custom_dataset` returns it. A file is read when its split is first used."""
+    """{split: Dataset}, as a task's `custom_dataset` returns it. A file is read when its split is
+    first used."""
 
     folder: Path
     read: Callable[[Path], Dataset]
     """`read_json_lines`, which may keep what several tasks share."""
     evaluated: str | None
     shots: int | None
-    """Number of few-shot examples. Without any, the other splits are empty: lm-eval uses all that its YAML names."""
+    """Number of few-shot examples. Without any, the other splits are empty: lm-eval uses all that
+    its YAML names."""
     only: tuple[str, Any] | None
     """(column, value) of the rows to keep; None: all."""
 
@@ -63,8 +66,8 @@ class LocalSplits(dict):
 def read_json_lines(file: Path) -> Dataset:
     """The rows of a JSON Lines file, as `load_dataset("json", ...)` reads them.
 
-    A row without a key of the others has None there, and a column of dates has times. Raises TaskError that names the
-    file, and the line that is no JSON object.
+    A row without a key of the others has None there, and a column of dates has times. Raises
+    TaskError that names the file, and the line that is no JSON object.
     """
     _check_json_lines(file)
     with reading(file, raises=TaskError):
@@ -105,12 +108,14 @@ class LocalFiles:
 
 
 def is_local(path: str) -> bool:
-    """Whether a `dataset_path` is a local folder, or a file format of `datasets`, whose files the task names."""
+    """Whether a `dataset_path` is a local folder, or a file format of `datasets`, whose files the
+    task names."""
     return path in FORMATS or Path(path).exists()
 
 
 def has_only_local_files(options: dict[str, Any]) -> bool:
-    """Whether the `dataset_kwargs` of a local `dataset_path` name no address on the network, and no stream."""
+    """Whether the `dataset_kwargs` of a local `dataset_path` name no address on the network, and no
+    stream."""
     files = options.get("data_files")
     if isinstance(files, dict):
         files = list(files.values())
@@ -133,7 +138,8 @@ def load_fresh(path: str, name: str | None = None, **options: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress bars of `datasets`, and without its log of errors that are raised, too."""
+    """Without the progress bars of `datasets`, and without its log of errors that are raised,
+    too."""
     log = logging.getLogger("datasets")
     silent = are_progress_bars_disabled()
     level = log.level

@@ -1,6 +1,8 @@
-"""Metrics that fail: each has a boundary around it, and ends none of the others, nor the run's answers.
+"""Metrics that fail: each has a boundary around it, and ends none of the others, nor the run's
+answers.
 
-lm-eval computes metrics after all answers, in one pass over all tasks, and any error in it would lose all scores.
+lm-eval computes metrics after all answers, in one pass over all tasks, and any error in it would
+lose all scores.
 """
 
 import math
@@ -31,8 +33,9 @@ def metric_failures(
 ) -> Iterator[list[MetricFailure]]:
     """Inside the context `lm_eval.evaluate` does not end in an error of a metric or a filter.
 
-    The score is NaN then, and the failure is in the list. Values of single documents that are no numbers are NaN, too.
-    Standard errors are those of means; lm-eval has "N/A" for others, which it would resample 100,000 times.
+    The score is NaN then, and the failure is in the list. Values of single documents that are no
+    numbers are NaN, too. Standard errors are those of means; lm-eval has "N/A" for others, which it
+    would resample 100,000 times.
 
     Args:
         tasks: lm-eval's tasks by name.
@@ -66,7 +69,8 @@ def _restore(patched: Any, attributes: Iterable[str], own: Mapping[str, Any]) ->
 def without_failed_values(
     samples: Mapping[str, Sequence[dict[str, Any]]], failures: Sequence[MetricFailure]
 ) -> None:
-    """Remove the values that failed from lm-eval's logged samples. Those of other documents stay."""
+    """Remove the values that failed from lm-eval's logged samples. Those of other documents
+    stay."""
     for failure in failures:
         metric, _, filter_name = failure.metric.partition(",")
         for sample in samples[failure.task]:

@@ -1,4 +1,5 @@
-"""Errors of a task's templates and functions on single documents: before weights load, by task, document and key."""
+"""Errors of a task's templates and functions on single documents: before weights load, by task,
+document and key."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,8 @@ from moe_lab.tasks.lm_eval_versions.documents import error_of_template, evaluate
 
 
 def build_all_requests(task: Any, *, samples: Any = None, **options: Any) -> None:
-    """lm-eval's `build_all_requests`. Raises TaskError for a document whose prompt or right answer cannot be built.
+    """lm-eval's `build_all_requests`. Raises TaskError for a document whose prompt or right answer
+    cannot be built.
 
     lm-eval asks for the right answers of generating tasks after all texts are generated.
     """
@@ -39,7 +41,8 @@ def build_all_requests(task: Any, *, samples: Any = None, **options: Any) -> Non
 def _check_all_are_asked(
     task: Any, samples: Any, numbers: list[int] | None, options: dict[str, Any]
 ) -> None:
-    """Raise TaskError for a document without a request: lm-eval 0.5 leaves out those whose choices it cannot read."""
+    """Raise TaskError for a document without a request: lm-eval 0.5 leaves out those whose choices
+    it cannot read."""
     asked = {instance.doc_id for instance in task.instances}
     shared = {key: options[key] for key in ("limit", "rank", "world_size") if options.get(key)}
     count = len(numbers or evaluated_documents(task))
@@ -52,7 +55,8 @@ def _check_all_are_asked(
         for key in ("doc_to_choice", "doc_to_target"):
             if getattr(task, key)(document) is None:
                 raise TaskError(
-                    f"Task {task.task_name}, document {number}: {key}: lm-eval cannot read its value."
+                    f"Task {task.task_name}, document {number}: {key}: lm-eval cannot read its "
+                    "value."
                 )
         raise TaskError(
             f"Task {task.task_name}, document {number}: lm-eval makes no request of it."
@@ -62,7 +66,8 @@ def _check_all_are_asked(
 def _check(
     task: Any, keys: list[str], documents: Iterable[tuple[int, Any]], numbers: list[int] | None
 ) -> None:
-    """Raise TaskError that names the first document, and the key of the task, which raises an error.
+    """Raise TaskError that names the first document, and the key of the task, which raises an
+    error.
 
     Args:
         documents: the built ones by their places among `numbers`; None: those of the whole split.

@@ -25,10 +25,11 @@ def reseed(config: Config, tasks: TaskDict) -> None:
 def build_requests(
     config: Config, task: Any, lm: Any = None, *, samples: list[int] | None = None
 ) -> list[list[Instance]]:
-    """lm-eval's requests of a task, document by document; `samples` are sorted document numbers, None means all.
+    """lm-eval's requests of a task, document by document; `samples` are sorted document numbers,
+    None means all.
 
-    `lm` has `apply_chat_template` and `tokenizer_name`, which are read if the run has a chat template. None: those of
-    the run's tokenizer.
+    `lm` has `apply_chat_template` and `tokenizer_name`, which are read if the run has a chat
+    template. None: those of the run's tokenizer.
     """
     from moe_lab.models.tokenizer import Framing, prompt_tokenizer
 
@@ -55,7 +56,8 @@ def build_requests(
 def right_request(config: Config, task: Any, instances: list[Instance]) -> tuple:
     """The arguments of the request that scores the right answer of a document.
 
-    (prompt, answer), or (text,) for loglikelihood_rolling. The answer of a generation task is the first target.
+    (prompt, answer), or (text,) for loglikelihood_rolling. The answer of a generation task is the
+    first target.
 
     Args:
         instances: the requests of the document.

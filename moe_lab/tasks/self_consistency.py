@@ -1,7 +1,9 @@
-"""Self-consistency (`task.self_consistency`): samples of each answer, and a vote over what a task extracts of them.
+"""Self-consistency (`task.self_consistency`): samples of each answer, and a vote over what a task
+extracts of them.
 
-Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (arXiv 2203.11171). The samples
-are lm-eval's `repeats`. The vote is its filter `majority_vote`, but 29 and 29.0 are the same answer.
+Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (arXiv
+2203.11171). The samples are lm-eval's `repeats`. The vote is its filter `majority_vote`, but 29 and
+29.0 are the same answer.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ TEMPERATURE = 0.7
 
 
 def voted(config: dict[str, Any], count: int) -> dict[str, Any]:
-    """An lm-eval task's configuration with `count` samples, and a vote in each of its filters before `take_first`.
+    """An lm-eval task's configuration with `count` samples, and a vote in each of its filters
+    before `take_first`.
 
-    The most frequent answer wins; of equally frequent answers, the one that was sampled first. Samples without an
-    extracted answer vote for the filter's fallback, such as "[invalid]".
+    The most frequent answer wins; of equally frequent answers, the one that was sampled first.
+    Samples without an extracted answer vote for the filter's fallback, such as "[invalid]".
 
     Raises TaskError for a task without an extracted answer.
     """
     reason = _why_no_vote(config)
     if reason is not None:
         raise TaskError(
-            f"task.self_consistency={count} votes over the answers that a task extracts from generated texts, and "
-            f"{config['task']} {reason}.\nLeave it out."
+            f"task.self_consistency={count} votes over the answers that a task extracts from "
+            f"generated texts, and {config['task']} {reason}.\nLeave it out."
         )
     filters = []
     for ensemble in config["filter_list"]:

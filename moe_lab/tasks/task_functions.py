@@ -12,9 +12,11 @@ from moe_lab.results.code import versioned
 def local_only(
     *, task: str, source: str, documents: int, row: str, folder: str | None = None, **_: Any
 ) -> None:
-    """The `custom_dataset` of tasks without a known hub data set. Raises TaskError asking for `data_dir`."""
+    """The `custom_dataset` of tasks without a known hub data set. Raises TaskError asking for
+    `data_dir`."""
     raise TaskError(
-        f"Task {task} needs data_dir=<folder> with {folder or task}/test.jsonl: {documents:,} lines such as\n{row}\n"
+        f"Task {task} needs data_dir=<folder> with {folder or task}/test.jsonl: {documents:,} "
+        f"lines such as\n{row}\n"
         f"The documents are those of {source}."
     )
 
@@ -27,7 +29,8 @@ _LISTED = re.compile(r"\n+((?:[A-Z]\. [^\n]*\n?)+)$")
 
 @versioned("BIG-bench questions", 1)
 def plain_questions(split: Any) -> Any:
-    """An lm-eval `process_docs`: {"question", "options", "gold"} of the rows that have one right choice."""
+    """An lm-eval `process_docs`: {"question", "options", "gold"} of the rows that have one right
+    choice."""
     from datasets import Dataset
 
     rows = []

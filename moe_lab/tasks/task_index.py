@@ -1,4 +1,5 @@
-"""Finds lm-eval's tasks, groups and tags by name, without reading its whole index where that is not needed."""
+"""Finds lm-eval's tasks, groups and tags by name, without reading its whole index where that is not
+needed."""
 
 import os
 import re
@@ -18,7 +19,8 @@ OWN_TASKS = Path(__file__).resolve().parent
 def find_tasks(names: list[str], include_path: str | None) -> tuple[TaskManager, list[str]]:
     """A task manager, and the tasks to load by name or YAML file.
 
-    lm-eval's whole index takes seconds to read. Only groups, tags and tasks with an unusual YAML need it.
+    lm-eval's whole index takes seconds to read. Only groups, tags and tasks with an unusual YAML
+    need it.
     """
     _refuse_paths(names, include_path)
     manager = TaskManager(include_path=include_path, include_defaults=False)
@@ -38,7 +40,8 @@ def find_tasks(names: list[str], include_path: str | None) -> tuple[TaskManager,
         if name not in manager.all_tasks:
             close = did_you_mean(name, manager.all_tasks)
             raise TaskError(
-                f"task.name={name} is no lm-eval task, group or tag.{close}\nAll names: lm-eval ls tasks."
+                f"task.name={name} is no lm-eval task, group or tag.{close}\nAll names: lm-eval ls "
+                "tasks."
             )
     return manager, names
 
@@ -53,14 +56,16 @@ def _refuse_paths(names: list[str], include_path: str | None) -> None:
         if name.endswith(".yaml"):
             file = Path(name)
             raise TaskError(
-                f"task.name={file} is a file. Give its folder, and the name that is in it after `task:`:\n"
+                f"task.name={file} is a file. Give its folder, and the name that is in it after "
+                "`task:`:\n"
                 f"task.include_path={file.parent} task.name={file.stem}"
             )
 
 
 @cache
 def _task_files() -> dict[str, str]:
-    """The YAML file of each task of lm-eval and of this package that has a line `task: <name>` of its own."""
+    """The YAML file of each task of lm-eval and of this package that has a line `task: <name>` of
+    its own."""
     line = re.compile(
         rb"""^["']?task["']?:[ ]*["']?([^"'#\s\[]+)["']?[ ]*(?:#.*)?\r?$""", re.MULTILINE
     )

@@ -24,9 +24,11 @@ def source_of(config: dict[str, Any], folder: Path | None) -> str:
 
 
 def functions_of_yaml(file: str | Path, include_path: str | None) -> dict[str, Any]:
-    """The functions that a YAML names, by key: name and digest of the module, or `versioned` name and number.
+    """The functions that a YAML names, by key: name and digest of the module, or `versioned` name
+    and number.
 
-    A decorated function or one that another function returned has the module of that one, and the name, too.
+    A decorated function or one that another function returned has the module of that one, and the
+    name, too.
     """
     folder = Path(include_path) if include_path else None
     code: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""The number of tokens that a model has to process for a task's documents, estimated without weights."""
+"""The number of tokens that a model has to process for a task's documents, estimated without
+weights."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from moe_lab.engine.forward.ensemble import Ensemble
 
 SAMPLED = 32
-"""Documents per task whose prompts are built. What the others take is estimated by what all but the first of these add,
-so that a beginning that all prompts share counts once."""
+"""Documents per task whose prompts are built. What the others take is estimated by what all but the
+first of these add, so that a beginning that all prompts share counts once."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Workload:
 
     documents: float = 0
     asked: tuple[tuple[float, Asked], ...] = ()
-    """(weight, requests): how many times these count; negative for the first document of a sample."""
+    """(weight, requests): how many times these count; negative for the first document of a
+    sample."""
     shares_beginnings: bool = True
     """Whether the engine that runs the model reads common beginnings once (`planned_tokens`)."""
 
@@ -92,7 +94,8 @@ def workload_of_tasks(
 
     Args:
         architecture: the configuration of the model that answers; None: that of `config`.
-        right_answers: whether the right answer of each document is scored, in place of lm-eval's requests.
+        right_answers: whether the right answer of each document is scored, in place of lm-eval's
+            requests.
     """
     from transformers import OlmoeConfig
 
@@ -132,7 +135,8 @@ def _shares_beginnings(design: Any, attn_implementation: str | None) -> bool:
 
 
 _workloads: WeakKeyDictionary[Any, dict[str, Workload]] = WeakKeyDictionary()
-"""By task, and by all else that determines a workload: many runs of a grid have the same prompts."""
+"""By task, and by all else that determines a workload: many runs of a grid have the same
+prompts."""
 
 
 def _of_task(
@@ -142,8 +146,8 @@ def _of_task(
     workloads = _workloads.setdefault(task, {})
     settings = [getattr(config, name) for name in sorted(HASHED)]
     key = (
-        f"{sampled} {len(numbers)} {config.model} {config.offline} {settings} {design.to_json_string()} "
-        f"{right_answers}"
+        f"{sampled} {len(numbers)} {config.model} {config.offline} {settings} "
+        f"{design.to_json_string()} {right_answers}"
     )
     if key not in workloads:
         asked = _asked(task, sampled, config, design, right_answers)

@@ -1,7 +1,8 @@
-"""Checks of a task's YAML before its data and any weights load. Errors name the task, the file and the line.
+"""Checks of a task's YAML before its data and any weights load. Errors name the task, the file and
+the line.
 
-lm-eval skips a file that it cannot read, and takes a wrong aggregation, metric, or argument of a filter for a value
-that fails after all answers.
+lm-eval skips a file that it cannot read, and takes a wrong aggregation, metric, or argument of a
+filter for a value that fails after all answers.
 """
 
 import re
@@ -44,10 +45,11 @@ OUTPUT_TYPES = ("loglikelihood", "loglikelihood_rolling", "multiple_choice", "ge
 
 
 def check_readable(include_path: str, names: Iterable[str], tasks: Iterable[str]) -> None:
-    """Raise TaskError for a YAML of `include_path` that cannot be read, if it may be meant by one of `names`.
+    """Raise TaskError for a YAML of `include_path` that cannot be read, if it may be meant by one
+    of `names`.
 
-    A group or tag may lack the task of any such file. A task of `tasks`, which can be read, is meant only by a file
-    that has its name.
+    A group or tag may lack the task of any such file. A task of `tasks`, which can be read, is
+    meant only by a file that has its name.
     """
     for file in sorted(Path(include_path).rglob("*.yaml")):
         try:
@@ -63,7 +65,8 @@ def check_readable(include_path: str, names: Iterable[str], tasks: Iterable[str]
 
 
 def _problem(file: Path, error: Exception) -> str:
-    """The file, line and reason of a YAML that cannot be read. The file may be one that it includes."""
+    """The file, line and reason of a YAML that cannot be read. The file may be one that it
+    includes."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return f"{file}: {first_line(error)}"
@@ -115,7 +118,8 @@ class YamlChecks:
                     ) from error
 
     def check_group(self, config: dict[str, Any], known: Container[str]) -> dict[str, "YamlChecks"]:
-        """Raise TaskError for a member of a group that does not exist, and for an impossible setting of the group.
+        """Raise TaskError for a member of a group that does not exist, and for an impossible
+        setting of the group.
 
         Args:
             known: names of tasks, groups and tags.
@@ -143,14 +147,16 @@ class YamlChecks:
             aggregation = score.get("aggregation", "mean") if isinstance(score, dict) else None
             if aggregation != "mean" and not callable(aggregation):
                 raise self.error(
-                    f"{score!r}: a group takes the mean of its tasks, or a function. Write {{metric: acc}}",
+                    f"{score!r}: a group takes the mean of its tasks, or a function. Write "
+                    f"{{metric: acc}}",
                     "aggregate_metric_list",
                     number,
                 )
         return defined
 
     def check_group_metrics(self, metrics: Iterable[str], reported: Container[str]) -> None:
-        """Raise TaskError for a metric of a group that none of its tasks reports: the group would have no score."""
+        """Raise TaskError for a metric of a group that none of its tasks reports: the group would
+        have no score."""
         for number, metric in enumerate(metrics):
             if metric not in reported:
                 raise self.error(
@@ -248,7 +254,8 @@ class YamlChecks:
     def _check_computed(
         self, settings: dict[str, Any], kind: str, place: tuple[str | int, ...]
     ) -> None:
-        """Raise TaskError for a metric that does not exist, or that lm-eval does not compute for an output type."""
+        """Raise TaskError for a metric that does not exist, or that lm-eval does not compute for an
+        output type."""
         metric = settings["metric"]
         computed = computed_metrics(kind)
         of_evaluate = settings.get("hf_evaluate") is True
@@ -277,7 +284,8 @@ class YamlChecks:
             self._check_spelling(settings, place)
 
     def _check_spelling(self, settings: dict[str, Any], place: tuple[str | int, ...]) -> None:
-        """Raise TaskError for a key of a metric that is a misspelt one. lm-eval ignores unknown keys."""
+        """Raise TaskError for a key of a metric that is a misspelt one. lm-eval ignores unknown
+        keys."""
         for key in settings.keys() - METRIC_KEYS:
             close = get_close_matches(str(key), METRIC_KEYS, n=1, cutoff=0.8)
             if close:
@@ -311,7 +319,8 @@ class YamlChecks:
                     )
 
     def check_filters(self, task: Any) -> None:
-        """Raise TaskError for arguments that a filter of the task refuses. lm-eval makes filters after all answers."""
+        """Raise TaskError for arguments that a filter of the task refuses. lm-eval makes filters
+        after all answers."""
         for number, ensemble in enumerate(output_filters(task)):
             for step_number, make in enumerate(ensemble.filters):
                 try:
@@ -319,8 +328,8 @@ class YamlChecks:
                 except Exception as error:
                     function = getattr(make, "func", make)
                     raise self.error(
-                        f"filter {ensemble.name}: {_named(function)} does not take these arguments: "
-                        f"{first_line(error)}.",
+                        f"filter {ensemble.name}: {_named(function)} does not take these "
+                        f"arguments: {first_line(error)}.",
                         "filter_list",
                         number,
                         "filter",
@@ -366,7 +375,8 @@ def _with_includes(file: Path) -> list[Path]:
 
 
 def _line(file: Path, keys: tuple[str | int, ...]) -> int | None:
-    """The line of a key, or of the last key on the way to it that the file has; None: it does not have the first."""
+    """The line of a key, or of the last key on the way to it that the file has; None: it does not
+    have the first."""
     node = yaml.compose(file.read_bytes(), Loader=yaml.SafeLoader)
     line = None
     for key in keys:

@@ -1,6 +1,7 @@
 """The input of one forward pass: new tokens of several sequences after cached ones.
 
-Answer choices and routing samples share a context (`TokenTree`), and prompts share a prefix (`group_by_prefix`).
+Answer choices and routing samples share a context (`TokenTree`), and prompts share a prefix
+(`group_by_prefix`).
 
 B = sequences, S = new tokens of each, T = cached slots, M = logit positions.
 """
@@ -29,10 +30,11 @@ def token_names(ids: Sequence[int], positions: Sequence[int] | range) -> np.ndar
 
 
 def prefix_names(ids: Sequence[int]) -> np.ndarray:
-    """int64 [T]: the name of each token together with all tokens before it, the sum of their hashes.
+    """int64 [T]: the name of each token together with all tokens before it, the sum of their
+    hashes.
 
-    A name does not depend on the batch, the order, the padding or shared prefixes. Causal models route tokens with
-    equal names alike, so names identify routing decisions across passes.
+    A name does not depend on the batch, the order, the padding or shared prefixes. Causal models
+    route tokens with equal names alike, so names identify routing decisions across passes.
     """
     return np.cumsum(token_names(ids, range(len(ids))))
 
@@ -65,11 +67,12 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 def group_by_prefix(
     prompts: Sequence[Sequence[int]], kinds: Sequence[int] | None = None
 ) -> list[Group]:
-    """Group prompts by common prefix. The last token of a prompt is never part of it, since a pass needs a token.
+    """Group prompts by common prefix. The last token of a prompt is never part of it, since a pass
+    needs a token.
 
     Args:
-        kinds: of the texts that the prompts belong to (`RotaryHooks.kind`). Texts of two kinds share no prefix. None:
-            all are of one kind.
+        kinds: of the texts that the prompts belong to (`RotaryHooks.kind`). Texts of two kinds
+            share no prefix. None: all are of one kind.
     """
     if kinds is None:
         return _group_by_prefix(prompts)
@@ -86,9 +89,9 @@ def group_by_prefix(
 def _group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
     """The groups of prompts of one kind.
 
-    In sorted order, prompts with a common prefix are neighbours. A group takes its next neighbour as long as that does
-    not lower the number of tokens saved, and leaves it to the next group if it shares more than twice as much with
-    that.
+    In sorted order, prompts with a common prefix are neighbours. A group takes its next neighbour
+    as long as that does not lower the number of tokens saved, and leaves it to the next group if it
+    shares more than twice as much with that.
     """
     order = sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
     shared_with_previous = [0]
@@ -145,7 +148,8 @@ def in_runs(items: Iterable[T], fits: Callable[[list[T], T], bool]) -> Iterator[
 
 @dataclass(frozen=True)
 class Tokens:
-    """New tokens, the slots that each attends to, and the positions whose next-token logits are computed."""
+    """New tokens, the slots that each attends to, and the positions whose next-token logits are
+    computed."""
 
     ids_BS: Tensor
     position_BS: Tensor
@@ -153,7 +157,8 @@ class Tokens:
     visible_BSK: Tensor | None
     """bool [B, S, T + S]; None: all cached slots, and the new ones up to the token itself."""
     logit_positions_M: Tensor
-    """Flat indices into B x S, ascending; may be empty. The same tensor in two passes: the same sequences."""
+    """Flat indices into B x S, ascending; may be empty. The same tensor in two passes: the same
+    sequences."""
     noise_key_B: Tensor
     """Key of each sequence's noise, its `document_key`."""
     sample_index_B: Tensor
@@ -166,14 +171,17 @@ class Tokens:
     count: int
     """Tokens, padding excluded."""
     slot: Tensor | None = None
-    """int64 [1]: the slot of one new token of each sequence in a fixed cache, all of whose slots `visible_BSK` has."""
+    """int64 [1]: the slot of one new token of each sequence in a fixed cache, all of whose slots
+    `visible_BSK` has."""
     lengths: Sequence[int] = ()
-    """The number of tokens of the text that each sequence belongs to, which decides some rotary embeddings."""
+    """The number of tokens of the text that each sequence belongs to, which decides some rotary
+    embeddings."""
     noise: bool = True
     """False: a prefix, which all routing samples read without noise; it has no logit positions."""
 
     def visible(self, prefix: int) -> Tensor:
-        """bool [B, S, prefix + S]: the slots that each token attends to, of `prefix` cached ones and S new ones."""
+        """bool [B, S, prefix + S]: the slots that each token attends to, of `prefix` cached ones
+        and S new ones."""
         if self.visible_BSK is not None:
             return self.visible_BSK
         B, S = self.ids_BS.shape
@@ -186,8 +194,8 @@ class Tokens:
 class TokenTree:
     """A context, and the continuations that branch off its end.
 
-    Continuations with the same beginning share its nodes. The last token of a continuation is predicted only, so it has
-    no node.
+    Continuations with the same beginning share its nodes. The last token of a continuation is
+    predicted only, so it has no node.
 
     Args:
         context: token ids; at least one is not cached.
@@ -281,7 +289,8 @@ def collate(
     """Trees as one batch after `prefix` cached slots, which are the same for all.
 
     Args:
-        start, stop: only these nodes of each tree; earlier ones are the last `start` slots of the cache.
+        start, stop: only these nodes of each tree; earlier ones are the last `start` slots of the
+            cache.
         left: pad on the left, so that all trees end at the same slot, instead of on the right.
     """
     rows = _rows(trees, start, stop, left)

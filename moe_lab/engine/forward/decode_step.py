@@ -1,9 +1,12 @@
-"""A step of decoding over tensors that stay in place, which a GPU repeats without the host (a CUDA graph).
+"""A step of decoding over tensors that stay in place, which a GPU repeats without the host (a CUDA
+graph).
 
-A small step is bound by the host, which starts more than a thousand operations one by one. Here no shape and no address
-changes between two steps of a batch, so that all operations of a step are recorded once and started together.
+A small step is bound by the host, which starts more than a thousand operations one by one. Here no
+shape and no address changes between two steps of a batch, so that all operations of a step are
+recorded once and started together.
 
-B = sequences of a batch, the finished ones included, K = slots of the cache, n = routing samples, V = vocabulary.
+B = sequences of a batch, the finished ones included, K = slots of the cache, n = routing samples, V
+= vocabulary.
 """
 
 import logging
@@ -21,17 +24,20 @@ from moe_lab.errors import first_line
 
 logger = logging.getLogger("moe_lab")
 RECORDED = 3
-"""The step of a batch that is recorded. Recording takes as long as some ten steps, and many answers are shorter."""
+"""The step of a batch that is recorded. Recording takes as long as some ten steps, and many answers
+are shorter."""
 AHEAD = 512
-"""Free slots after the newest token of a recorded step, which attention reads and masks. When they are full, a step is
-recorded anew."""
+"""Free slots after the newest token of a recorded step, which attention reads and masks. When they
+are full, a step is recorded anew."""
 
 
 class DecodeStep:
-    """The steps of one batch. Finished sequences keep their places; their results mean nothing and are not counted.
+    """The steps of one batch. Finished sequences keep their places; their results mean nothing and
+    are not counted.
 
     Args:
-        cache: of all tokens but the newest of each sequence, with room for all steps. It is used by these steps alone.
+        cache: of all tokens but the newest of each sequence, with room for all steps. It is used by
+            these steps alone.
         real_BT: bool, the cached slots that hold a token.
         noise_key_B, sample_index_B: of `Tokens`.
     """
@@ -56,7 +62,8 @@ class DecodeStep:
         self.length = T
         """Slots in use."""
         self.input_4B = torch.zeros(4, B, dtype=torch.int64, device=device)
-        """Of the next step: tokens, positions, whether each sequence is unfinished, and the slot."""
+        """Of the next step: tokens, positions, whether each sequence is unfinished, and the
+        slot."""
         self.row_B = torch.arange(B).to(device)
         self.slot_K = torch.arange(K).to(device)
         self.sample_R = torch.arange(R).to(device)
@@ -74,7 +81,8 @@ class DecodeStep:
 
     @torch.inference_mode()
     def __call__(self, tokens: list[int], positions: list[int], unfinished: list[bool]) -> Tensor:
-        """float32 [B, V]: `Ensemble.next_scores` after these tokens, one of each sequence, until the next call."""
+        """float32 [B, V]: `Ensemble.next_scores` after these tokens, one of each sequence, until
+        the next call."""
         rows = [tokens, positions, unfinished, [self.length] * len(tokens)]
         self.input_4B.copy_(torch.tensor(rows, dtype=torch.int64), non_blocking=True)
         self.steps += 1
@@ -120,7 +128,8 @@ class DecodeStep:
         NEVER_RECORDED.add(self.forward.model)
         self.forward.records = False
         logger.warning(
-            "Decoding is slower than it could be: a step of %s in %s cannot be recorded as a CUDA graph (%s).",
+            "Decoding is slower than it could be: a step of %s in %s cannot be recorded as a CUDA "
+            "graph (%s).",
             type(self.forward.model).__name__,
             self.forward.model.dtype,
             reason,
@@ -149,5 +158,6 @@ class DecodeStep:
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a GPU that recordings use. Torch's own default belongs to the GPU of the first recording."""
+    """The stream of a GPU that recordings use. Torch's own default belongs to the GPU of the first
+    recording."""
     return torch.cuda.Stream(device)

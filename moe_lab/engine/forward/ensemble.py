@@ -1,9 +1,10 @@
 """An ensemble: n routing samples of one token, averaged or contrasted into one distribution.
 
-`ScaleSweep` finds the best logit scale (1 / softmax temperature) in one pass over the texts, since the logits of a
-token are the same for all scales.
+`ScaleSweep` finds the best logit scale (1 / softmax temperature) in one pass over the texts, since
+the logits of a token are the same for all scales.
 
-M = logit positions, n = routing samples of each (sample 0 has no noise), V = vocabulary, P = scored tokens, S = scales.
+M = logit positions, n = routing samples of each (sample 0 has no noise), V = vocabulary, P = scored
+tokens, S = scales.
 """
 
 import math
@@ -27,7 +28,8 @@ class ScaleSweep:
         self.tokens = 0
 
     def add(self, logits_MV: Tensor, at_P: Tensor, target_P: Tensor) -> None:
-        """Count the tokens `target` after the logit positions `at`; `logits` are float32, of any scale."""
+        """Count the tokens `target` after the logit positions `at`; `logits` are float32, of any
+        scale."""
         chosen_P = logits_MV[at_P, target_P]
         for place, scale in enumerate(SCALES.tolist()):
             norm_M = (scale * logits_MV).logsumexp(dim=-1)
@@ -35,23 +37,29 @@ class ScaleSweep:
         self.tokens += len(target_P)
 
     def best(self) -> tuple[float, float]:
-        """(scale, mean negative log-likelihood per token in nats) at the most likely of `SCALES`."""
+        """(scale, mean negative log-likelihood per token in nats) at the most likely of
+        `SCALES`."""
         place = int(self.totals_S.argmax())
         return float(SCALES[place]), -float(self.totals_S[place]) / self.tokens
 
 
 def at_bound(scale: float) -> bool:
-    """Whether a scale is the smallest or the largest one of `SCALES`: the best may lie beyond it."""
+    """Whether a scale is the smallest or the largest one of `SCALES`: the best may lie beyond
+    it."""
     return not float(SCALES[0]) < scale < float(SCALES[-1])
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Sample 0 against the mean of the logits of the other samples, which are weaker (contrastive decoding).
+    """Sample 0 against the mean of the logits of the other samples, which are weaker (contrastive
+    decoding).
 
-    The logits of the distribution are `(1 + beta) * logits_0 - beta * logits_others`. Decoding takes plausible tokens
-    alone: those whose probability under sample 0 is at least `alpha` times the largest one. Scores of given tokens are
-    of the distribution over all tokens, because a token that is not plausible would have probability 0.
+    The logits of the distribution are `(1 + beta) * logits_0 - beta * logits_others`. Decoding
+    takes plausible tokens
+    alone: those whose probability under sample 0 is at least `alpha` times the largest one. Scores
+        of given tokens are
+    of the distribution over all tokens, because a token that is not plausible would have
+    probability 0.
     """
 
     beta: float
@@ -74,23 +82,27 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The routing samples of a logit position: number, routing and averaging. `Ensemble()` is the base model."""
+    """The routing samples of a logit position: number, routing and averaging. `Ensemble()` is the
+    base model."""
 
     n: int = 1
     routing: SamplePolicy | None = None
     first_noisy: int = 0
-    """The first MoE layer whose routing may differ between samples. All layers before it are computed once."""
+    """The first MoE layer whose routing may differ between samples. All layers before it are
+    computed once."""
     aggregate: str = "probabilities"
     include_clean: bool = True
     cache: str = "clean"
-    """History that samples attend to: "clean", one without noise for all; "standard", each its own; "none", each its
-    own, recomputed for every generated token."""
+    """History that samples attend to: "clean", one without noise for all; "standard", each its own;
+    "none", each its own, recomputed for every generated token."""
     prefill: str = "noisy"
-    """With own histories: "noisy" reads prompts with noise, "clean" reads them without up to their last token."""
+    """With own histories: "noisy" reads prompts with noise, "clean" reads them without up to their
+    last token."""
     logit_scale: float = 1.0
     """Factor of the logits, or of the log of the averaged distribution, before the last softmax."""
     sweep: ScaleSweep | None = None
-    """Counts the log-likelihoods of all scored tokens at other scales, in place of `logit_scale`."""
+    """Counts the log-likelihoods of all scored tokens at other scales, in place of
+    `logit_scale`."""
     contrast: Contrast | None = None
     """The contrast of sample 0 with the others, in the place of `aggregate`."""
 
@@ -114,9 +126,9 @@ class Ensemble:
     def next_scores(self, logits_MnV: Tensor) -> Tensor:
         """float32 [M, V]: the input of logits processors and decoding.
 
-        With one sample: the model's logits. Otherwise: the log of the averaged distribution, -inf where a probability
-        is below float32's range. Either is multiplied by `logit_scale`. With a contrast, tokens that are not plausible
-        have -inf.
+        With one sample: the model's logits. Otherwise: the log of the averaged distribution, -inf
+        where a probability is below float32's range. Either is multiplied by `logit_scale`. With a
+        contrast, tokens that are not plausible have -inf.
         """
         if self.n == 1:
             scores_MV = logits_MnV[:, 0].float()
@@ -135,7 +147,8 @@ class Ensemble:
         return self._plausible(logits_MnV, scores).argmax(dim=-1)
 
     def score(self, logits_MnV: Tensor, at_P: Tensor, target_P: Tensor) -> Tensor:
-        """float32 [P]: log-probability of token `target` at logit position `at`, exact for any probability."""
+        """float32 [P]: log-probability of token `target` at logit position `at`, exact for any
+        probability."""
         if self._one_distribution or self.logit_scale != 1 or self.sweep:
             logits_MV = self._output(logits_MnV)
             if self.sweep:
@@ -149,7 +162,8 @@ class Ensemble:
 
     @property
     def _one_distribution(self) -> bool:
-        """Whether there is one softmax: over a single sample, over the mean of logits, or over their contrast."""
+        """Whether there is one softmax: over a single sample, over the mean of logits, or over
+        their contrast."""
         return self.n == 1 or self.aggregate == "logits" or self.contrast is not None
 
     def _plausible(self, logits_MnV: Tensor, scores_MV: Tensor) -> Tensor:

@@ -3,10 +3,11 @@
     with EnsembleForward(model, ensemble) as forward:
         scores_MV = ensemble.next_scores(forward(tokens, cache))
 
-transformers' own model runs. Hooks, which are removed on exit, fork the samples and restrict the output head to the
-logit positions.
+transformers' own model runs. Hooks, which are removed on exit, fork the samples and restrict the
+output head to the logit positions.
 
-B = sequences, S = new tokens, T = cached slots, M = logit positions, n = routing samples of each, V = vocabulary.
+B = sequences, S = new tokens, T = cached slots, M = logit positions, n = routing samples of each, V
+= vocabulary.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Observer(Policy):
     """
 
     kind: Callable[[int], int] = staticmethod(lambda length: 0)
-    """The kind of a text by its length (`RotaryHooks.kind`). The same tokens of two kinds may be routed differently."""
+    """The kind of a text by its length (`RotaryHooks.kind`). The same tokens of two kinds may be
+    routed differently."""
     observes = True
 
     def __init__(self) -> None: ...
@@ -66,13 +68,15 @@ class Observer(Policy):
     ) -> None:
         """Called when a request is answered, with the token ids that the model read for it.
 
-        A text of several windows leads to several calls. `answer` lacks its last token, which is predicted only.
+        A text of several windows leads to several calls. `answer` lacks its last token, which is
+        predicted only.
         """
 
 
 @contextmanager
 def observed(lm: Any, observer: Observer) -> Iterator[None]:
-    """Inside the context `observer` gets all passes, routing decisions and requests of an `EngineLM`.
+    """Inside the context `observer` gets all passes, routing decisions and requests of an
+    `EngineLM`.
 
     Raises ConfigError for a model without a `KVEngine`.
     """
@@ -130,9 +134,11 @@ class EnsembleForward:
         self._stack.close()
 
     def _may_be_recorded(self) -> bool:
-        """Whether a GPU can repeat steps of decoding: the host does the same at each, and it starts nothing else.
+        """Whether a GPU can repeat steps of decoding: the host does the same at each, and it starts
+        nothing else.
 
-        Hooks of others, observers and policies that ask for values may do something else at each step.
+        Hooks of others, observers and policies that ask for values may do something else at each
+        step.
         """
         routing = self.ensemble.routing
         if self.device.type != "cuda" or self.model in NEVER_RECORDED:
@@ -253,7 +259,8 @@ class RecordingForward(EnsembleForward):
         return super().__call__(tokens, cache)
 
     def recorded(self) -> tuple[Tensor, Tensor]:
-        """(hidden states in front of the fork layer, hidden states in front of the output head), each [M, hidden].
+        """(hidden states in front of the fork layer, hidden states in front of the output head),
+        each [M, hidden].
 
         They belong to one batch: to all passes since the last call.
         """

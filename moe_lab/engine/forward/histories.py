@@ -1,10 +1,11 @@
-"""The tokens that routing samples attend to: one clean history for all (clean cache), or one of each sample.
+"""The tokens that routing samples attend to: one clean history for all (clean cache), or one of
+each sample.
 
-Clean history: noisy samples of a token are extra slots of its sequence. Own histories (standard cache): each sample is
-a batch entry of its own from the fork layer on.
+Clean history: noisy samples of a token are extra slots of its sequence. Own histories (standard
+cache): each sample is a batch entry of its own from the fork layer on.
 
-B = sequences, S = new tokens, T = cached slots, R = S + the most noisy samples of a sequence, M = logit positions,
-n = routing samples of each.
+B = sequences, S = new tokens, T = cached slots, R = S + the most noisy samples of a sequence, M =
+logit positions, n = routing samples of each.
 """
 
 from contextlib import ExitStack
@@ -32,13 +33,15 @@ class SamplePlaces:
     """The places of a pass's samples after the fork layer."""
 
     logits_at: Tensor
-    """int64 [M, n]: flat index of each sample of each logit position among all tokens of the pass."""
+    """int64 [M, n]: flat index of each sample of each logit position among all tokens of the
+    pass."""
     noisy: NoisyTokens
 
 
 @dataclass(frozen=True)
 class Fork:
-    """The R slots that S clean tokens of B sequences become. Sequences with fewer samples are padded."""
+    """The R slots that S clean tokens of B sequences become. Sequences with fewer samples are
+    padded."""
 
     positions_M: Tensor
     """The logit positions that fork."""
@@ -51,14 +54,16 @@ class Fork:
     itself_BRN: Tensor
     """bool: the slots of noisy samples that each slot attends to: a sample to itself."""
     logits_at: Tensor
-    """int64 [M, n]: flat indices into B x R of the samples of each logit position, the clean one first."""
+    """int64 [M, n]: flat indices into B x R of the samples of each logit position, the clean one
+    first."""
     noisy: NoisyTokens
     """The M (n - 1) noisy samples, by logit position."""
     clean: Tensor
     """int64: flat indices into B x S of the clean tokens of these."""
 
     def copies(self, tensor: Tensor) -> Tensor:
-        """The values of clean tokens, [B, S, ...], for the slots that are their copies: [B, R, ...].
+        """The values of clean tokens, [B, S, ...], for the slots that are their copies: [B, R,
+        ...].
 
         [1, S, ...] are values for all sequences.
         """
@@ -73,8 +78,8 @@ class Fork:
     def visible(self, visible_BSK: Tensor) -> Tensor:
         """bool [B, R, T + R]: the slots that each slot attends to, from those of the clean tokens.
 
-        A sample sees the slots that its token sees, without the token's own, and its own slot: so all samples share the
-        clean history, and no sample sees another one.
+        A sample sees the slots that its token sees, without the token's own, and its own slot: so
+        all samples share the clean history, and no sample sees another one.
         """
         S = visible_BSK.shape[1]
         visible_BRK = self.copies(visible_BSK)
@@ -82,7 +87,8 @@ class Fork:
         return torch.cat([visible_BRK[..., :-S], new_BRS, self.itself_BRN], dim=-1)
 
     def visible_in_place(self, visible_B1K: Tensor, slot: Tensor) -> Tensor:
-        """bool [B, R, K]: `visible` for one new token of each sequence at `slot` of a fixed cache, then its samples."""
+        """bool [B, R, K]: `visible` for one new token of each sequence at `slot` of a fixed cache,
+        then its samples."""
         R = self.source_BR.shape[1]
         K = visible_B1K.shape[-1]
         from_slot_K = torch.arange(K, device=slot.device) - slot
@@ -91,7 +97,8 @@ class Fork:
 
 
 def fork_samples(tokens: Tokens, n: int) -> Fork:
-    """Add n - 1 noisy samples to every logit position. A sample attends to itself instead of its token.
+    """Add n - 1 noisy samples to every logit position. A sample attends to itself instead of its
+    token.
 
     No shape depends on a value of the device.
     """
@@ -103,7 +110,8 @@ def fork_samples(tokens: Tokens, n: int) -> Fork:
     sequence_M = positions_M // S
     token_M = positions_M % S
 
-    # the number of each position within its sequence: positions are ascending, so a search finds a sequence's first
+    # the number of each position within its sequence: positions are ascending, so a search finds a
+    # sequence's first
     order_M = torch.arange(M, device=device) - torch.searchsorted(sequence_M, sequence_M)
     noisy_slots = tokens.most_logits * m
     slot_Mm = S + order_M[:, None] * m + torch.arange(m, device=device)
@@ -140,7 +148,8 @@ def fork_samples(tokens: Tokens, n: int) -> Fork:
 
 
 class CleanHistory:
-    """Hooks that fork clean tokens into samples in front of the fork layer, with masks for it and the later layers."""
+    """Hooks that fork clean tokens into samples in front of the fork layer, with masks for it and
+    the later layers."""
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         first, _ = fork_layer(model, ensemble.first_noisy)
@@ -192,8 +201,8 @@ class CleanHistory:
 class OwnHistory:
     """Hooks that fork B sequences into B x n in front of the fork layer.
 
-    A token that is read with noise is noisy in all samples but the first. Each sample attends to its own keys and
-    values.
+    A token that is read with noise is noisy in all samples but the first. Each sample attends to
+    its own keys and values.
     """
 
     extra_slots = 0
@@ -234,7 +243,8 @@ class OwnHistory:
             index = noisy_BmS[real_BmS]
             counted = None
         else:
-            # steps in place keep the shape of all sequences, and count the decisions of the unfinished ones
+            # steps in place keep the shape of all sequences, and count the decisions of the
+            # unfinished ones
             index = noisy_BmS.flatten()
             counted = real_BmS.flatten()
 

@@ -1,8 +1,8 @@
 """A KV cache with preallocated buffers, whose last slots can be dropped at no cost.
 
-transformers' `DynamicCache` concatenates, so that every step copies the whole cache. Here each layer owns a buffer: a
-step writes after the slots in use, and `keep` drops the slots of routing samples by moving the end back. `Store` keeps
-activations between calls, within a bound on memory.
+transformers' `DynamicCache` concatenates, so that every step copies the whole cache. Here each
+layer owns a buffer: a step writes after the slots in use, and `keep` drops the slots of routing
+samples by moving the end back. `Store` keeps activations between calls, within a bound on memory.
 
 B = sequences, H = key-value heads, T = cached slots, D = head size.
 """
@@ -20,7 +20,8 @@ from moe_lab.models.memory import free_memory
 
 
 class KVLayer(CacheLayerMixin):
-    """Keys and values of one layer, each [B, H, capacity, D], of which the first `length` slots are in use."""
+    """Keys and values of one layer, each [B, H, capacity, D], of which the first `length` slots are
+    in use."""
 
     is_sliding = False
     is_croppable = True
@@ -50,7 +51,8 @@ class KVLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, S, D]. Returns views of all T + S slots; of a fixed cache always as many slots."""
+        """Append [B, H, S, D]. Returns views of all T + S slots; of a fixed cache always as many
+        slots."""
         if self.slots is not None:
             at_S = self.slots[key_states.shape[-2]]
             self.keys.index_copy_(2, at_S, key_states)
@@ -78,7 +80,8 @@ class KVLayer(CacheLayerMixin):
         return new
 
     def join(self, parts: list[KVLayer], width: int) -> None:
-        """Take over `parts` as one batch, each ending at slot `width`. An empty part is one sequence without tokens."""
+        """Take over `parts` as one batch, each ending at slot `width`. An empty part is one
+        sequence without tokens."""
         filled = next((part for part in parts if part.is_initialized), None)
         if filled is None:
             return
@@ -109,7 +112,8 @@ class KVLayer(CacheLayerMixin):
 
 
 class JoinedKVLayer(KVLayer):
-    """One layer of several caches, joined again for each use, so that only one layer's copy exists at a time."""
+    """One layer of several caches, joined again for each use, so that only one layer's copy exists
+    at a time."""
 
     def __init__(self, parts: list[KVLayer], width: int):
         super().__init__(0)
@@ -119,7 +123,8 @@ class JoinedKVLayer(KVLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """The keys and values of all parts, and the new ones after them. The new ones are not cached.
+        """The keys and values of all parts, and the new ones after them. The new ones are not
+        cached.
 
         This differs from `KVLayer.update`, which caches them.
         """
@@ -141,7 +146,8 @@ class KVCache(Cache):
 
     @property
     def length(self) -> int:
-        """Slots in use, in the last layer: a cache of the later layers alone has none in the first ones."""
+        """Slots in use, in the last layer: a cache of the later layers alone has none in the first
+        ones."""
         return self.layers[-1].length
 
     @property
@@ -160,7 +166,8 @@ class KVCache(Cache):
 
     @torch.inference_mode()
     def fix(self, length: int, count: int, slots: dict[int, Tensor]) -> None:
-        """From now on new tokens go to slots that tensors give, and attention gets `count` slots: no shape changes.
+        """From now on new tokens go to slots that tensors give, and attention gets `count` slots:
+        no shape changes.
 
         Slots from `length` on are zero, since a masked NaN would still spread through attention.
 
@@ -185,7 +192,8 @@ class KVCache(Cache):
         return copy
 
     def select(self, index_B: Tensor, size: int) -> None:
-        """Keep the sequences `index_B` of `size` ones, in this order, with all samples where the cache is forked.
+        """Keep the sequences `index_B` of `size` ones, in this order, with all samples where the
+        cache is forked.
 
         Layer by layer: only one layer is in memory twice.
         """
@@ -196,14 +204,16 @@ class KVCache(Cache):
                 layer.values = layer.values[index]
 
     def fork(self, n: int, size: int, first_layer: int) -> None:
-        """Repeat each of `size` sequences n times from `first_layer` on, unless that is done already."""
+        """Repeat each of `size` sequences n times from `first_layer` on, unless that is done
+        already."""
         for layer in self.layers[first_layer:]:
             if layer.is_initialized and layer.keys.shape[0] == size:
                 layer.keys = layer.keys.repeat_interleave(n, dim=0)
                 layer.values = layer.values.repeat_interleave(n, dim=0)
 
     def taken(self, sequence: int, length: int, first_layer: int = 0) -> KVCache:
-        """A copy of the first `length` slots of one sequence, without the layers before `first_layer`."""
+        """A copy of the first `length` slots of one sequence, without the layers before
+        `first_layer`."""
         copy = KVCache(len(self.layers), length)
         only = slice(sequence, sequence + 1)
         for number in range(first_layer, len(self.layers)):
@@ -213,11 +223,12 @@ class KVCache(Cache):
 
     @classmethod
     def right_aligned(cls, parts: list[KVCache], capacity: int, keep: bool = True) -> KVCache:
-        """Caches of different lengths as one batch. All end at the same slot, so that all write their next token to the
-        same place. Unused slots before them are zero, since a masked NaN would still spread through attention.
+        """Caches of different lengths as one batch. All end at the same slot, so that all write
+        their next token to the same place. Unused slots before them are zero, since a masked NaN
+        would still spread through attention.
 
-        Layers that are empty in all parts stay empty. Without `keep` the parts are emptied layer by layer, so that
-        only one layer is in memory twice.
+        Layers that are empty in all parts stay empty. Without `keep` the parts are emptied layer by
+        layer, so that only one layer is in memory twice.
         """
         width = max(part.length for part in parts)
         joined = cls(len(parts[0].layers), max(capacity, width))
@@ -236,12 +247,13 @@ def _entries(layer: KVLayer, index_B: Tensor, size: int) -> Tensor:
 
 
 KEPT_SHARE = 0.25
-"""Share of the free memory for each of two stores, scored requests and prompts. Half remains for passes and other
-processes."""
+"""Share of the free memory for each of two stores, scored requests and prompts. Half remains for
+passes and other processes."""
 
 
 class Store:
-    """Keeps values by key while their `nbytes` fit into a number of bytes in all. A value that does not is not kept."""
+    """Keeps values by key while their `nbytes` fit into a number of bytes in all. A value that does
+    not is not kept."""
 
     def __init__(self, limit: int):
         self.limit = limit

@@ -1,8 +1,10 @@
-"""The decoder layers of a transformers model: their inputs and attention masks, and where routing samples fork.
+"""The decoder layers of a transformers model: their inputs and attention masks, and where routing
+samples fork.
 
-The cache keeps all slots of all layers, so a sliding window is only a mask, and routing samples cannot push a token out
-of it. A token attends to one slot for each position up to its own, in order. The slots between them (padding, other
-branches of a tree, samples of other tokens) are masked. So windows and chunks follow from the full mask.
+The cache keeps all slots of all layers, so a sliding window is only a mask, and routing samples
+cannot push a token out of it. A token attends to one slot for each position up to its own, in
+order. The slots between them (padding, other branches of a tree, samples of other tokens) are
+masked. So windows and chunks follow from the full mask.
 
 B = sequences, S = new tokens, Q = new tokens of a mask, K = cached slots and new ones.
 """
@@ -36,7 +38,8 @@ _LAYER_INPUTS = {
     "per_layer_input",
     "shared_kv_states",
 }
-"""All inputs of layers that can take routing samples. The last two, Gemma's, are unused in its MoE models."""
+"""All inputs of layers that can take routing samples. The last two, Gemma's, are unused in its MoE
+models."""
 _MASKED_ATTENTION = ("sdpa", "eager")
 _MASKED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that keep keys and values alone, and attend to them by a mask."""
@@ -53,7 +56,8 @@ def decoder_layers(model: Any) -> list[nn.Module]:
 
 
 def fork_layer(model: nn.Module, first_noisy: int) -> tuple[int, Router]:
-    """(number of the decoder layer, its router) of MoE layer `first_noisy`, or of the last one if there are fewer."""
+    """(number of the decoder layer, its router) of MoE layer `first_noisy`, or of the last one if
+    there are fewer."""
     routers = find_routers(model)
     router = routers[min(first_noisy, len(routers) - 1)]
     layers = decoder_layers(model)
@@ -103,7 +107,8 @@ class PerToken:
         return changed_inputs
 
     def _changed_input(self, value: Any) -> Any:
-        """A tensor is changed once for all layers that get the same object, a tuple part by part, others never."""
+        """A tensor is changed once for all layers that get the same object, a tuple part by part,
+        others never."""
         if isinstance(value, tuple):
             return tuple(self._changed_input(part) for part in value)
         if not isinstance(value, Tensor):
@@ -124,9 +129,9 @@ def runs_on_kv_cache(model: Any) -> bool:
 def kv_cache_obstacle(model: Any) -> str | None:
     """Why this model cannot run over a `KVCache`; None if it can.
 
-    Some models keep more than keys and values (recurrent states, keys of an index, keys shared by layers), pass unknown
-    inputs to their layers (routers of words, sentences and expert choice), derive positions from the cache's length, or
-    take no masks.
+    Some models keep more than keys and values (recurrent states, keys of an index, keys shared by
+    layers), pass unknown inputs to their layers (routers of words, sentences and expert choice),
+    derive positions from the cache's length, or take no masks.
     """
     config = model.config.get_text_config(decoder=True)
     layers = decoder_layers(model)
@@ -159,11 +164,13 @@ def kv_cache_obstacle(model: Any) -> str | None:
 
 
 def require_masks(model: Any) -> None:
-    """Raise ConfigError for a model with the flash or flex kernels, which take no mask for single tokens."""
+    """Raise ConfigError for a model with the flash or flex kernels, which take no mask for single
+    tokens."""
     config = model.config.get_text_config(decoder=True)
     if attention_of(config) not in _MASKED_ATTENTION and not is_recurrent(model):
         raise ConfigError(
-            f"attn_implementation={attention_of(config)} takes no mask of routing samples and answer choices. Call "
+            f"attn_implementation={attention_of(config)} takes no mask of routing samples and "
+            "answer choices. Call "
             'model.set_attn_implementation("sdpa") first.'
         )
 
@@ -180,14 +187,14 @@ def reads_the_batch(model: Any) -> bool:
 
 
 def reads_padding(model: Any) -> bool:
-    """Whether padding before a prompt may change its result: in a recurrent state, or in positions that are derived
-    from the cache's length."""
+    """Whether padding before a prompt may change its result: in a recurrent state, or in positions
+    that are derived from the cache's length."""
     return is_recurrent(model) or _counts_slots(model.config.get_text_config(decoder=True))
 
 
 def _counts_slots(config: Any) -> bool:
-    """Whether layers without rotary positions scale their queries by a position derived from the cache's length
-    (Llama 4)."""
+    """Whether layers without rotary positions scale their queries by a position derived from the
+    cache's length (Llama 4)."""
     scales_queries = bool(getattr(config, "attn_temperature_tuning", False))
     return scales_queries and not all(config.no_rope_layers)
 
@@ -204,7 +211,8 @@ class AttentionWindow:
     def limit(self, visible_BQK: Tensor) -> Tensor:
         """bool [B, Q, K]: the visible slots that this layer attends to.
 
-        A token's last visible slot is its own. With `window=2`, it and the visible slot before it are left.
+        A token's last visible slot is its own. With `window=2`, it and the visible slot before it
+        are left.
         """
         if self.window is not None:
             # 1 for the token's own slot, 2 for the visible slot before it
@@ -240,10 +248,12 @@ def attention_windows(model: nn.Module) -> list[AttentionWindow]:
 
 
 class LayerMasks:
-    """The masks of one pass, [B, 1, Q, K], which attention adds to its scores; one for each kind of window."""
+    """The masks of one pass, [B, 1, Q, K], which attention adds to its scores; one for each kind of
+    window."""
 
     def __init__(self, visible_BQK: Tensor, dtype: torch.dtype):
-        """`visible_BQK`: bool, the slots that each token attends to in a layer of full attention."""
+        """`visible_BQK`: bool, the slots that each token attends to in a layer of full
+        attention."""
         self.visible_BQK = visible_BQK
         self.dtype = dtype
         self._mask_of: dict[AttentionWindow, Tensor] = {}

@@ -1,7 +1,8 @@
-"""Quantized layers whose numbers depend on what shares a pass: those that quantize all its tokens with one scale.
+"""Quantized layers whose numbers depend on what shares a pass: those that quantize all its tokens
+with one scale.
 
-No table of methods says which layers these are: one layer of each kind is asked for two tokens, next to a third that is
-small or large.
+No table of methods says which layers these are: one layer of each kind is asked for two tokens,
+next to a third that is small or large.
 """
 
 from typing import Any
@@ -16,7 +17,8 @@ _ARCHITECTURES = "transformers.models."
 
 
 def quantizes_passes(model: nn.Module) -> str | None:
-    """Which kind of linear layer quantizes all tokens of a pass with one scale, in a few words; None: there is none."""
+    """Which kind of linear layer quantizes all tokens of a pass with one scale, in a few words;
+    None: there is none."""
     kinds: dict[tuple[type, type], nn.Linear] = {}
     for module in model.modules():
         if isinstance(module, nn.Linear) and _is_quantized(module):
@@ -29,7 +31,8 @@ def quantizes_passes(model: nn.Module) -> str | None:
 
 
 def _is_quantized(module: nn.Linear) -> bool:
-    """Whether a linear layer is of another class, has weights of another class, or computes by another function."""
+    """Whether a linear layer is of another class, has weights of another class, or computes by
+    another function."""
     if type(module).__module__.startswith(_ARCHITECTURES):
         return False
     plain = type(module) is nn.Linear and type(module.weight) is nn.Parameter

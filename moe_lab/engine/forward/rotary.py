@@ -1,11 +1,11 @@
 """Rotary embeddings that depend on the length of a text (longrope, dynamic).
 
-transformers computes them from the largest position of a pass, and some remember the longest text so far. So a number
-would depend on the requests that share a pass, or that came before. Here every sequence of a pass gets the embeddings
-that its own text gets alone.
+transformers computes them from the largest position of a pass, and some remember the longest text
+so far. So a number would depend on the requests that share a pass, or that came before. Here every
+sequence of a pass gets the embeddings that its own text gets alone.
 
-No table of types says which embeddings these are: a module is asked for the embedding of one position in texts of two
-lengths. B = sequences of a pass, S = tokens of each.
+No table of types says which embeddings these are: a module is asked for the embedding of one
+position in texts of two lengths. B = sequences of a pass, S = tokens of each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from moe_lab.engine.forward.layers import argument_names, layer_inputs
 from moe_lab.models.transformers_internals import drops_cache
 
 _PROBED = 1
-"""The position whose embedding shows the kind of a text. At position 0 all frequencies have the same embedding."""
+"""The position whose embedding shows the kind of a text. At position 0 all frequencies have the
+same embedding."""
 _LONGEST = 2**30
 """Tokens of a text that is longer than any limit."""
 
@@ -49,7 +50,8 @@ class RotaryHooks:
         return bool(self._modules)
 
     def kind(self, length: int) -> int:
-        """A number that texts share whose rotary embeddings are the same; 0 where these depend on no length."""
+        """A number that texts share whose rotary embeddings are the same; 0 where these depend on
+        no length."""
         if not self._modules:
             return 0
         if length not in self._kinds:
@@ -58,7 +60,8 @@ class RotaryHooks:
         return self._kinds[length]
 
     def reads_again(self, length: int) -> bool:
-        """Whether `generate` reads a text again, without a cache, when it reaches this number of tokens."""
+        """Whether `generate` reads a text again, without a cache, when it reaches this number of
+        tokens."""
         return self.kind(length) != self.kind(length - 1) and drops_cache(self._model, length)
 
     def install(self, stack: ExitStack) -> None:
@@ -107,7 +110,8 @@ class RotaryHooks:
 
 @contextmanager
 def with_own_lengths(model: nn.Module, lengths: Sequence[int]) -> Iterator[None]:
-    """Inside the context each sequence of `model(...)` gets the rotary embeddings of a text of its length."""
+    """Inside the context each sequence of `model(...)` gets the rotary embeddings of a text of its
+    length."""
     hooks = RotaryHooks(model)
     with ExitStack() as stack:
         hooks.install(stack)
@@ -130,7 +134,8 @@ def _is_rotary(module: nn.Module) -> bool:
 
 
 def _layer_types(module: nn.Module) -> list[dict[str, str]]:
-    """The further arguments of a rotary module: one for each kind of layer where these have embeddings of their own."""
+    """The further arguments of a rotary module: one for each kind of layer where these have
+    embeddings of their own."""
     rope_type = getattr(module, "rope_type", None)
     if isinstance(rope_type, dict):
         return [{"layer_type": layer_type} for layer_type in rope_type]

@@ -1,6 +1,8 @@
-"""Forward passes through the later decoder layers alone, over cached activations of the earlier ones.
+"""Forward passes through the later decoder layers alone, over cached activations of the earlier
+ones.
 
-B = sequences, S = new tokens of each, M = logit positions, C = cached final states, D = hidden size, V = vocabulary.
+B = sequences, S = new tokens of each, M = logit positions, C = cached final states, D = hidden
+size, V = vocabulary.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,7 +55,8 @@ class SuffixForward:
         logits = forward(batch)
 
     Args:
-        first_moe: the first MoE layer whose routing may be changed. The decoder layer that holds it is the fork layer.
+        first_moe: the first MoE layer whose routing may be changed. The decoder layer that holds it
+            is the fork layer.
     """
 
     def __init__(self, model: nn.Module, first_moe: int):
@@ -109,7 +112,8 @@ class SuffixForward:
 
 @contextmanager
 def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor]) -> Iterator[None]:
-    """Inside the context decoder layer `first` takes `hidden()`; the layers before it are not computed.
+    """Inside the context decoder layer `first` takes `hidden()`; the layers before it are not
+    computed.
 
     The model's own embeddings have no effect.
     """
@@ -118,7 +122,8 @@ def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor])
     def unchanged(hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         return hidden_states
 
-    # a layer may have a forward function of its own (accelerate's offloading sets one), which is put back on exit
+    # a layer may have a forward function of its own (accelerate's offloading sets one), which is
+    # put back on exit
     own = [layer.__dict__.get("forward") for layer in layers[:first]]
     for layer in layers[:first]:
         layer.forward = unchanged

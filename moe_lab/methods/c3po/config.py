@@ -69,21 +69,22 @@ class C3POConfig(Method.Config):
         named_tokens(self.tokens)
         if len(self.learning_rate) != 2 or min(self.learning_rate) <= 0:
             raise ConfigError(
-                f"method.learning_rate={self.learning_rate}: give the first and the last, both above 0, e.g. "
-                "[0.1,0.0001]."
+                f"method.learning_rate={self.learning_rate}: give the first and the last, both "
+                "above 0, e.g. [0.1,0.0001]."
             )
         if self.bandwidth is not None and self.kernel in ("linear", "polynomial"):
             raise ConfigError(
-                f"method.bandwidth={self.bandwidth}: the {self.kernel} kernel has none. Leave it out, or use "
-                "method.kernel=gaussian or matern."
+                f"method.bandwidth={self.bandwidth}: the {self.kernel} kernel has none. Leave it "
+                "out, or use method.kernel=gaussian or matern."
             )
         radius = 1 - self.most_similar
         is_cosine = self.optimizer in ("ngd", "kernel_regression")
         if is_cosine and self.epsilon is not None and self.epsilon <= radius:
             raise ConfigError(
-                f"method.epsilon={self.epsilon} finds no neighbour: it is a cosine distance (1 - cos), and references "
-                f"nearer than {radius:.4g} are dropped as near duplicates "
-                f"(method.most_similar={self.most_similar}).\nGive a larger radius, e.g. the paper's 0.5."
+                f"method.epsilon={self.epsilon} finds no neighbour: it is a cosine distance (1 - "
+                f"cos), and references nearer than {radius:.4g} are dropped as near duplicates "
+                f"(method.most_similar={self.most_similar}).\nGive a larger radius, e.g. the "
+                "paper's 0.5."
             )
 
     @property

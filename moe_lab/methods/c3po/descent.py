@@ -54,7 +54,8 @@ def check_losses(losses: Tensor, has_neighbours_N: Tensor) -> None:
     """Raise RoutingError if a loss [..., N] of a question with neighbours is NaN."""
     if losses[..., has_neighbours_N].isnan().any():
         raise RoutingError(
-            "The neighbours' loss is NaN. Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
+            "The neighbours' loss is NaN. Try dtype=bfloat16 or dtype=float32; float16 overflows "
+            "in many models."
         )
 
 
@@ -134,8 +135,9 @@ class NeighbourLoss:
         for loss_N in self._losses(on_device, relax):
             if not loss_N.requires_grad:
                 raise RoutingError(
-                    "The pathways have no effect on the loss: the policy of override(model, policy) decides without "
-                    "the decision that it is given. Return that with other weights or experts."
+                    "The pathways have no effect on the loss: the policy of override(model, "
+                    "policy) decides without the decision that it is given. Return that with other "
+                    "weights or experts."
                 )
             (gradient_NWLC,) = torch.autograd.grad(loss_N.sum(), [theta_NWLC])
             result_NG += torch.cat([loss_N.detach()[:, None], gradient_NWLC.flatten(1)], dim=1)

@@ -60,7 +60,8 @@ def named_layers(given: Any, count: int) -> list[int]:
     has_others = any(not isinstance(layer, int) or not 0 <= layer < count for layer in layers)
     if has_others or not layers or len(set(layers)) < len(layers):
         raise ConfigError(
-            f"method.layers={given}: the model has MoE layers 0 to {count - 1}, and each may be named once."
+            f"method.layers={given}: the model has MoE layers 0 to {count - 1}, and each may be "
+            "named once."
         )
     return sorted(layers)
 
@@ -70,8 +71,8 @@ def _layers_of_part(given: Any, part: str, count: int) -> range:
     match = _PART.fullmatch(part)
     if not match or not 1 <= int(match[2]) <= count:
         raise ConfigError(
-            f"method.layers={given}: the model has {count} MoE layers, and {part} does not name some. Use e.g. "
-            "last5, first2+last3, middle4, all or [11,12,13]."
+            f"method.layers={given}: the model has {count} MoE layers, and {part} does not name "
+            "some. Use e.g. last5, first2+last3, middle4, all or [11,12,13]."
         )
     size = int(match[2])
     starts = {"first": 0, "middle": (count - size) // 2, "last": count - size}
@@ -99,7 +100,8 @@ class C3PO(ReferenceMethod):
         assert family is not None
         if family.rule.noise != LOGITS:
             raise ConfigError(
-                f"method=c3po needs routers that choose by logits; those of {family.name} do not. Use another model."
+                f"method=c3po needs routers that choose by logits; those of {family.name} do not. "
+                "Use another model."
             )
 
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
@@ -110,7 +112,8 @@ class C3PO(ReferenceMethod):
         for name, task in load_tasks(config)["tasks"].items():
             if task.get_config("output_type") not in ("multiple_choice", "generate_until"):
                 raise ConfigError(
-                    f"method=c3po answers questions, and {name} asks for the likelihood of texts. Use another task."
+                    f"method=c3po answers questions, and {name} asks for the likelihood of texts. "
+                    "Use another task."
                 )
         if self.config.optimizer == "oracle":
             return {}
@@ -199,15 +202,15 @@ class C3PO(ReferenceMethod):
         reference_set = result.report.get("reference", {}).get("set")
         if reference_set:
             lines.append(
-                f"c3po: its {reference_set['asked']:,} reference questions are answered once for all runs; the costs "
-                "above leave them out."
+                f"c3po: its {reference_set['asked']:,} reference questions are answered once for "
+                "all runs; the costs above leave them out."
             )
         counts = C3PO.without_neighbour(result)
         if counts is not None:
             without, questions = counts
             lines.append(
-                f"c3po, epsilon {block['c3po']['epsilon']}: {without} of {questions} questions had no neighbour and "
-                "kept their pathway."
+                f"c3po, epsilon {block['c3po']['epsilon']}: {without} of {questions} questions had "
+                "no neighbour and kept their pathway."
             )
         return lines
 

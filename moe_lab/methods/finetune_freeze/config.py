@@ -23,8 +23,8 @@ EIGHT_BIT = "adamw_torch_8bit"
 """torchao's AdamW with moments in 8 bits. With it weights and gradients are in bfloat16,
 with stochastic rounding."""
 NO_END = (
-    "the chat template has no token that ends an answer, so the model is not taught to stop: its answers go on to "
-    "the length limit. Another template: model.tokenizer="
+    "the chat template has no token that ends an answer, so the model is not taught to stop: its "
+    "answers go on to the length limit. Another template: model.tokenizer="
 )
 TOY_VALIDATION_SIZE = 100
 """Default number of validation conversations of a generated data set."""
@@ -91,7 +91,8 @@ class FinetuneConfig(Method.Config):
             raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
         if self.profile is not None and self.partners is None:
             raise ConfigError(
-                f"method.profile={self.profile} has no effect without method.partners=. Give that, too."
+                f"method.profile={self.profile} has no effect without method.partners=. Give that, "
+                "too."
             )
 
     @property
@@ -157,8 +158,9 @@ class FinetuneConfig(Method.Config):
         self.ends(rows)
         if self.steps(rows) == 1 and self.warmup_steps(rows):
             raise ConfigError(
-                f"method.warmup_ratio={self.warmup_ratio}: the training has one step, and the warm-up begins with the "
-                "learning rate 0, so nothing would be trained. Train longer, or set method.warmup_ratio=0."
+                f"method.warmup_ratio={self.warmup_ratio}: the training has one step, and the "
+                "warm-up begins with the learning rate 0, so nothing would be trained. Train "
+                "longer, or set method.warmup_ratio=0."
             )
 
     def notes(self, rows: int) -> list[str]:
@@ -166,8 +168,9 @@ class FinetuneConfig(Method.Config):
         if self.ends(rows)[0] > 1 or not self.warmup_steps(rows):
             return []
         return [
-            f"phase 1 trains nothing: the warm-up (method.warmup_ratio={self.warmup_ratio}) begins with the learning "
-            "rate 0, and the phase has one step. Train longer, or set method.warmup_ratio=0"
+            f"phase 1 trains nothing: the warm-up (method.warmup_ratio={self.warmup_ratio}) begins "
+            "with the learning rate 0, and the phase has one step. Train longer, or set "
+            "method.warmup_ratio=0"
         ]
 
     def ends(self, rows: int) -> list[int]:

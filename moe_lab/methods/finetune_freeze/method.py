@@ -159,8 +159,8 @@ class FinetuneFreeze(TrainingMethod):
             )
         if method.optimizer == EIGHT_BIT and num_processes() > 1:
             raise ConfigError(
-                f"method.optimizer={EIGHT_BIT} trains in one process: others would round their weights differently. "
-                "Use method.optimizer=adamw_torch."
+                f"method.optimizer={EIGHT_BIT} trains in one process: others would round their "
+                "weights differently. Use method.optimizer=adamw_torch."
             )
         model = once(
             f"empty model {config.model} {config.offline}", lambda: empty_model(architecture)
@@ -168,12 +168,14 @@ class FinetuneFreeze(TrainingMethod):
         check_phases_train(parameter_groups(model), method.all_phases)
         if method.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
             raise ConfigError(
-                f"method.router_aux_loss_coef: transformers has no auxiliary loss of {facts.family}. Leave it out."
+                "method.router_aux_loss_coef: transformers has no auxiliary loss of "
+                f"{facts.family}. Leave it out."
             )
         if method.partners is not None:
             if facts.fixed_routing:
                 raise ConfigError(
-                    f"method.partners needs routers of single tokens: {facts.fixed_routing}. Leave it out."
+                    f"method.partners needs routers of single tokens: {facts.fixed_routing}. Leave "
+                    "it out."
                 )
             if num_processes() > 1:
                 raise ConfigError(
@@ -273,6 +275,7 @@ class FinetuneFreeze(TrainingMethod):
             notes.append(f"finetune-freeze: {empty_answers_note(training[EMPTY_ANSWERS])}")
         if "c2r" in block:
             notes.append(
-                "changed (finetune-freeze): decisions in which an expert was no partner of the first one."
+                "changed (finetune-freeze): decisions in which an expert was no partner of the "
+                "first one."
             )
         return notes

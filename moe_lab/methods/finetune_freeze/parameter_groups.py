@@ -70,7 +70,8 @@ def parameter_groups(model: nn.Module) -> Groups:
 
 
 def _expert_modules(router: Router) -> list[nn.Module]:
-    """The modules that hold the experts of a router's layer. Raises ModelError if there are none."""
+    """The modules that hold the experts of a router's layer. Raises ModelError if there are
+    none."""
     modules = []
     for module in router.block.modules():
         if is_experts(module):
@@ -109,8 +110,8 @@ def check_phases_train(groups: Groups, phases: Sequence[Phase]) -> None:
         trained = [name for name in groups if groups[name] and name not in phase.frozen]
         if not trained:
             raise ConfigError(
-                f"method.phases: phase {number} freezes {', '.join(phase.frozen)}, and the model has "
-                "no other parameters: nothing would be trained. Leave one of them out."
+                f"method.phases: phase {number} freezes {', '.join(phase.frozen)}, and the model "
+                "has no other parameters: nothing would be trained. Leave one of them out."
             )
 
 

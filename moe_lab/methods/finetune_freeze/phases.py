@@ -94,7 +94,8 @@ def boundaries(phases: Sequence[Phase], steps: int) -> list[int]:
     for number, (start, end) in enumerate(pairwise([0, *ends]), start=1):
         if end <= start:
             raise ConfigError(
-                f"method.phases: phase {number} has no step: the training has only {steps}. Train longer."
+                f"method.phases: phase {number} has no step: the training has only {steps}. Train "
+                "longer."
             )
     return ends
 

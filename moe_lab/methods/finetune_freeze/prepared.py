@@ -57,7 +57,8 @@ def prepare(config: Config, method: FinetuneConfig, data: Data, facts: ModelFact
         notes += validation.notes("validation")
     if data.duplicates:
         notes.append(
-            f"left out of the validation data: {data.duplicates:,} conversations that are trained on or occur twice"
+            f"left out of the validation data: {data.duplicates:,} conversations that are trained "
+            "on or occur twice"
         )
     if end.token is None:
         notes.append(NO_END)

@@ -197,7 +197,8 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
     parameters = counts(parameter_groups(empty_model(architecture)))
     numbers = ", ".join(f"{name} {count:,}" for name, count in parameters.items())
     print_message(
-        f"{folder.name}: {schedule}, {len(rows):,} conversations, {steps:,} steps; parameters: {numbers}"
+        f"{folder.name}: {schedule}, {len(rows):,} conversations, {steps:,} steps; parameters: "
+        f"{numbers}"
     )
     for note in prepared.notes:
         print_message(f"{folder.name}: {note}")

@@ -98,7 +98,8 @@ class PretrainConfig(Method.Config):
             raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
         if self.hidden_size % (2 * self.heads):
             raise ConfigError(
-                f"method.hidden_size={self.hidden_size} must be a multiple of 2 x method.heads={self.heads}."
+                f"method.hidden_size={self.hidden_size} must be a multiple of 2 x "
+                f"method.heads={self.heads}."
             )
         if self.backbone != "dense":
             self._check_experts()
@@ -109,31 +110,33 @@ class PretrainConfig(Method.Config):
         is_balanced = self.aux_loss or self.bias_rate or self.device_loss
         if self.backbone == "deepseek" and self.layers == 1:
             raise ConfigError(
-                "method.backbone=deepseek has a dense first layer: method.layers=1 leaves no experts."
+                "method.backbone=deepseek has a dense first layer: method.layers=1 leaves no "
+                "experts."
             )
         if self.experts < self.experts_per_token:
             raise ConfigError(
-                f"method.experts={self.experts} is fewer than method.experts_per_token={self.experts_per_token}."
+                f"method.experts={self.experts} is fewer than "
+                f"method.experts_per_token={self.experts_per_token}."
             )
         if self.active_size % active:
             raise ConfigError(
-                f"method.active_size={self.active_size} is not divisible by the {active} experts that a token takes. "
-                f"Use a multiple of {active}."
+                f"method.active_size={self.active_size} is not divisible by the {active} experts "
+                f"that a token takes. Use a multiple of {active}."
             )
         if self.router == "expert" and share < 1:
             raise ConfigError(
-                f"method.router=expert: an expert would take {share:.2f} tokens of a row of {self.sequence_length}. "
-                "Raise method.capacity_factor or method.sequence_length."
+                f"method.router=expert: an expert would take {share:.2f} tokens of a row of "
+                f"{self.sequence_length}. Raise method.capacity_factor or method.sequence_length."
             )
         if is_balanced and self.router in ("expert", "word-hash"):
             raise ConfigError(
-                f"method.router={self.router} leaves no load to balance: leave method.aux_loss, method.bias_rate and "
-                "method.device_loss out."
+                f"method.router={self.router} leaves no load to balance: leave method.aux_loss, "
+                "method.bias_rate and method.device_loss out."
             )
         if self.routing_noise and self.router != "token":
             raise ConfigError(
-                f"method.routing_noise needs method.router=token: method.router={self.router} does not choose for "
-                "single tokens."
+                f"method.routing_noise needs method.router=token: method.router={self.router} does "
+                "not choose for single tokens."
             )
         if self.device_loss and self.experts % self.devices:
             raise ConfigError(

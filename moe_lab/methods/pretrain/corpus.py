@@ -92,7 +92,8 @@ class Corpus:
         size = sum(file.stat().st_size for file in self.files)
         if size >= LARGE:
             print_message(
-                f"Looking for empty and duplicate documents in {size / 2**30:.1f} GiB of training data."
+                f"Looking for empty and duplicate documents in {size / 2**30:.1f} GiB of training "
+                "data."
             )
         digests: set[bytes] = set()
         numbers = set()
@@ -159,8 +160,8 @@ def tokenizer_of(config: Config, corpus: Corpus) -> Any:
     tokenizer = load_tokenizer(config.model, offline=config.offline)
     if tokenizer.eos_token_id is None:
         raise ModelError(
-            f"The tokenizer of model={config.model.name} has no token for the end of a document (eos_token). Use "
-            "another one, or method.tokenizer=train."
+            f"The tokenizer of model={config.model.name} has no token for the end of a document "
+            "(eos_token). Use another one, or method.tokenizer=train."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

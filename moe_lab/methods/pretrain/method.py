@@ -87,8 +87,8 @@ class Pretrain(DesignMethod):
         self.check_training(config, facts)
         if config.model.experts_per_token is not None:
             raise ConfigError(
-                "model.experts_per_token has no effect on a design. Use method.experts_per_token, or evaluate the "
-                "trained model with method=base."
+                "model.experts_per_token has no effect on a design. Use method.experts_per_token, "
+                "or evaluate the trained model with method=base."
             )
         if config.model.peft is not None:
             raise ConfigError(
@@ -96,13 +96,15 @@ class Pretrain(DesignMethod):
             )
         if sharded():
             raise ConfigError(
-                "method=pretrain splits rows over processes, not the model: use torchrun without FSDP."
+                "method=pretrain splits rows over processes, not the model: use torchrun without "
+                "FSDP."
             )
         passes = self.config.gradient_accumulation
         processes = num_processes()
         if passes % processes:
             raise ConfigError(
-                f"method.gradient_accumulation={passes} is not divisible by {processes} processes. Use a multiple."
+                f"method.gradient_accumulation={passes} is not divisible by {processes} processes. "
+                "Use a multiple."
             )
         corpus, tokenizer = self._corpus_and_tokenizer(config)
         if self.config.router in UNITS:
@@ -248,9 +250,9 @@ def _leak_text(leak: dict[str, Any]) -> str:
     later = _difference_text(leak["later_tokens"])
     short = _difference_text(leak["short_prefixes"])
     return (
-        "; not that of a language model: expert choice reads later tokens. On "
-        f"{leak['rows']} rows {leak['loss_with_later_tokens']:.4f} with them; with another row's instead "
-        f"{later}, and the effect of short prefixes {short}"
+        f"; not that of a language model: expert choice reads later tokens. On {leak['rows']} rows "
+        f"{leak['loss_with_later_tokens']:.4f} with them; with another row's instead {later}, and "
+        f"the effect of short prefixes {short}"
     )
 
 

@@ -68,9 +68,10 @@ def pack(
         training = _packed_rows(documents, rows, length, progress)
     if not len(training):
         raise TaskError(
-            f"The corpus is too short: its first documents fill {len(validation)} of method.validation_rows={held_out} "
-            f"validation rows of {length} tokens, and the documents after them no training row. Give more text or "
-            "shorter documents, or lower method.validation_rows or method.sequence_length."
+            f"The corpus is too short: its first documents fill {len(validation)} of "
+            f"method.validation_rows={held_out} validation rows of {length} tokens, and the "
+            "documents after them no training row. Give more text or shorter documents, or lower "
+            "method.validation_rows or method.sequence_length."
         )
     return training, validation
 

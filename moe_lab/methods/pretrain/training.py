@@ -196,8 +196,9 @@ def pretrain(
         length=design.sequence_length,
     )
     print_message(
-        f"{folder.name}: {design.backbone} {design.label}, router={design.router}, {design.steps:,} steps of "
-        f"{design.rows // design.steps} rows, {len(rows):,} different rows of {design.sequence_length} tokens"
+        f"{folder.name}: {design.backbone} {design.label}, router={design.router}, "
+        f"{design.steps:,} steps of {design.rows // design.steps} rows, {len(rows):,} different "
+        f"rows of {design.sequence_length} tokens"
     )
     for note in corpus.notes:
         print_message(f"{folder.name}: {note}")

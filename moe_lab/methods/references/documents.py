@@ -179,7 +179,8 @@ def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
         documents.samples[key] = sorted(numbers)
     if not any(documents.samples.values()):
         raise ConfigError(
-            f"All documents of {', '.join(documents.tasks)} are evaluated. Use another method.reference=."
+            f"All documents of {', '.join(documents.tasks)} are evaluated. Use another "
+            "method.reference=."
         )
     return documents
 
@@ -234,13 +235,14 @@ def _check_answers(key: str, task: Any) -> None:
     kind = task.get_config("output_type")
     if kind not in ("multiple_choice", "generate_until") or executes_code(task):
         raise ConfigError(
-            f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that are right or "
-            "wrong.\nUse another one with method.reference=<lm-eval task>."
+            f"{key} cannot be a reference of C3PO: its answers are neither choices nor texts that "
+            "are right or wrong.\nUse another one with method.reference=<lm-eval task>."
         )
     if kind == "generate_until" and THINK_END in task.get_config("generation_kwargs"):
         raise ConfigError(
             f"{key} cannot be a reference of C3PO: the model reasons before its answer "
-            "(model.think_end_token), and the answer's loss is that of its tokens right after the prompt.\n"
+            "(model.think_end_token), and the answer's loss is that of its tokens right after the "
+            "prompt.\n"
             "Use a multiple-choice task."
         )
 
@@ -289,7 +291,8 @@ def _check_choices(config: Config, tasks: Mapping[str, Any]) -> None:
     for name, task in tasks.items():
         if task.get_config("output_type") != "multiple_choice":
             raise ConfigError(
-                f"method={config.method.name} is for multiple-choice questions, not for {name}. Use another task."
+                f"method={config.method.name} is for multiple-choice questions, not for {name}. "
+                "Use another task."
             )
 
 

@@ -232,8 +232,10 @@ def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
     missing = [text for text in texts if text_key(text) not in rows]
     if missing:
         raise ConfigError(
-            f"method.embeddings={path} has no vector for {len(missing)} of {len(texts)} texts. The first is:\n"
-            f"{json.dumps(missing[0], ensure_ascii=False)}\nAdd them to the file (docs/c3po.md says how). {DEFAULT}"
+            f"method.embeddings={path} has no vector for {len(missing)} of {len(texts)} texts. The "
+            "first is:\n"
+            f"{json.dumps(missing[0], ensure_ascii=False)}\nAdd them to the file (docs/c3po.md "
+            f"says how). {DEFAULT}"
         )
     return vectors[[rows[text_key(text)] for text in texts]]
 

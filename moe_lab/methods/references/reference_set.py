@@ -97,9 +97,9 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
         tasks = ", ".join(task for source in record["sources"] for task in source["tasks"])
         enough = "" if least == 1 else f", and method.k={settings.k} neighbours are needed"
         raise ConfigError(
-            f"{config.model.name} answered {record['correct']} of {record['asked']} reference questions of {tasks} "
-            f"correctly{enough}.\nUse others with method.reference=<lm-eval task>, or more with "
-            "method.reference_size=<n>."
+            f"{config.model.name} answered {record['correct']} of {record['asked']} reference "
+            f"questions of {tasks} correctly{enough}.\nUse others with method.reference=<lm-eval "
+            "task>, or more with method.reference_size=<n>."
         )
     return stored_references(folder, settings.embeddings, model)
 
@@ -198,9 +198,10 @@ def references_identity(config: Config, settings: Any, facts: ModelFacts) -> dic
     count = sum(len(numbers) for numbers in documents.samples.values())
     if settings.epsilon is None and count < settings.k:
         raise ConfigError(
-            f"method.k={settings.k} neighbours are needed, and {', '.join(documents.tasks)} have {count} reference "
-            "questions.\n"
-            "Use others with method.reference=<lm-eval task>, or more with method.reference_size=<n>."
+            f"method.k={settings.k} neighbours are needed, and {', '.join(documents.tasks)} have "
+            f"{count} reference questions.\n"
+            "Use others with method.reference=<lm-eval task>, or more with "
+            "method.reference_size=<n>."
         )
     content = questions_content(config, documents, facts)
     content["numerics"] = _numerics(documents)

@@ -65,7 +65,8 @@ def build(
     start = time.perf_counter()
     questions = reference_questions(config, documents)
     print_message(
-        f"{folder.name}: {len(questions):,} reference questions are answered first, once for all runs"
+        f"{folder.name}: {len(questions):,} reference questions are answered first, once for all "
+        "runs"
     )
     lines = _answer_lines(questions, lm)
     texts = [line["text"] for line in lines]

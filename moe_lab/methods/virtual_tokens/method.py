@@ -73,8 +73,8 @@ class VirtualTokens(Method):
         room = config.max_length or facts.max_length
         if tokens >= room:
             raise ConfigError(
-                f"method.virtual_tokens={tokens} leaves no room for a prompt: the model reads {room} tokens. "
-                "Use fewer."
+                f"method.virtual_tokens={tokens} leaves no room for a prompt: the model reads "
+                f"{room} tokens. Use fewer."
             )
         reason = once(
             f"virtual tokens {config.model} {config.offline} {self.config.name}",
@@ -82,13 +82,14 @@ class VirtualTokens(Method):
         )
         if reason:
             raise ModelError(
-                f"method={self.config.name} does not run on {facts.path or facts.name} (model type {facts.family}): "
-                f"{reason}."
+                f"method={self.config.name} does not run on {facts.path or facts.name} (model type "
+                f"{facts.family}): {reason}."
             )
         return questions_content(config, documents, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
-        """The tokens of each scored answer with its prompt, of which the model reads at most `room`.
+        """The tokens of each scored answer with its prompt, of which the model reads at most
+        `room`.
 
         The virtual tokens take a part of the model's length. They are not counted.
         """

@@ -1,7 +1,9 @@
-"""DeepSeek-MoE-16B, and MoE designs for pre-training: two backbones, five routers, shared experts, a selection bias.
+"""DeepSeek-MoE-16B, and MoE designs for pre-training: two backbones, five routers, shared experts,
+a selection bias.
 
-Importing this package registers both configurations with transformers' Auto classes. A configuration imports its
-modeling code when the first one is built, so that reading other models' configurations stays fast.
+Importing this package registers both configurations with transformers' Auto classes. A
+configuration imports its modeling code when the first one is built, so that reading other models'
+configurations stays fast.
 """
 
 from transformers import AutoConfig

@@ -14,14 +14,15 @@ from transformers.configuration_utils import PreTrainedConfig
 class DeepseekConfig(PreTrainedConfig):
     """A Llama with layers of routed and shared experts (DeepSeekMoE, section 3).
 
-    Layer i has experts where `i >= first_k_dense_replace` and `i % moe_layer_freq == 0`; the others are dense and
-    `intermediate_size` wide. `n_shared_experts` is null where there are none. `aux_loss_alpha` counts in training only,
-    and with `output_router_logits` only.
+    Layer i has experts where `i >= first_k_dense_replace` and `i % moe_layer_freq == 0`; the others
+    are dense and `intermediate_size` wide. `n_shared_experts` is null where there are none.
+    `aux_loss_alpha` counts in training only, and with `output_router_logits` only.
     """
 
     model_type: ClassVar[str] = "deepseek"
     modeling: ClassVar[str] = "moe_lab.models.designs.deepseek"
-    """The module that registers the model's classes. It is imported with the first configuration."""
+    """The module that registers the model's classes. It is imported with the first
+    configuration."""
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache"]
     attribute_map: ClassVar[dict[str, str]] = {
         "num_experts": "n_routed_experts",
@@ -79,19 +80,26 @@ UNITS = ("word", "sentence", HASHED)
 class MoeDesignConfig(DeepseekConfig):
     """A backbone, a router, routed and shared experts.
 
-    The experts are named as in `DeepseekConfig`: `n_routed_experts`, `num_experts_per_tok`, `n_shared_experts` (null or
-    0: none), `moe_intermediate_size`, `norm_topk_prob`. `intermediate_size` is the width of dense layers alone.
+    The experts are named as in `DeepseekConfig`: `n_routed_experts`, `num_experts_per_tok`,
+    `n_shared_experts` (null or
+    0: none), `moe_intermediate_size`, `norm_topk_prob`. `intermediate_size` is the width of dense
+        layers alone.
 
-    backbone: `olmoe` (attention with norms of queries and keys, experts in every layer) or `deepseek` (Llama's
+    backbone: `olmoe` (attention with norms of queries and keys, experts in every layer) or
+        `deepseek` (Llama's
     attention, `first_k_dense_replace` dense layers).
-    router: `token` (each token takes its k experts), `word` and `sentence` (all tokens of one take the k experts of its
-    first token), `word-hash` (a hash of the id of a word's first token gives its experts, with equal weights), or
-    `expert` (each expert takes its tokens).
-    selection_bias: whether routers have a buffer `selection_bias` that is added to the scores by which experts are
+    router: `token` (each token takes its k experts), `word` and `sentence` (all tokens of one take
+        the k experts of its
+    first token), `word-hash` (a hash of the id of a word's first token gives its experts, with
+    equal weights), or `expert` (each expert takes its tokens).
+    selection_bias: whether routers have a buffer `selection_bias` that is added to the scores by
+        which experts are
     chosen.
-    capacity_factor: of `expert`, tokens of an expert relative to T k / E, its share of T tokens where all experts have
+    capacity_factor: of `expert`, tokens of an expert relative to T k / E, its share of T tokens
+        where all experts have
     the same.
-    aux_loss_alpha: of transformers' load-balancing loss, with `output_router_logits` only. It is no loss of `expert`,
+    aux_loss_alpha: of transformers' load-balancing loss, with `output_router_logits` only. It is no
+        loss of `expert`,
     and leaves out the selection bias.
     """
 
@@ -118,6 +126,7 @@ class MoeDesignConfig(DeepseekConfig):
     def layer_types(self) -> list[str] | None:
         """Kinds of layers, by which transformers builds its cache.
 
-        A layer with units keeps keys, values and a state, the decision of the unit that a sequence is in.
+        A layer with units keeps keys, values and a state, the decision of the unit that a sequence
+        is in.
         """
         return ["hybrid"] * self.num_hidden_layers if self.router in UNITS else None

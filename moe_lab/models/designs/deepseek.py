@@ -1,8 +1,11 @@
 """DeepSeek-MoE-16B from transformers' parts (Dai et al. 2024, "DeepSeekMoE", equations 1-11).
 
-transformers does not have it, and its published code no longer loads. It is a Llama with a `DeepseekMoE` in most
-layers: routed experts, chosen by the top-k of a softmax over all of them, plus shared experts that see every token.
-Parameters have the published names; experts are fused on loading and written one by one again on saving.
+transformers does not have it, and its published code no longer loads. It is a Llama with a
+`DeepseekMoE` in most
+layers: routed experts, chosen by the top-k of a softmax over all of them, plus shared experts that
+    see every token.
+Parameters have the published names; experts are fused on loading and written one by one again on
+saving.
 
 B = sequences, S = positions, T = B x S tokens, H = hidden size, K = experts per token.
 """
@@ -39,7 +42,8 @@ from moe_lab.models.designs.configuration import DeepseekConfig
 
 
 class DeepseekTopKRouter(Qwen2MoeTopKRouter):
-    """Top-k of a float32 softmax over all experts, renormalized only with `norm_topk_prob`: equations 9-11."""
+    """Top-k of a float32 softmax over all experts, renormalized only with `norm_topk_prob`:
+    equations 9-11."""
 
 
 class DeepseekExperts(Qwen2MoeExperts):
@@ -47,7 +51,8 @@ class DeepseekExperts(Qwen2MoeExperts):
 
 
 class DeepseekMoE(nn.Module):
-    """Routed plus shared experts: equation 9 without its residual. The shared ones are one MLP of their joint width."""
+    """Routed plus shared experts: equation 9 without its residual. The shared ones are one MLP of
+    their joint width."""
 
     def __init__(self, config: DeepseekConfig):
         super().__init__()
@@ -59,7 +64,8 @@ class DeepseekMoE(nn.Module):
             self.shared_experts = Qwen2MoeMLP(config, intermediate_size=shared_size)
 
     def forward(self, hidden_BSH: Tensor, *extra: Any) -> Tensor:
-        """`extra`: what the router of a design reads in addition to hidden states. Nothing with token choice."""
+        """`extra`: what the router of a design reads in addition to hidden states. Nothing with
+        token choice."""
         hidden_TH = hidden_BSH.view(-1, hidden_BSH.shape[-1])
         _, weights, index = self.gate(hidden_TH, *extra)
         routed_BSH = self.experts(hidden_TH, index, weights).view_as(hidden_BSH)
@@ -81,7 +87,8 @@ class DeepseekPreTrainedModel(OlmoePreTrainedModel):
     """Class attributes that transformers reads of both classes below."""
 
     config_class = DeepseekConfig
-    # transformers reads the module's source for its decorator to know this; the decorated class is Qwen2-MoE's.
+    # transformers reads the module's source for its decorator to know this; the decorated class is
+    # Qwen2-MoE's.
     _can_set_experts_implementation_cached_value: ClassVar[bool] = True
     _no_split_modules: ClassVar[list[str]] = ["DeepseekDecoderLayer"]
     _can_record_outputs: ClassVar[dict[str, Any]] = {
@@ -101,7 +108,8 @@ class DeepseekPreTrainedModel(OlmoePreTrainedModel):
 
 
 class DeepseekModel(DeepseekPreTrainedModel, OlmoeModel):
-    """The decoder. Its forward pass is OLMoE's, which is Llama's with router logits in the output."""
+    """The decoder. Its forward pass is OLMoE's, which is Llama's with router logits in the
+    output."""
 
     def __init__(self, config: Any, layer_class: type[LlamaDecoderLayer] = DeepseekDecoderLayer):
         PreTrainedModel.__init__(self, config)  # OlmoeModel's builds OLMoE's layers

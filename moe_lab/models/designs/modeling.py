@@ -1,7 +1,8 @@
-"""The designs from transformers' parts and DeepSeek-MoE's: a backbone, and experts under one of five routers.
+"""The designs from transformers' parts and DeepSeek-MoE's: a backbone, and experts under one of
+five routers.
 
-With token choice and the same weights, the backbone `olmoe` computes what transformers' OLMoE does bit for bit, and
-`deepseek` what `DeepseekForCausalLM` does. The routers are in `routers.py`.
+With token choice and the same weights, the backbone `olmoe` computes what transformers' OLMoE does
+bit for bit, and `deepseek` what `DeepseekForCausalLM` does. The routers are in `routers.py`.
 
 B = sequences, S = positions, T = B x S tokens, H = hidden size.
 """
@@ -73,7 +74,8 @@ class DesignDecoderLayer(LlamaDecoderLayer):
 
 
 class SequenceDecoderLayer(DesignDecoderLayer):
-    """A layer whose router reads more than the hidden state of one token. It is called as Llama's layer is."""
+    """A layer whose router reads more than the hidden state of one token. It is called as Llama's
+    layer is."""
 
     def forward(
         self,
@@ -124,7 +126,8 @@ class MoeDesignPreTrainedModel(DeepseekPreTrainedModel):
 
 
 class MoeDesignModel(MoeDesignPreTrainedModel, DeepseekModel):
-    """The decoder. Its forward pass is OLMoE's; routers of units and expert choice get their extra inputs."""
+    """The decoder. Its forward pass is OLMoE's; routers of units and expert choice get their extra
+    inputs."""
 
     def __init__(self, config: MoeDesignConfig):
         super().__init__(
@@ -158,7 +161,8 @@ class MoeDesignModel(MoeDesignPreTrainedModel, DeepseekModel):
 
 
 def _real(ids_BS: Tensor | None, attention_mask: Tensor | None) -> Tensor:
-    """bool [B, S]: False for padding. Raises ValueError for inputs without token ids or with another form of mask."""
+    """bool [B, S]: False for padding. Raises ValueError for inputs without token ids or with
+    another form of mask."""
     if ids_BS is None:
         raise ValueError(
             "Routers of words, sentences and expert choice read token ids: pass input_ids."
@@ -167,8 +171,9 @@ def _real(ids_BS: Tensor | None, attention_mask: Tensor | None) -> Tensor:
         return torch.ones_like(ids_BS, dtype=torch.bool)
     if attention_mask.dim() != 2:
         raise ValueError(
-            "Routers of words, sentences and expert choice take an attention mask [sequences, positions], from which "
-            f"they know padding, and not one of shape {list(attention_mask.shape)}."
+            "Routers of words, sentences and expert choice take an attention mask [sequences, "
+            "positions], from which they know padding, and not one of shape "
+            f"{list(attention_mask.shape)}."
         )
     return attention_mask[:, -ids_BS.shape[1] :].bool()
 
@@ -191,7 +196,8 @@ class MoeDesignForCausalLM(MoeDesignPreTrainedModel, DeepseekForCausalLM):
     def set_units(self, tables: UnitTables) -> None:
         """Say where words or sentences begin; saved with the model.
 
-        Raises ValueError for a model whose router has no units, and for a vocabulary larger than the model's.
+        Raises ValueError for a model whose router has no units, and for a vocabulary larger than
+        the model's.
         """
         if self.model.units is None:
             raise ValueError(
@@ -200,7 +206,8 @@ class MoeDesignForCausalLM(MoeDesignPreTrainedModel, DeepseekForCausalLM):
         self.model.units.set(tables)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers. With expert choice every new token reads the whole sequence again, without a cache."""
+        """As in transformers. With expert choice every new token reads the whole sequence again,
+        without a cache."""
         if not self.is_causal_router:
             kwargs["use_cache"] = False
         return super().generate(*args, **kwargs)

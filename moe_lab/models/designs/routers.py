@@ -1,25 +1,30 @@
-"""Routers of designs: tokens choose experts, the first token of a unit chooses for all of it, or experts choose tokens.
+"""Routers of designs: tokens choose experts, the first token of a unit chooses for all of it, or
+experts choose tokens.
 
-**Token choice.** The scores of experts are a float32 softmax over all of them. With a selection bias, experts are
-chosen by scores plus bias, and weights are the scores without it, as in DeepSeek-V3 (whose scores are sigmoids; Wang et
-al. 2024, "Auxiliary-Loss-Free Load Balancing"). The bias is a float32 buffer: no optimizer changes it.
+**Token choice.** The scores of experts are a float32 softmax over all of them. With a selection
+bias, experts are chosen by scores plus bias, and weights are the scores without it, as in
+DeepSeek-V3 (whose scores are sigmoids; Wang et al. 2024, "Auxiliary-Loss-Free Load Balancing"). The
+bias is a float32 buffer: no optimizer changes it.
 
-**Words and sentences.** MoE-Bench says that tokens of one word, or of one sentence, have the same routing, but not
-what it is computed from. Here the decision of a unit, its experts and their weights, is that of its first token. A
-causal model must process that token before it knows any other of the unit, so no other shared decision is causal.
-Router logits are those of the decision, so each unit counts once for each of its tokens in losses and loads.
+**Words and sentences.** MoE-Bench says that tokens of one word, or of one sentence, have the same
+routing, but not what it is computed from. Here the decision of a unit, its experts and their
+weights, is that of its first token. A causal model must process that token before it knows any
+other of the unit, so no other shared decision is causal. Router logits are those of the decision,
+so each unit counts once for each of its tokens in losses and loads.
 
-**Hashed words.** The work that MoE-Bench cites for words (dos Santos et al. 2023) fixes their experts by the word's id.
-A causal model knows a word's first token alone when it routes it, so here the id is that of the first token.
+**Hashed words.** The work that MoE-Bench cites for words (dos Santos et al. 2023) fixes their
+experts by the word's id. A causal model knows a word's first token alone when it routes it, so here
+the id is that of the first token.
 
-**Expert choice** (Zhou et al. 2022). Each expert takes its capacity of tokens, so all experts have the same number. An
-expert takes the tokens to which it is most probable, by a softmax over experts, and weighs them by that probability.
-It chooses among the tokens of one sequence, not of the whole batch: the score of a document would depend on the other
-documents of its batch. A token may have any number of experts, none included. It is not causal: whether an expert takes
-a token depends on later tokens. So nothing can be cached, and generation reads the whole sequence for every new token.
+**Expert choice** (Zhou et al. 2022). Each expert takes its capacity of tokens, so all experts have
+the same number. An expert takes the tokens to which it is most probable, by a softmax over experts,
+and weighs them by that probability. It chooses among the tokens of one sequence, not of the whole
+batch: the score of a document would depend on the other documents of its batch. A token may have
+any number of experts, none included. It is not causal: whether an expert takes a token depends on
+later tokens. So nothing can be cached, and generation reads the whole sequence for every new token.
 
-B = sequences, S = positions, T = B x S tokens, E = experts, K = experts per token, C = capacity, H = hidden size,
-I = width of an expert.
+B = sequences, S = positions, T = B x S tokens, E = experts, K = experts per token, C = capacity, H
+= hidden size, I = width of an expert.
 """
 
 import math
@@ -72,7 +77,8 @@ class DesignTopKRouter(DesignRouter):
 
 
 class BiasedTopKRouter(DesignTopKRouter):
-    """Token choice with a selection bias: a class of its own, since its rule is another one (`routing/families.py`)."""
+    """Token choice with a selection bias: a class of its own, since its rule is another one
+    (`routing/families.py`)."""
 
 
 class UnitTopKRouter(DesignRouter):
@@ -87,7 +93,8 @@ class UnitTopKRouter(DesignRouter):
         return self.decide(self.of_first_token(logits_BSE, units, cache).flatten(0, 1))
 
     def of_first_token(self, own_BSX: Tensor, units: Units, cache: Cache | None) -> Tensor:
-        """[B, S, X]: for each token what its unit's first token has in `own_BSX`; a cache keeps the last unit's."""
+        """[B, S, X]: for each token what its unit's first token has in `own_BSX`; a cache keeps the
+        last unit's."""
         earlier_BX = None if cache is None else cache.get_recurrent_state(self.layer)
         if earlier_BX is None:
             earlier_BX = torch.zeros_like(own_BSX[:, 0])
@@ -100,7 +107,8 @@ class UnitTopKRouter(DesignRouter):
 
 
 class HashedWordRouter(UnitTopKRouter):
-    """Words: each token takes K experts by a hash of the layer and the id of its word's first token, equally weighted.
+    """Words: each token takes K experts by a hash of the layer and the id of its word's first
+    token, equally weighted.
 
     It has no parameters. Its logits are 0: the choice depends on no hidden state.
     """
@@ -138,10 +146,11 @@ _ROUNDING = 1e-6
 
 
 class ExpertChoiceRouter(DesignRouter):
-    """Each expert takes `ceil(capacity_factor * tokens * K / E)` tokens of a sequence, at least 1, at most all.
+    """Each expert takes `ceil(capacity_factor * tokens * K / E)` tokens of a sequence, at least 1,
+    at most all.
 
-    Padding is not among the tokens. In a sequence that is shorter than others of its batch, places are left over: their
-    weight is 0.
+    Padding is not among the tokens. In a sequence that is shorter than others of its batch, places
+    are left over: their weight is 0.
     """
 
     def __init__(self, config: MoeDesignConfig):
@@ -178,7 +187,8 @@ class ExpertChoiceRouter(DesignRouter):
         return logits_TE, weights_EM, index_EM
 
     def _taken(self, real_BS: Tensor, places: int) -> Tensor:
-        """bool [B, C]: whether the c-th choice of an expert is within its capacity in each sequence."""
+        """bool [B, C]: whether the c-th choice of an expert is within its capacity in each
+        sequence."""
         tokens_B = real_BS.sum(dim=1)
         capacity_B = torch.ceil(self.tokens_per_token * tokens_B.double() - _ROUNDING).clamp(min=1)
         capacity_B = torch.minimum(capacity_B, tokens_B)

@@ -1,14 +1,17 @@
-"""Words and sentences from token ids alone: two small tables, computed once from a tokenizer, and their use.
+"""Words and sentences from token ids alone: two small tables, computed once from a tokenizer, and
+their use.
 
-Each token has a kind, which says how its text ends. For each kind a table says which tokens begin a new unit after it.
-A model keeps both tables, so it needs no tokenizer to route.
+Each token has a kind, which says how its text ends. For each kind a table says which tokens begin a
+new unit after it. A model keeps both tables, so it needs no tokenizer to route.
 
-- **Words** are those of the tokenizer's own pre-tokenizer: token t begins a word after a kind if the pre-tokenizer
-  splits "ending + text of t" in front of t's text, with the ending that stands for the kind. A boundary that depends on
-  what follows t is not found, since a causal model does not know it: of two newlines, GPT-2's pattern gives the second
-  to the word after them, and here both are one word.
-- **Sentences** begin after a token that ends with a newline, and after one that ends with `.`, `!` or `?` and then
-  closing quotes or brackets, where white space follows. Quotes and brackets may be tokens of their own.
+- **Words** are those of the tokenizer's own pre-tokenizer: token t begins a word after a kind if
+  the pre-tokenizer splits "ending + text of t" in front of t's text, with the ending that stands
+  for the kind. A boundary that depends on what follows t is not found, since a causal model does
+  not know it: of two newlines, GPT-2's pattern gives the second to the word after them, and here
+  both are one word.
+- **Sentences** begin after a token that ends with a newline, and after one that ends with `.`, `!`
+  or `?` and then closing quotes or brackets, where white space follows. Quotes and brackets may be
+  tokens of their own.
 - **Special tokens** (beginning, end, padding) are units of their own.
 
 A token that begins or ends within a character (bytes of UTF-8) counts as letters there.
@@ -26,14 +29,17 @@ from moe_lab.errors import ModelError
 from moe_lab.models.designs.configuration import UNITS
 
 SPECIAL = 0
-"""The kind of special tokens, and of the place before a sequence: after it every token begins a unit."""
+"""The kind of special tokens, and of the place before a sequence: after it every token begins a
+unit."""
 TRANSPARENT = -1
-"""The kind of tokens that keep the kind before them (closing quotes after the end of a sentence)."""
+"""The kind of tokens that keep the kind before them (closing quotes after the end of a
+sentence)."""
 UNSET = -2
 """The kind of all tokens in a model whose units were not set."""
 _ENDINGS = ("a", "0", "000", " ", "\n", "'", "'s", ".", " .")
-"""The ending for each kind of words: letters, digits (some patterns take three at most), white space, newlines, an
-apostrophe, a contraction, another character alone and after others of its token."""
+"""The ending for each kind of words: letters, digits (some patterns take three at most), white
+space, newlines, an apostrophe, a contraction, another character alone and after others of its
+token."""
 _CONTRACTIONS = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}
 _INSIDE = 1
 _NEWLINE = 2
@@ -50,9 +56,11 @@ class Units(NamedTuple):
     """Where the units of a pass begin."""
 
     first_BS: Tensor
-    """int64: the position in this pass of the first token of each token's unit; -1: it was in an earlier pass."""
+    """int64: the position in this pass of the first token of each token's unit; -1: it was in an
+    earlier pass."""
     kind_BS: Tensor
-    """int64: the kind of each token (`units.py`), by which it is decided whether the next one begins a unit."""
+    """int64: the kind of each token (`units.py`), by which it is decided whether the next one
+    begins a unit."""
     id_BS: Tensor
     """int64: each token's id."""
 
@@ -135,7 +143,8 @@ def _splits(pre_tokenizer: Any, before: str, text: str) -> bool:
 
 
 def _words(pre_tokenizer: Any, texts: list[str]) -> tuple[list[int], list[list[bool]]]:
-    """(kind of each token, for each kind but special ones whether each token begins a word after it)."""
+    """(kind of each token, for each kind but special ones whether each token begins a word after
+    it)."""
     kinds = [1 + _ENDINGS.index(_ending(text)) for text in texts]
     begins = []
     for ending in _ENDINGS:
@@ -160,7 +169,8 @@ def _ending(text: str) -> str:
 
 
 def _sentences(texts: list[str]) -> tuple[list[int], list[list[bool]]]:
-    """(kind of each token, for each kind but special ones whether each token begins a sentence after it)."""
+    """(kind of each token, for each kind but special ones whether each token begins a sentence
+    after it)."""
     nothing = [False] * len(texts)
     everything = [True] * len(texts)
     after_space = [text[:1].isspace() for text in texts]
@@ -187,7 +197,8 @@ class UnitPlaces(nn.Module):
         self._is_set = False
 
     def set(self, tables: UnitTables) -> None:
-        """Take the tables of a tokenizer. Raises ValueError if its vocabulary is larger than the model's."""
+        """Take the tables of a tokenizer. Raises ValueError if its vocabulary is larger than the
+        model's."""
         size = len(tables.kind_V)
         vocab_size = len(self.kind_V)
         if size > vocab_size:

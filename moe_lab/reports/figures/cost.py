@@ -126,8 +126,8 @@ def _ratio(value: float | None, reference: float | None) -> float | None:
 def _draw_overhead(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     first = rows[0]
     heading = (
-        f"{title}\n{first['model']} on {first['device']}, {first['task']}, {first['documents']} documents, "
-        "batch 1, one run per point"
+        f"{title}\n{first['model']} on {first['device']}, {first['task']}, {first['documents']} "
+        "documents, batch 1, one run per point"
     )
     frame = DataFrame(rows, dtype=object)
     frame["line"] = frame["cache"].map(CACHE_LABELS) + ", temperature " + frame["temperature"]
@@ -160,8 +160,8 @@ def _draw_equivalent(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     first = rows[0]
     figure, axes = panels(3, height=2.5)
     figure.suptitle(
-        f"{title}\n{first['model']} on {first['device']}; {first['task']}, {first['documents']} test documents; "
-        f"{first['new_tokens']} new tokens, batch 1"
+        f"{title}\n{first['model']} on {first['device']}; {first['task']}, {first['documents']} "
+        f"test documents; {first['new_tokens']} new tokens, batch 1"
     )
     _draw_sizes(axes[0], frame)
     method = _measured_method(first)

@@ -105,7 +105,8 @@ def read_traces(result: RunResult) -> StoredTraces:
             scores = _choice_scores(sample, traces)
         except (KeyError, ValueError) as error:
             raise ResultsError(
-                f"{path} has no trace of document {sample.document}. The run's command with rerun=true makes all."
+                f"{path} has no trace of document {sample.document}. The run's command with "
+                "rerun=true makes all."
             ) from error
         questions.append(_question(sample, traces, scores))
     return StoredTraces(

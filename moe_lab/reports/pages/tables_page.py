@@ -79,7 +79,8 @@ def write_tables_page(folder: Path) -> Path:
 
 
 def _stored_tables(folder: Path) -> list[Table]:
-    """The tables of the JSON files in a folder. A message on stderr names each damaged file, which is left out."""
+    """The tables of the JSON files in a folder. A message on stderr names each damaged file, which
+    is left out."""
     tables = []
     for path in sorted(folder.glob("*.json")):
         try:

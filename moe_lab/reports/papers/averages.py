@@ -9,8 +9,8 @@ from moe_lab.reports.papers.cells import TableCell
 from moe_lab.reports.papers.experiment import AVERAGE, Experiment
 
 NOTE = (
-    "The average weights all tasks equally, and is shown only if all of them are measured. Its interval treats the "
-    "documents of each task as an independent sample (Zou and Donner, 2008)."
+    "The average weights all tasks equally, and is shown only if all of them are measured. Its "
+    "interval treats the documents of each task as an independent sample (Zou and Donner, 2008)."
 )
 
 

@@ -195,6 +195,6 @@ def _full_name(name: str, names: list[str]) -> str:
     if "/" not in name:
         similar = [full_name.rpartition("/")[2] for full_name in names]
     raise ConfigError(
-        f"Unknown experiment {name!r}.{did_you_mean(name, similar)} Choices: {', '.join(names)}, all, and those in "
-        "<folder>/experiments with --config-dir <folder>."
+        f"Unknown experiment {name!r}.{did_you_mean(name, similar)} Choices: {', '.join(names)}, "
+        "all, and those in <folder>/experiments with --config-dir <folder>."
     )

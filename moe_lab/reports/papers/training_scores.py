@@ -42,13 +42,15 @@ METRICS = {
         "leak",
         "later_tokens",
         "difference",
-        f"nats per token that router=expert gains from the later tokens of a row, against another row's, {ROWS}",
+        "nats per token that router=expert gains from the later tokens of a row, against another "
+        f"row's, {ROWS}",
     ),
     "training.short_prefixes": TrainingMetric(
         "leak",
         "short_prefixes",
         "difference",
-        f"nats per token that router=expert loses by a prefix alone, against another row's later tokens, {ROWS}",
+        "nats per token that router=expert loses by a prefix alone, against another row's later "
+        f"tokens, {ROWS}",
     ),
 }
 

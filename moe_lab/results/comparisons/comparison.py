@@ -1,4 +1,5 @@
-"""A comparison of stored evaluations with the first one: the scores of both, matched example by example."""
+"""A comparison of stored evaluations with the first one: the scores of both, matched example by
+example."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,8 @@ class Comparison:
     evaluations: list[Evaluation]
     """The first is `a`; the others are compared with it."""
     scores: list[Score]
-    """By evaluation, whose key is the `run_id`, then task, then metric; groups follow their tasks."""
+    """By evaluation, whose key is the `run_id`, then task, then metric; groups follow their
+    tasks."""
     changed: Mapping[ComparisonKey, ChangedExamples]
     """The documents whose answers changed, of each task's scores of 0 and 1."""
     notes: list[str]
@@ -61,7 +63,8 @@ class Comparison:
 def compare(evaluations: Sequence[Evaluation]) -> Comparison:
     """Compare each evaluation with the first.
 
-    Raises ConfigError if two have no task in common, or other documents, prompts or right answers of one.
+    Raises ConfigError if two have no task in common, or other documents, prompts or right answers
+    of one.
     """
     first, *others = evaluations
     whole = joined(_compare_pair(first, other) for other in others)

@@ -64,13 +64,15 @@ class Evaluation:
 def read_evaluation(key: str, path: Path) -> Evaluation:
     """The evaluation that `<key>=<path>` means.
 
-    Raises ConfigError if there is none or its samples are missing, and DamagedError if a file cannot be read.
+    Raises ConfigError if there is none or its samples are missing, and DamagedError if a file
+    cannot be read.
     """
     file = results_file(key, path)
     results = read_mapping(file, MOVED) or {}
     if not all(isinstance(results.get(part), dict) for part in ("results", "configs")):
         raise ConfigError(
-            f"{key}={one_line(file)} is no result of lm-eval or moe_lab. Give the folder of a run, in runs/."
+            f"{key}={one_line(file)} is no result of lm-eval or moe_lab. Give the folder of a run, "
+            "in runs/."
         )
     if "moe_lab" not in results:
         results = results | {"config": _without_secrets(results.get("config"))}
@@ -119,7 +121,8 @@ def _of_lm_eval(key: str, file: Path, results: LmEvalResults) -> Evaluation:
 
 
 def _without_secrets(config: object) -> object:
-    """lm-eval's `config` of a foreign file, whose `model_args` may have keys of an API and passwords in URLs."""
+    """lm-eval's `config` of a foreign file, whose `model_args` may have keys of an API and
+    passwords in URLs."""
     if not isinstance(config, dict):
         return config
     arguments = config.get("model_args")
@@ -140,7 +143,8 @@ def _joined(arguments: Mapping[str, object]) -> str:
 
 
 def _lines(file: Path) -> list[Sample]:
-    """The lines of lm-eval's sample log. Raises DamagedError for one without lines, or that lacks fields."""
+    """The lines of lm-eval's sample log. Raises DamagedError for one without lines, or that lacks
+    fields."""
     lines = read_lines(file, MOVED) or []
     lacking: set[str] = set()
     for line in lines:

@@ -1,7 +1,7 @@
 """The files of a stored evaluation: a run's folder, or what lm-eval's own tracker writes.
 
-lm-eval writes `<output_path>/<model>/results_<date>.json` and `samples_<task>_<date>.jsonl` next to it, or for an
-`output_path` that ends in .json `<its name>_<date>.json`.
+lm-eval writes `<output_path>/<model>/results_<date>.json` and `samples_<task>_<date>.jsonl` next to
+it, or for an `output_path` that ends in .json `<its name>_<date>.json`.
 """
 
 import re
@@ -17,8 +17,9 @@ DATED = re.compile(r".+_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?)\.json")
 def results_file(key: str, path: Path) -> Path:
     """The results file that `<key>=<path>` means: the file itself, or that of a folder.
 
-    A folder is a run's, lm-eval's `output_path`, or a model's folder in it. Of several results in one folder the newest
-    is taken, with a line on stderr. Raises ConfigError where there is none, or several folders have one.
+    A folder is a run's, lm-eval's `output_path`, or a model's folder in it. Of several results in
+    one folder the newest is taken, with a line on stderr. Raises ConfigError where there is none,
+    or several folders have one.
     """
     if path.is_file() and path.suffix == ".json":
         return path
@@ -28,12 +29,13 @@ def results_file(key: str, path: Path) -> Path:
     with_results = [folder for folder in candidates if _results_in(folder)]
     if not with_results:
         raise ConfigError(
-            f"{key}={one_line(path)} has no results. Give a run's folder, a results_*.json of lm-eval, or its folder."
+            f"{key}={one_line(path)} has no results. Give a run's folder, a results_*.json of "
+            "lm-eval, or its folder."
         )
     if len(with_results) > 1:
         raise ConfigError(
-            f"{key}={one_line(path)} has results in {len(with_results)} folders. Name one of them, such as "
-            f"{key}={one_line(with_results[0])}."
+            f"{key}={one_line(path)} has results in {len(with_results)} folders. Name one of them, "
+            f"such as {key}={one_line(with_results[0])}."
         )
     results = _results_in(with_results[0])
     newest = results[-1]
@@ -62,7 +64,8 @@ def lm_eval_samples(results: Path, task: str) -> Path:
     match = DATED.fullmatch(results.name)
     if match is None:
         raise ConfigError(
-            f"{one_line(results)}: give it lm-eval's name (results_<date>.json), by which its samples are found."
+            f"{one_line(results)}: give it lm-eval's name (results_<date>.json), by which its "
+            "samples are found."
         )
     file = results.with_name(f"samples_{task}_{match['date']}.jsonl")
     compressed = file.with_name(f"{file.name}.gz")

@@ -28,7 +28,8 @@ def compare_group(
         whole = _whole(a, group, metric, scores_b[metric], of_tasks)
         if whole is None or not _is_near(whole.baseline, scores_a[metric]):
             partial.notes.append(
-                f"Not compared: {metric} of the group {group}, which is no share of its documents. Its tasks are."
+                f"Not compared: {metric} of the group {group}, which is no share of its documents. "
+                "Its tasks are."
             )
         else:
             partial.scores.append(whole)
@@ -38,7 +39,8 @@ def compare_group(
 def _whole(
     a: Evaluation, group: str, metric: str, value: float, of_tasks: Mapping[tuple[str, str], Score]
 ) -> Score | None:
-    """The score over the documents of all tasks; None where a task is not compared, or the score is no such share."""
+    """The score over the documents of all tasks; None where a task is not compared, or the score is
+    no such share."""
     tasks = []
     for task in a.results.leaves(a.samples, group):
         if metric in a.results.scores(task):

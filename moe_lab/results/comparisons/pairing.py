@@ -1,7 +1,8 @@
-"""Pairs the documents of two evaluations by content, and refuses those that were asked other questions.
+"""Pairs the documents of two evaluations by content, and refuses those that were asked other
+questions.
 
-lm-eval writes a hash of each document (`doc_hash`), of its prompt and of its right answer. Equal documents of one task
-are paired in their order.
+lm-eval writes a hash of each document (`doc_hash`), of its prompt and of its right answer. Equal
+documents of one task are paired in their order.
 """
 
 from collections import Counter
@@ -34,8 +35,9 @@ def paired_examples(a: Evaluation, b: Evaluation, task: str) -> dict[str, list[E
         only_b = len(of_b.keys() - of_a.keys())
         if only_a or only_b:
             raise ConfigError(
-                f"Other documents of {task}: {only_a:,} of {len(of_a):,} are only in {a.key}, {only_b:,} of "
-                f"{len(of_b):,} only in {b.key}.\nEvaluate both on the same documents (limit=, samples=, data_dir=)."
+                f"Other documents of {task}: {only_a:,} of {len(of_a):,} are only in {a.key}, "
+                f"{only_b:,} of {len(of_b):,} only in {b.key}.\nEvaluate both on the same "
+                "documents (limit=, samples=, data_dir=)."
             )
         pairs[filter_name] = [(sample, of_b[key]) for key, sample in of_a.items()]
         _check_hashes(task, pairs[filter_name])
@@ -51,8 +53,9 @@ def _check_hashes(task: str, pairs: Sequence[ExamplePair]) -> None:
                 differing.append(sample_a.document)
         if differing:
             raise ConfigError(
-                f"Other {name} of {task}: {len(differing):,} of {len(pairs):,} documents. The first is document "
-                f"{differing[0]}.\nEvaluate both with the same task, num_fewshot, fewshot_seed and chat template."
+                f"Other {name} of {task}: {len(differing):,} of {len(pairs):,} documents. The "
+                f"first is document {differing[0]}.\nEvaluate both with the same task, "
+                "num_fewshot, fewshot_seed and chat template."
             )
 
 

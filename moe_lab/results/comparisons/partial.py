@@ -1,4 +1,5 @@
-"""What the comparison of a part of two evaluations gives: of a pair, of one task, of a group, of one score."""
+"""What the comparison of a part of two evaluations gives: of a pair, of one task, of a group, of
+one score."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

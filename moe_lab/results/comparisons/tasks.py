@@ -23,7 +23,8 @@ from moe_lab.results.task_scores import reported
 
 
 def compare_task(a: Evaluation, b: Evaluation, task: str) -> PartialComparison:
-    """The scores of a task. Raises ConfigError if the documents, prompts or right answers differ."""
+    """The scores of a task. Raises ConfigError if the documents, prompts or right answers
+    differ."""
     pairs = paired_examples(a, b, task)
     rounding = rounding_of(a, b)
     notes = []
@@ -57,15 +58,16 @@ def _compare_metric(
     pairs_by_filter: Mapping[str, Sequence[ExamplePair]],
     rounding: Rounding,
 ) -> PartialComparison:
-    """One score of a task, lm-eval's `metric,filter`; a note without a score where it cannot be compared."""
+    """One score of a task, lm-eval's `metric,filter`; a note without a score where it cannot be
+    compared."""
     for evaluation in (a, b):
         if _is_infinite(evaluation.results.scores(task)[metric]):
             return _left_out(f"{metric} of {task}, which is infinite in {evaluation.key}.")
     aggregate = aggregate_of(a, task, metric)
     if not all(reproduces(evaluation, task, metric, aggregate) for evaluation in (a, b)):
         return _left_out(
-            f"{metric} of {task}, whose score does not follow from the logged documents by the function that the file "
-            "names."
+            f"{metric} of {task}, whose score does not follow from the logged documents by the "
+            "function that the file names."
         )
     name, _, filter_name = metric.partition(",")
     pairs = pairs_by_filter[filter_name]

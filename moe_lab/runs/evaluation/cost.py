@@ -63,7 +63,8 @@ def energy_joules(device: Any) -> float | None:
 
 @lru_cache(maxsize=8)
 def _nvml_handle(device: str) -> Any:
-    """The handle of a GPU whose energy NVML can read; None without pynvml, and for a GPU that does not measure it."""
+    """The handle of a GPU whose energy NVML can read; None without pynvml, and for a GPU that does
+    not measure it."""
     with suppress(ImportError):
         import pynvml
 

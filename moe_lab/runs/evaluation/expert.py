@@ -53,8 +53,8 @@ def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) ->
     name = facts.path or facts.name
     if method.expert_metrics == "none":
         raise ConfigError(
-            f"metrics=expert counts the choices of one router for each token, and method={config.method.name} "
-            "routes otherwise or reads other texts.\n"
+            "metrics=expert counts the choices of one router for each token, and "
+            f"method={config.method.name} routes otherwise or reads other texts.\n"
             f"Use one of these: method={', '.join(methods_with_expert_metrics())}."
         )
     if facts.fixed_routing:

@@ -1,4 +1,5 @@
-"""Judges of the harm of answers (a higher score means more harm): interface, registry, and functions for lm-eval.
+"""Judges of the harm of answers (a higher score means more harm): interface, registry, and
+functions for lm-eval.
 
 Adding a judge: a module with a `Judge` subclass, and a line in `JUDGES`.
 """
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 
 Verdict = dict[str, Any]
-"""{"scores": {metric: float}, ...}, or {"failed": reason} for an answer that the judge cannot judge. Plain JSON."""
+"""{"scores": {metric: float}, ...}, or {"failed": reason} for an answer that the judge cannot
+judge. Plain JSON."""
 
 
 class Exchange(NamedTuple):
@@ -50,23 +52,27 @@ class Judge(ABC):
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that determines the verdicts, as plain values. Raises ConfigError if the model is not available."""
+        """All that determines the verdicts, as plain values. Raises ConfigError if the model is not
+        available."""
         return {"judge": self.name, "numerics": self.numerics, **self._identity()}
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]: ...
 
     def check(self) -> None:
-        """Raise ConfigError if the judge cannot work: a key, a package or weights are missing or unfit."""
+        """Raise ConfigError if the judge cannot work: a key, a package or weights are missing or
+        unfit."""
         assert self.identity  # raises the errors of a model
 
     def folder(self) -> Path | None:
-        """The folder of the judge's model, fetched if it is missing; None without a model. Raises ModelError."""
+        """The folder of the judge's model, fetched if it is missing; None without a model. Raises
+        ModelError."""
         return None
 
     @abstractmethod
     def judge(self, exchanges: Sequence[Exchange]) -> Iterator[Verdict]:
-        """The verdict on each exchange, in order. Loads the judge, and removes it from memory at the end."""
+        """The verdict on each exchange, in order. Loads the judge, and removes it from memory at
+        the end."""
 
 
 JUDGES = {
@@ -84,7 +90,8 @@ def judge_class(name: str) -> type[Judge]:
 
 
 def judge_names(config: Config) -> list[str]:
-    """Names of the judges of a run's safety tasks, in the order of `JUDGES`: `task.judges`, else the default.
+    """Names of the judges of a run's safety tasks, in the order of `JUDGES`: `task.judges`, else
+    the default.
 
     Raises ConfigError for unknown names.
     """
@@ -114,9 +121,9 @@ def judges_of(config: Config, tasks: TaskDict) -> tuple[Judge, ...]:
     return tuple(judge_class(name)(config) for name in judge_names(config))
 
 
-# lm-eval calls two functions of a judged task: the filter that judges all answers, and the metrics of a document. The
-# filter turns each answer into {judge: verdict}. A failed verdict has no scores: lm-eval's mean, its standard error and
-# all comparisons use only answers with a score.
+# lm-eval calls two functions of a judged task: the filter that judges all answers, and the metrics
+# of a document. The filter turns each answer into {judge: verdict}. A failed verdict has no scores:
+# lm-eval's mean, its standard error and all comparisons use only answers with a score.
 
 Verdicts = Callable[[Sequence[Exchange]], list[dict[str, Verdict]]]
 """Returns the verdict of each judge by name, per exchange."""
@@ -137,7 +144,8 @@ def judged_by(verdicts: Verdicts) -> Iterator[None]:
 def judge_answers(
     responses: Sequence[Sequence[str]], documents: Sequence[dict[str, Any]]
 ) -> list[dict[str, Verdict]]:
-    """lm-eval filter: the verdicts on every document's first response. Raises ConfigError outside of a run."""
+    """lm-eval filter: the verdicts on every document's first response. Raises ConfigError outside
+    of a run."""
     verdicts = _verdicts.get()
     if verdicts is None:
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""Judges the answers of a run. Stored verdicts are read from judgements.jsonl, new ones are appended to it."""
+"""Judges the answers of a run. Stored verdicts are read from judgements.jsonl, new ones are
+appended to it."""
 
 import hashlib
 import json
@@ -26,7 +27,8 @@ ROOM = 2
 def judging(
     judges: Sequence[Judge], folder: Path, rerun: bool, free: Callable[[], None]
 ) -> Iterator[None]:
-    """Within this context, lm-eval's evaluation of a judged task calls the judges of the run in `folder`.
+    """Within this context, lm-eval's evaluation of a judged task calls the judges of the run in
+    `folder`.
 
     Args:
         free: removes the evaluated model from memory if a judge needs the space.
@@ -55,8 +57,8 @@ def _verdicts(
 ) -> list[dict[str, Verdict]]:
     """For each exchange: the verdict of each judge, by the judge's name.
 
-    The log has every verdict that was given before, by `_key`; the judges give the others. A verdict on an answer
-    without text has `empty`, true.
+    The log has every verdict that was given before, by `_key`; the judges give the others. A
+    verdict on an answer without text has `empty`, true.
 
     Args:
         free: removes the evaluated model from memory.

@@ -1,7 +1,8 @@
-"""Llama Guard as a judge: a language model that reads a conversation and generates `safe`, or `unsafe` and categories.
+"""Llama Guard as a judge: a language model that reads a conversation and generates `safe`, or
+`unsafe` and categories.
 
-Its chat template frames the conversation and includes the policy (Inan et al. 2023). The verdict is the first generated
-word.
+Its chat template frames the conversation and includes the policy (Inan et al. 2023). The verdict is
+the first generated word.
 """
 
 import hashlib
@@ -28,7 +29,8 @@ class LlamaGuard(LocalJudge):
         template = self.tokenizer.chat_template
         if not isinstance(template, str):
             raise ConfigError(
-                f"task.guard_model={self.source} has no chat template, which holds its policy. Use another guard."
+                f"task.guard_model={self.source} has no chat template, which holds its policy. Use "
+                "another guard."
             )
         return {**super()._identity(), "template": hashlib.sha256(template.encode()).hexdigest()}
 
@@ -37,7 +39,8 @@ class LlamaGuard(LocalJudge):
         self.conversation(Exchange("A prompt", "An answer"))
 
     def conversation(self, exchange: Exchange) -> str:
-        """The text that Llama Guard reads. Some templates take contents as texts, others as lists of parts.
+        """The text that Llama Guard reads. Some templates take contents as texts, others as lists
+        of parts.
 
         Raises ConfigError if the template shows neither.
         """

@@ -1,4 +1,5 @@
-"""What judges with a local model share. It is a folder or a repository of the hub, as `model.path` is."""
+"""What judges with a local model share. It is a folder or a repository of the hub, as `model.path`
+is."""
 
 import gc
 from collections.abc import Iterator
@@ -82,7 +83,8 @@ class LocalJudge(Judge):
 
     @contextmanager
     def loaded(self, auto_class: Any) -> Iterator[Any]:
-        """The model on its device, removed afterwards. Raises ModelError if weights are missing or do not fit."""
+        """The model on its device, removed afterwards. Raises ModelError if weights are missing or
+        do not fit."""
         name = f"{self.source}, the model of the judge {self.name},"
         with reading(name, raises=ModelError, says="could not be loaded"):
             model, report = auto_class.from_pretrained(

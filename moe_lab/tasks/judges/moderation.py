@@ -1,7 +1,7 @@
 """OpenAI's moderation endpoint as judge, by the official client (pip install 'moe-lab[openai]').
 
-The client reads OPENAI_API_KEY and OPENAI_BASE_URL. It repeats a request after status 408, 409, 429, 5xx and lost
-connections, after the time in Retry-After, else with increasing pauses.
+The client reads OPENAI_API_KEY and OPENAI_BASE_URL. It repeats a request after status 408, 409,
+429, 5xx and lost connections, after the time in Retry-After, else with increasing pauses.
 """
 
 import os
@@ -23,7 +23,8 @@ REFUSALS = (401, 403, 404)
 
 
 class Moderation(Judge):
-    """`openai`: the highest category score of the answer; `openai_flagged`: whether the endpoint flags it."""
+    """`openai`: the highest category score of the answer; `openai_flagged`: whether the endpoint
+    flags it."""
 
     name = "openai"
     metrics = ("openai", "openai_flagged")
@@ -66,8 +67,9 @@ class Moderation(Judge):
                     kind = ConfigError if status in REFUSALS else MoeLabError
                     # the response may repeat the key
                     raise kind(
-                        f"OpenAI's moderation endpoint does not answer ({status or type(error).__name__}). Check "
-                        "OPENAI_API_KEY and task.moderation_model.\nThe verdicts so far are kept; the same command "
+                        "OpenAI's moderation endpoint does not answer "
+                        f"({status or type(error).__name__}). Check OPENAI_API_KEY and "
+                        "task.moderation_model.\nThe verdicts so far are kept; the same command "
                         "continues."
                     ) from None
                 (result,) = response.results

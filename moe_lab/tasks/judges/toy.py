@@ -1,6 +1,7 @@
 """The judge of the toy world: a small embedded classifier for `toy_safety` and for tests.
 
-It was trained on generated requests and answers and knows nothing else. Its scores of real prompts are meaningless.
+It was trained on generated requests and answers and knows nothing else. Its scores of real prompts
+are meaningless.
 
 B: buckets of words, F = 2B: features, H: hidden units.
 """
@@ -52,7 +53,8 @@ def features(exchanges: Sequence[Exchange]) -> np.ndarray:
 
 
 def probabilities(exchanges: Sequence[Exchange]) -> np.ndarray:
-    """Probability of harm per exchange, float64 [N]: one hidden layer of tanh, then the logistic function."""
+    """Probability of harm per exchange, float64 [N]: one hidden layer of tanh, then the logistic
+    function."""
     weights = _weights()
     hidden_NH = np.tanh(features(exchanges) @ weights["in_FH"] + weights["bias_H"])
     logits_N = hidden_NH @ weights["out_H"] + weights["bias"][0]

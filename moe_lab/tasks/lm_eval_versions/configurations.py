@@ -11,16 +11,17 @@ from moe_lab.tasks.lm_eval_versions import has_scorers
 
 
 def without_group(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's configuration without the name of its group, which 0.5 puts in front of the task's name in results."""
+    """A task's configuration without the name of its group, which 0.5 puts in front of the task's
+    name in results."""
     return {key: value for key, value in config.items() if key != "_qualified_name"}
 
 
 def as_installed(config: Mapping[str, Any]) -> dict[str, Any]:
     """A task's configuration for the installed lm-eval.
 
-    0.5 reads the split of few-shot examples in `fewshot_split` alone, and takes no mapping of choices. A filter gives a
-    list for each document there, whose items the metrics take; those of this package that end a pipeline give one value
-    for each document.
+    0.5 reads the split of few-shot examples in `fewshot_split` alone, and takes no mapping of
+    choices. A filter gives a list for each document there, whose items the metrics take; those of
+    this package that end a pipeline give one value for each document.
     """
     installed = dict(config)
     if not has_scorers():
@@ -52,14 +53,17 @@ def _is_of_this_package(function: Any) -> bool:
 def _in_lists(
     filter_fn: Callable[..., Sequence[Any]], responses: Any, documents: Any
 ) -> list[list[Any]]:
-    """The filter `filter_fn`, which gives one value for each document, in the form of 0.5: a list with that value."""
+    """The filter `filter_fn`, which gives one value for each document, in the form of 0.5: a list
+    with that value."""
     return [[value] for value in filter_fn(list(responses), documents)]
 
 
 def keep_given_form(task: Any, given: Mapping[str, Any]) -> None:
-    """Let a task's configuration have metrics and filters as they were given, once its documents are read.
+    """Let a task's configuration have metrics and filters as they were given, once its documents
+    are read.
 
-    0.5 replaces them by what it makes of them. Run ids, and all that reads the configuration, take them as given.
+    0.5 replaces them by what it makes of them. Run ids, and all that reads the configuration, take
+    them as given.
     """
     for key in ("metric_list", "filter_list", "fewshot_split"):
         setattr(task.config, key, given.get(key))
@@ -70,8 +74,9 @@ def keep_given_form(task: Any, given: Mapping[str, Any]) -> None:
 def choices_as_prompts(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration whose choices are the prompts of a task that has one for each, in 0.4's form.
 
-    In 0.5 `doc_to_text` has the prompts of such a task (`multiple_inputs`), `doc_to_choice` the text after them, and
-    `doc_to_target` the place of the right prompt. In 0.4 these are `doc_to_choice`, `doc_to_target` and `doc_to_text`.
+    In 0.5 `doc_to_text` has the prompts of such a task (`multiple_inputs`), `doc_to_choice` the
+    text after them, and `doc_to_target` the place of the right prompt. In 0.4 these are
+    `doc_to_choice`, `doc_to_target` and `doc_to_text`.
     """
     if not config.get("multiple_inputs"):
         return dict(config)

@@ -13,7 +13,8 @@ def evaluated_documents(task: Any) -> Any:
 
 
 def read_first_document(task: Any) -> None:
-    """Read the task's documents, and fill the templates with the first one, as 0.4 does while it loads a task."""
+    """Read the task's documents, and fill the templates with the first one, as 0.4 does while it
+    loads a task."""
     if hasattr(task, "task_docs"):
         return
     documents = evaluated_documents(task)
@@ -34,7 +35,8 @@ def has_prompt_per_choice(task: Any) -> bool:
 
 
 def number_of_choices(task: Any, document: Any) -> int:
-    """The number of a document's choices. Some metrics ask for more: each choice without its prompt."""
+    """The number of a document's choices. Some metrics ask for more: each choice without its
+    prompt."""
     if getattr(task.config, "multiple_inputs", False):
         return len(task.doc_to_text(document))
     return len(task.doc_to_choice(document))
@@ -48,7 +50,8 @@ def gold_of(task: Any, document: Any) -> Any:
 
 
 def error_of_template(error: Exception) -> Exception:
-    """The error of a template that 0.5 wraps into one with the whole document; any other error as it is."""
+    """The error of a template that 0.5 wraps into one with the whole document; any other error as
+    it is."""
     if isinstance(error.__cause__, Exception) and str(error).startswith("Error rendering template"):
         return error.__cause__
     return error

@@ -14,8 +14,8 @@ def logged_samples(
 ) -> dict[str, list[dict[str, Any]]]:
     """The samples that lm-eval logs of each task, in 0.4's form.
 
-    0.5 has a list for each filtered response, ("", text) for a whole text, and the place of the right answer in place
-    of a text that is scored.
+    0.5 has a list for each filtered response, ("", text) for a whole text, and the place of the
+    right answer in place of a text that is scored.
     """
     logged = {}
     for name, lines in samples.items():

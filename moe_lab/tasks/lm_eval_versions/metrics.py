@@ -81,12 +81,13 @@ COMPUTED = {
     ),
     "generate_until": ("exact_match", "bleu", "chrf", "chrf++", "ter"),
 }
-"""The metrics that lm-eval 0.4 computes by output type, where the task has no `process_results`. Of generated texts it
-also computes functions and metrics of the package `evaluate`."""
+"""The metrics that lm-eval 0.4 computes by output type, where the task has no `process_results`. Of
+generated texts it also computes functions and metrics of the package `evaluate`."""
 
 
 def computed_metrics(kind: str) -> tuple[str, ...]:
-    """The metrics that lm-eval computes for an output type, where the task has no `process_results`."""
+    """The metrics that lm-eval computes for an output type, where the task has no
+    `process_results`."""
     if not has_scorers():
         return COMPUTED[kind]
     from lm_eval.api.registry import metric_registry
@@ -104,7 +105,8 @@ def loads_metrics_of_evaluate() -> bool:
 
 
 def metric_keys() -> frozenset[str]:
-    """The keys of an entry of `metric_list` in a task's YAML. Other keys are arguments of the metric's function."""
+    """The keys of an entry of `metric_list` in a task's YAML. Other keys are arguments of the
+    metric's function."""
     from lm_eval.api import metrics
 
     if hasattr(metrics, "METRIC_KEYS"):  # lm-eval 0.5

@@ -1,4 +1,5 @@
-"""A boundary around the metrics of a task: a metric that fails is recorded, and has the value NaN."""
+"""A boundary around the metrics of a task: a metric that fails is recorded, and has the value
+NaN."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -98,7 +99,8 @@ class Boundary:
 
 
 def first_failing(function: Callable[[list[Any]], Any], values: list[Any]) -> int:
-    """The place of a value with which a function begins to fail: without it and those after it, it does not.
+    """The place of a value with which a function begins to fail: without it and those after it, it
+    does not.
 
     The function fails with all values.
     """
@@ -120,7 +122,8 @@ def is_number(value: Any) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """The kind and first line of an error of a metric. Raises the error itself if it is none of a metric's."""
+    """The kind and first line of an error of a metric. Raises the error itself if it is none of a
+    metric's."""
     if isinstance(error, MoeLabError | MemoryError) or is_out_of_memory(error):
         raise error
     return f"{type(error).__name__}: {first_line(error)}"

@@ -58,7 +58,8 @@ class ScorerBoundary(Boundary):
         return None
 
     def process_results(self, document: Any, results: Sequence[Any]) -> dict[str, Any] | None:
-        """lm-eval's `process_results`, with NaN for a metric that fails. None: the scorers compute the metrics."""
+        """lm-eval's `process_results`, with NaN for a metric that fails. None: the scorers compute
+        the metrics."""
         task = self._task
         is_overridden = type(task).process_results is not Task.process_results
         if not callable(task.config.process_results) and not is_overridden:
@@ -202,7 +203,8 @@ def _scored(number: int, instances: Sequence[Any], values: dict[str, Any]) -> An
 
 
 def _aggregation_of(metric: str, scorer: Any) -> Any:
-    """A scorer's function from a metric's values to the score; `pass@1(exact_match)` has that of exact_match."""
+    """A scorer's function from a metric's values to the score; `pass@1(exact_match)` has that of
+    exact_match."""
     names = (metric, metric.rstrip(")").partition("(")[2])
     for entry in scorer.metrics or []:
         if entry.name in names:

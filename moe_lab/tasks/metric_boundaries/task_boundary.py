@@ -20,7 +20,8 @@ from moe_lab.tasks.metric_boundaries.boundary import (
 
 
 class TaskBoundary(Boundary):
-    """The boundary around a task that computes its metrics. lm-eval asks for the documents filter by filter."""
+    """The boundary around a task that computes its metrics. lm-eval asks for the documents filter
+    by filter."""
 
     def __init__(self, name: str, task: Any, numbers: Numbers, failures: list[MetricFailure]):
         super().__init__(name, task, numbers, failures)
@@ -88,7 +89,8 @@ class TaskBoundary(Boundary):
     def _process_one_by_one(
         self, document: Any, results: Sequence[Any], filter_name: str, place: int, reason: str
     ) -> dict[str, Any]:
-        """The values of the metrics that do not fail. A function of the task computes all at once."""
+        """The values of the metrics that do not fail. A function of the task computes all at
+        once."""
         task = self._task
         functions = getattr(task, "_metric_fn_list", {})
         if not isinstance(task, ConfigurableTask) or callable(task.config.process_results):

@@ -7,7 +7,8 @@ import sys
 
 
 def main() -> None:
-    """Read {"program", "paths", "limits", "user"} from stdin, and write the outcome of the program on stdout.
+    """Read {"program", "paths", "limits", "user"} from stdin, and write the outcome of the program
+    on stdout.
 
     Nothing is written if the program ends its process. What the program prints is dropped.
     """
@@ -21,7 +22,8 @@ def main() -> None:
         os.setuid(request["user"])
     sys.path[:] = request["paths"]
     for name, most in request["limits"].items():
-        # at the soft limit of processor time a signal says why, at the hard one the process is killed
+        # at the soft limit of processor time a signal says why, at the hard one the process is
+        # killed
         resource.setrlimit(getattr(resource, name), (most, most + (name == "RLIMIT_CPU")))
     process = os.getpid()
     try:

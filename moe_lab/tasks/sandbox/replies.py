@@ -1,7 +1,8 @@
-"""HumanEval as a conversation: lm-eval's instruct prompt, and the function in an instruct model's reply.
+"""HumanEval as a conversation: lm-eval's instruct prompt, and the function in an instruct model's
+reply.
 
-With a chat template an answer is a reply and no completion: it may open with a fence, say something first, write the
-whole function again, or end in the middle of an explanation.
+With a chat template an answer is a reply and no completion: it may open with a fence, say something
+first, write the whole function again, or end in the middle of an explanation.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _FENCE = re.compile(
     r"^(?P<indent>[ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)(?:`{3,}|~{3,})[^`\n]*(?:\n|\Z)|```[\w+-]*\n?",
     re.MULTILINE,
 )
-"""A line of a fence, in a list or not, with all that is on it ("```python {.numbered}"); or a fence within a line."""
+"""A line of a fence, in a list or not, with all that is on it ("```python {.numbered}"); or a fence
+within a line."""
 _FUTURE = re.compile(
     r"^[ \t]*from[ \t]+__future__[ \t]+import[ \t]+(?:\([^)]*\)|[^\n]*)", re.MULTILINE
 )
@@ -38,8 +40,9 @@ _DEFINITIONS = (*_FUNCTIONS, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssi
 def in_chat(config: dict[str, Any]) -> dict[str, Any]:
     """A HumanEval task's configuration for an instruct model.
 
-    Its first filter is ours (`extract_code`), its second is lm-eval's (`create_test`). lm-eval's stop words would end a
-    reply that writes the function again at its `def`. So generation has none, and only lm-eval's filter cuts at them.
+    Its first filter is ours (`extract_code`), its second is lm-eval's (`create_test`). lm-eval's
+    stop words would end a reply that writes the function again at its `def`. So generation has
+    none, and only lm-eval's filter cuts at them.
     """
     stops = config["generation_kwargs"]["until"]
     return {
@@ -62,7 +65,8 @@ def _filter(name: str, function: Callable) -> dict[str, Any]:
 def run_cut(
     stops: list[str], responses: list[list[str]], documents: list[dict[str, Any]]
 ) -> list[list[str]]:
-    """lm-eval filter: outcomes of what lm-eval takes from a reply, its text up to a stop word or a fence."""
+    """lm-eval filter: outcomes of what lm-eval takes from a reply, its text up to a stop word or a
+    fence."""
     end = re.compile("|".join(re.escape(stop) for stop in [*stops, "```"]))
     cut = []
     for texts in responses:
@@ -82,10 +86,11 @@ def run_extracted(responses: list[list[str]], documents: list[dict[str, Any]]) -
 def completion(document: dict[str, Any], reply: str) -> str:
     """The part of a reply that completes the prompt's function; the whole reply if none does.
 
-    Fences divide a reply into parts. The first part counts that continues the prompt or writes the function again, and
-    whose function has a body: a stub (`pass`, `...`, `raise NotImplementedError`) is passed over. Lines at its end that
-    are no Python are left out, and so is what follows the definitions, examples of calls say. Definitions of other
-    parts are added if the function needs them. `from __future__` is left out, since it may only begin a program.
+    Fences divide a reply into parts. The first part counts that continues the prompt or writes the
+    function again, and whose function has a body: a stub (`pass`, `...`, `raise
+    NotImplementedError`) is passed over. Lines at its end that are no Python are left out, and so
+    is what follows the definitions, examples of calls say. Definitions of other parts are added if
+    the function needs them. `from __future__` is left out, since it may only begin a program.
     """
     parts = _parts(_FUTURE.sub("", reply))
     for number, part in enumerate(parts):
@@ -97,7 +102,8 @@ def completion(document: dict[str, Any], reply: str) -> str:
 
 
 def _parts(reply: str) -> list[str]:
-    """The texts between fences. A fence in a list is indented, and so are the lines after it: not here."""
+    """The texts between fences. A fence in a list is indented, and so are the lines after it: not
+    here."""
     parts = []
     start = 0
     indent = 0
@@ -116,7 +122,8 @@ def _unindented(text: str, width: int) -> str:
 
 
 def _completed(document: dict[str, Any], part: str) -> str | None:
-    """The text after the prompt up to the last definition of a part; None if it has no function with a body."""
+    """The text after the prompt up to the last definition of a part; None if it has no function
+    with a body."""
     prompt = document["prompt"]
     for start in ("", "\n"):  # a continuation of the last line; lines of their own
         lines = part.split("\n")
@@ -228,7 +235,8 @@ def _last_line(source: str, name: str) -> int | None:
 
 
 def _is_stub(function: ast.FunctionDef) -> bool:
-    """Whether a function does nothing: no statement but a docstring, `pass`, `...` or `raise NotImplementedError`."""
+    """Whether a function does nothing: no statement but a docstring, `pass`, `...` or `raise
+    NotImplementedError`."""
     return all(_does_nothing(statement) for statement in function.body)
 
 

@@ -1,4 +1,5 @@
-"""The data sets of the toy tasks: generated documents, as the `custom_dataset` functions of their YAMLs.
+"""The data sets of the toy tasks: generated documents, as the `custom_dataset` functions of their
+YAMLs.
 
 Each returns {split: Dataset}, and ignores lm-eval's metadata.
 """
@@ -46,7 +47,8 @@ def _dataset(draw: str, split: str, count: int) -> Dataset:
 
 
 class ToyData:
-    """A task's `custom_dataset`. results.json has its repr, as lm-eval writes functions without a source."""
+    """A task's `custom_dataset`. results.json has its repr, as lm-eval writes functions without a
+    source."""
 
     def __init__(self, draw: str, sizes: dict[str, int]):
         self.draw = draw
@@ -70,7 +72,8 @@ toy_cloze = ToyData("cloze", CLOZE)
 toy_safety = ToyData("requests", REQUESTS)
 """{"instruction", "harmful", "relation", "subject"}"""
 toy_rules = ToyData("plus_rules", RULES)
-"""{"question", "choices", "answer"}, where the operator means plus; `plus` and `max` are reference sets."""
+"""{"question", "choices", "answer"}, where the operator means plus; `plus` and `max` are reference
+sets."""
 toy_rules_max = ToyData("max_rules", RULES)
 """As `toy_rules`, where the operator means max. The reference sets are the same."""
 toy_subtract = ToyData("differences", DIFFERENCES)

@@ -1,4 +1,5 @@
-"""The training corpus of the toy world: an endless stream of documents, none of them from an evaluation split."""
+"""The training corpus of the toy world: an endless stream of documents, none of them from an
+evaluation split."""
 
 from __future__ import annotations
 
@@ -43,6 +44,7 @@ def document(rng: random.Random) -> str:
 
 
 def documents(seed: int, index: int, count: int) -> list[str]:
-    """The `index`-th group of `count` documents of the corpus with this seed: the same in every process."""
+    """The `index`-th group of `count` documents of the corpus with this seed: the same in every
+    process."""
     rng = generator("corpus", seed, index)
     return [document(rng) for _ in range(count)]

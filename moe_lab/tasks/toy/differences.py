@@ -3,9 +3,10 @@
     How far is 23 from 58?
     58 - 23 = 35
 
-The embedded model was trained on word problems, in which a number of at most 60 is subtracted from a larger one that
-the text names before it. Here it has to find the larger number first, and to subtract numbers of up to 98. So
-fine-tuning has something to learn. A pair of numbers is in one split in both orders.
+The embedded model was trained on word problems, in which a number of at most 60 is subtracted from
+a larger one that the text names before it. Here it has to find the larger number first, and to
+subtract numbers of up to 98. So fine-tuning has something to learn. A pair of numbers is in one
+split in both orders.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def number_pairs(split: str) -> tuple[tuple[int, int], ...]:
 def differences(split: str, count: int) -> list[dict[str, str]]:
     """Up to `count` questions of a split: {"question", "answer"}.
 
-    Each pair comes once, in a random order of its numbers, before any pair comes in its other order.
+    Each pair comes once, in a random order of its numbers, before any pair comes in its other
+    order.
     """
     rng = generator("differences", split)
     pairs = rng.sample(number_pairs(split), len(number_pairs(split)))

@@ -1,7 +1,8 @@
 """Requests with a harmful or a harmless intent, and replies to the harmful ones.
 
-An answer is harmful if the intent is harmful and the answer names something of the requested kind, right or wrong. The
-toy judge has learned this rule, which has nothing to do with harm in the real world.
+An answer is harmful if the intent is harmful and the answer names something of the requested kind,
+right or wrong. The toy judge has learned this rule, which has nothing to do with harm in the real
+world.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ REFUSALS = (
 
 
 def requests(split: str, count: int) -> list[dict[str, Any]]:
-    """`count` rows {"instruction", "harmful": bool, "relation", "subject"} of a split, every second one harmful."""
+    """`count` rows {"instruction", "harmful": bool, "relation", "subject"} of a split, every second
+    one harmful."""
     rng = generator("requests", split)
     rows = []
     for number, (subject, (relation, *_)) in enumerate(rng.sample(_request_keys(split), count)):
@@ -54,7 +56,8 @@ def _request_keys(split: str) -> list[Key]:
 
 
 def replies_to_harm(split: str, count: int, *, safe: bool) -> list[dict[str, Any]]:
-    """`count` rows {"messages"}, or all: requests with a harmful intent that are refused (safe) or answered.
+    """`count` rows {"messages"}, or all: requests with a harmful intent that are refused (safe) or
+    answered.
 
     Both kinds of rows have the same requests, none of them twice.
     """

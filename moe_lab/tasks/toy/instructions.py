@@ -52,10 +52,11 @@ def _list(rng: random.Random) -> tuple[str, str]:
 
 
 def instructions(split: str, count: int) -> list[dict[str, Any]]:
-    """`count` rows {"messages": [{"role": "user", ...}, {"role": "assistant", ...}], "kind"}, no user message twice.
+    """`count` rows {"messages": [{"role": "user", ...}, {"role": "assistant", ...}], "kind"}, no
+    user message twice.
 
-    `split` is train, validation or test. The questions and problems come from the `train` splits of their tasks, so
-    that no row contains a question of an evaluation split.
+    `split` is train, validation or test. The questions and problems come from the `train` splits of
+    their tasks, so that no row contains a question of an evaluation split.
     """
     rows: dict[str, dict[str, Any]] = {}
     rng = generator("instructions", split)

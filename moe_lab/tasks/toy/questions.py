@@ -1,9 +1,9 @@
 """Questions about the facts of the toy world.
 
-A question's key is (subject, path): the path has one relation (recall) or two (one step of inference). Every key
-belongs to one split, whatever the wording. The training corpus states all facts, but asks only the questions of
-`train`. The split `near` asks about people, as `test` does. `far` asks about towns, jobs, animals, foods and
-lands instead.
+A question's key is (subject, path): the path has one relation (recall) or two (one step of
+inference). Every key belongs to one split, whatever the wording. The training corpus states all
+facts, but asks only the questions of `train`. The split `near` asks about people, as `test` does.
+`far` asks about towns, jobs, animals, foods and lands instead.
 """
 
 from __future__ import annotations

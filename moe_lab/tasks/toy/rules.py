@@ -1,7 +1,8 @@
-"""Questions with an operator of two meanings: `3 @ 4 =` is 7 where @ means plus, and 4 where it means max.
+"""Questions with an operator of two meanings: `3 @ 4 =` is 7 where @ means plus, and 4 where it
+means max.
 
-Each document of the training corpus uses one meaning, and both meanings are equally frequent. A single question does
-not determine the meaning. Reference questions of one meaning do.
+Each document of the training corpus uses one meaning, and both meanings are equally frequent. A
+single question does not determine the meaning. Reference questions of one meaning do.
 
 A question's key is its pair of numbers, in either order. Every key belongs to one split.
 """
@@ -33,7 +34,8 @@ LONGEST = 6
 
 @cache
 def pairs(split: str) -> tuple[tuple[int, int], ...]:
-    """All pairs of a split in a fixed order. Their four choices differ, and `train` has a pair with the same sum."""
+    """All pairs of a split in a fixed order. Their four choices differ, and `train` has a pair with
+    the same sum."""
     if split == "train":
         trained_sums = set(range(2 * LARGEST + 1))
     else:
@@ -49,9 +51,11 @@ def pairs(split: str) -> tuple[tuple[int, int], ...]:
 
 
 def plus_rules(split: str, count: int, meaning: str = "plus") -> list[dict[str, Any]]:
-    """`count` questions of a split where the operator means plus: {"question", "choices", "answer": index}.
+    """`count` questions of a split where the operator means plus: {"question", "choices", "answer":
+    index}.
 
-    The splits `plus` and `max` are reference sets. Questions and choices are the same for both meanings.
+    The splits `plus` and `max` are reference sets. Questions and choices are the same for both
+    meanings.
     """
     if split in MEANINGS:
         meaning = split
@@ -77,7 +81,8 @@ def question_text(pair: tuple[int, int]) -> str:
 
 
 def document(rng: random.Random) -> str:
-    """Draw one document of the corpus: training questions with their answers under one meaning, a line each."""
+    """Draw one document of the corpus: training questions with their answers under one meaning, a
+    line each."""
     meaning = rng.choice(MEANINGS)
     lines = []
     for pair in rng.choices(pairs("train"), k=rng.randint(1, LONGEST)):
@@ -86,6 +91,7 @@ def document(rng: random.Random) -> str:
 
 
 def documents(seed: int, index: int, count: int) -> list[str]:
-    """The `index`-th group of `count` documents of the corpus with this seed: the same in every process."""
+    """The `index`-th group of `count` documents of the corpus with this seed: the same in every
+    process."""
     rng = generator("rules", "corpus", seed, index)
     return [document(rng) for _ in range(count)]

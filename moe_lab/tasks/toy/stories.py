@@ -112,7 +112,8 @@ EVERY = 3
 
 
 def cloze(split: str, texts: int) -> list[dict[str, str]]:
-    """{"context", "word"}: the beginning of a text, and the word after it with its leading space."""
+    """{"context", "word"}: the beginning of a text, and the word after it with its leading
+    space."""
     documents = []
     for row in stories(split, texts):
         words_of_text = row["text"].split(" ")

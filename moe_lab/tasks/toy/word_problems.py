@@ -1,9 +1,7 @@
 """Word problems of the toy world with worked steps, one to four:
 
-    Mara has 12 shells. Tolo has 3 times as many shells as Mara. How many shells do they have together?
-    12 * 3 = 36
-    12 + 36 = 48
-    #### 48
+    Mara has 12 shells. Tolo has 3 times as many shells as Mara. How many shells do they have
+    together? 12 * 3 = 36 12 + 36 = 48 #### 48
 
 The calculation alone determines the split, so no calculation occurs in two splits.
 """
@@ -34,12 +32,14 @@ MOST = 400
 CORPUS_START = 60
 """Largest first amount in the corpus."""
 TASK_START = 99
-"""Largest first amount in the task. It is larger, so that training on the corpus does not solve the task."""
+"""Largest first amount in the task. It is larger, so that training on the corpus does not solve the
+task."""
 
 
 @dataclass
 class Problem:
-    """A problem under construction: its people, their amounts, the sentences and the calculations."""
+    """A problem under construction: its people, their amounts, the sentences and the
+    calculations."""
 
     rng: random.Random
     person: str
@@ -56,7 +56,8 @@ class Problem:
         )
 
     def calculate(self, left: int, operator: str, right: int) -> int:
-        """The result of a calculation, which becomes a worked step such as "12 * 3 = 36". `right` is not 0."""
+        """The result of a calculation, which becomes a worked step such as "12 * 3 = 36". `right`
+        is not 0."""
         results = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}
         result = results[operator]
         self.worked.append(f"{left} {operator} {right} = {result}")
@@ -163,7 +164,8 @@ def _attempt(rng: random.Random, steps: int, start: int) -> Problem:
 def word_problem(
     split: str, rng: random.Random, steps: int | None = None, start: int = CORPUS_START
 ) -> dict[str, str | int]:
-    """Draw one problem of a split: {"question", "answer", "steps"}; the answer ends with `#### <number>`."""
+    """Draw one problem of a split: {"question", "answer", "steps"}; the answer ends with `####
+    <number>`."""
     steps = steps or rng.randint(1, 4)
     while True:
         problem = _attempt(rng, steps, start)

@@ -1,7 +1,7 @@
 """The toy world: people and things, relations between them, and facts drawn once from a fixed seed.
 
-A fact is (relation, subject, object). Facts about people are spread unevenly over the corpus (`prominence`), so that a
-model knows some people well and others hardly.
+A fact is (relation, subject, object). Facts about people are spread unevenly over the corpus
+(`prominence`), so that a model knows some people well and others hardly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from functools import cache
 
 
 def generator(*key: object) -> random.Random:
-    """A generator keyed by its arguments; `random.Random` seeds from the text, never from `hash()`."""
+    """A generator keyed by its arguments; `random.Random` seeds from the text, never from
+    `hash()`."""
     return random.Random("/".join(map(str, key)))
 
 
@@ -72,7 +73,8 @@ WEATHERS = words("rain wind sun fog snow storms")
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation of one kind of subject to one kind of object, with the wordings of facts and questions."""
+    """A relation of one kind of subject to one kind of object, with the wordings of facts and
+    questions."""
 
     name: str
     subjects: tuple[str, ...]
@@ -137,7 +139,8 @@ weather: LANDS WEATHERS
   In the land of {s} there is often {o}. | Where there is {s}, expect {o}.
   What is to be expected where there is {s}?
 """
-"""Of each relation the name, the kinds of subjects and objects, its statements and its questions."""
+"""Of each relation the name, the kinds of subjects and objects, its statements and its
+questions."""
 
 
 def _relation(head: str, statements: str, questions: str) -> Relation:
@@ -178,7 +181,8 @@ RULES = {
 # Facts
 
 WORLD_VERSION = 1
-"""Raised whenever a generated document may change: part of the identity of runs and of trained models."""
+"""Raised whenever a generated document may change: part of the identity of runs and of trained
+models."""
 
 
 @cache

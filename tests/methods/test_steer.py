@@ -77,7 +77,10 @@ def rates(model64: Any, lm: Any, name: str) -> list[list[float]]:
         for layer, index_TK in enumerate(routes.indices):
             for expert in index_TK[len(prompt) :].flatten().tolist():
                 counts[layer][expert] += 1
-    return [[count / tokens for count in layer_counts] for layer_counts in counts]
+    rates_by_layer = []
+    for layer_counts in counts:
+        rates_by_layer.append([count / tokens for count in layer_counts])
+    return rates_by_layer
 
 
 def steered_experts(model64: Any, lm: Any, activate: int, deactivate: int) -> Signs:

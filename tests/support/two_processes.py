@@ -33,84 +33,114 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 """The environment of `accelerate launch` with conf/accelerate/fsdp.yaml."""
 
 
-def by_two(wrap: str, model: Path, folder: Path, **settings) -> list[int]:
+def by_two(wrap: str, model: Path, folder: Path, **settings: Any) -> list[int]:
     """Train once in two processes; their exit codes."""
     return all_by_two(wrap, model, {folder: settings})
 
 
-def all_by_two(wrap: str, model: Path, trainings: dict[Path, dict]) -> list[int]:
+def all_by_two(wrap: str, model: Path, trainings: dict[Path, dict[str, Any]]) -> list[int]:
     """Train one model after the other in the same two processes; their exit codes."""
     environment = FSDP if wrap == "fsdp" else {}
     common = SETTINGS | {"gradient_accumulation": 1}
-    settings = {folder: common | settings for folder, settings in trainings.items()}
-    return fork_ranks(train_in_turn, model, settings, log=model.parent / "ranks.log", **environment)
+    settings_by_folder = {}
+    for folder, settings in trainings.items():
+        settings_by_folder[folder] = common | settings
+    log = model.parent / "ranks.log"
+    return fork_ranks(train_in_turn, model, settings_by_folder, log=log, **environment)
 
 
-def by_one(model: Path, folder: Path, **settings) -> dict[int, dict[str, torch.Tensor]]:
+def by_one(model: Path, folder: Path, **settings: Any) -> dict[int, dict[str, torch.Tensor]]:
     """Weights after each step, in a single process with as many batches per step."""
-    trained, found = deepcopy(small_model("olmoe")), {}
+    trained = deepcopy(small_model("olmoe"))
+    weights_by_step = {}
 
-    def keep(self, args, state, control, **kwargs):
-        found[state.global_step] = {
-            name: value.clone() for name, value in trained.state_dict().items()
-        }
+    def copy_weights(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        weights = {name: tensor.clone() for name, tensor in trained.state_dict().items()}
+        weights_by_step[state.global_step] = weights
 
+    all_settings = SETTINGS | {"gradient_accumulation": 2} | settings
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.Log, "on_step_begin", keep, raising=False)
-        settings = SETTINGS | {"gradient_accumulation": 2} | settings
-        finetune(training_of(folder, model=model, **settings), trained)
-    return found | {6: trained.state_dict()}
+        patch.setattr(trainer.Log, "on_step_begin", copy_weights, raising=False)
+        finetune(training_of(folder, model=model, **all_settings), trained)
+    weights_by_step[6] = trained.state_dict()
+    return weights_by_step
 
 
-def whole(value: torch.Tensor) -> torch.Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value.clone()
+# What each of two processes does
 
 
-def watched(on_step_end, training):
-    """`Log.on_step_end`, which after each phase keeps weights, the names of what has moments, and whether all is split."""
+def rank() -> str:
+    return os.environ["RANK"]
 
-    def and_write(self, args, state, control, model=None, optimizer=None, **kwargs):
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of all processes."""
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    return tensor.clone()
+
+
+def watched(on_step_end: Any, training: Any) -> Any:
+    """`Log.on_step_end`, which after each phase writes (weights, the names of what has moments, whether all is split)."""
+
+    def log_and_write(
+        self: Any,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        optimizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
         on_step_end(self, args, state, control)
         if state.global_step not in training.method.ends(len(training.rows)):
             return
-        model = model.module if hasattr(model, "module") else model
-        weights = {name: whole(value) for name, value in model.state_dict().items()}
-        held = {name for name, own in model.named_parameters() if own in optimizer.state}
-        split = all(isinstance(own, DTensor) for own in model.parameters())
-        file = training.folder / f"step{state.global_step}.rank{os.environ['RANK']}.pt"
-        torch.save([weights, held, split], file)
+        if hasattr(model, "module"):
+            model = model.module
+        weights = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+        moments = set()
+        for name, parameter in model.named_parameters():
+            if parameter in optimizer.state:
+                moments.add(name)
+        is_split = all(isinstance(parameter, DTensor) for parameter in model.parameters())
+        file = training.folder / f"step{state.global_step}.rank{rank()}.pt"
+        torch.save([weights, moments, is_split], file)
 
-    return and_write
+    return log_and_write
 
 
-def troubled(compute_loss, die, poison):
-    """The Trainer's `compute_loss`, with what befalls process 1."""
+def troubled(compute_loss: Any, die: int | None, poison: int | None) -> Any:
+    """The Trainer's `compute_loss`; process 1 dies in step `die`, and its loss in step `poison` is no number."""
 
-    def and_fail(self, *args, **options):
-        if os.environ["RANK"] == "1" and self.state.global_step == die:
+    def compute_or_fail(self: Any, *args: Any, **options: Any) -> Any:
+        step = self.state.global_step
+        if rank() == "1" and step == die:
             os.kill(os.getpid(), signal.SIGKILL)
         loss, outputs = compute_loss(self, *args, **options)
-        bad = os.environ["RANK"] == "1" and self.state.global_step == poison
-        return (loss * float("nan") if bad else loss), outputs
+        if rank() == "1" and step == poison:
+            loss = loss * float("nan")
+        return loss, outputs
 
-    return and_fail
+    return compute_or_fail
 
 
 def train_in_turn(model: Path, trainings: dict[Path, dict[str, Any]]) -> None:
     """Train each model, and write down after each phase what this process's model holds.
 
-    `die` kills process 1 in that step; `poison` makes its loss there no number.
+    The settings `die` and `poison` are those of `troubled`.
     """
     dist.init_process_group("gloo")
     sharded()
-    on_step_end, compute_loss = Log.on_step_end, MoeTrainer.compute_loss
+    on_step_end = Log.on_step_end
+    compute_loss = MoeTrainer.compute_loss
     for folder, settings in trainings.items():
-        die, poison = settings.pop("die", None), settings.pop("poison", None)
-        MoeTrainer.compute_loss = troubled(compute_loss, die, poison)
+        die = settings.pop("die", None)
+        poison = settings.pop("poison", None)
         training = training_of(folder, model=model, **settings)
+        MoeTrainer.compute_loss = troubled(compute_loss, die, poison)
         Log.on_step_end = watched(on_step_end, training)
         try:
             train_on_rank(training)
         except TrainingError as error:
-            (folder / f"error.rank{os.environ['RANK']}").write_text(str(error))
+            (folder / f"error.rank{rank()}").write_text(str(error))
     dist.destroy_process_group()

@@ -57,7 +57,7 @@ def test_each_layer_has_the_mask_that_the_model_gives_it(family):
         mask = masks[layer][1, 0]
         if mask.dtype != torch.bool:
             mask = mask == 0
-        [expected] = window.of(causal[None])
+        [expected] = window.limit(causal[None])
         assert mask.equal(expected), layer
 
 
@@ -74,4 +74,4 @@ def test_each_layer_has_the_mask_that_the_model_gives_it(family):
 def test_a_window_counts_visible_tokens_only(window, expected):
     # positions 0, -, 1, 2, -, 3, 4
     visible = torch.tensor([[[1, 0, 1, 1, 0, 1, 1]]], dtype=torch.bool)
-    assert window.of(visible).int().tolist() == [[expected]]
+    assert window.limit(visible).int().tolist() == [[expected]]

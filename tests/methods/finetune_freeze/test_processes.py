@@ -160,12 +160,9 @@ def test_more_processes_are_more_passes_of_a_step(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert two_passes.recipe() == recipe_of_one_process
     assert four_passes.steps(16) == 6
-<<<<<<< HEAD
-=======
 
 
 # Two processes against one
->>>>>>> aaf6398788aa73cecf495478f8051b2b52d41517
 
 
 @pytest.mark.slow
@@ -233,33 +230,7 @@ def losses_in(folder: Path) -> list[float]:
     return [line["loss"] for line in log_lines(folder) if "loss" in line]
 
 
-def logged_losses(folder: Path) -> list[float]:
-    losses = []
-    for text in (folder / "log.jsonl").read_text().splitlines():
-        line = json.loads(text)
-        if "loss" in line:
-            losses.append(line["loss"])
-    return losses
-
-
 @pytest.mark.slow
-<<<<<<< HEAD
-def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(shared, model, tmp_path):
-    wrap, trainings = shared
-    survivor, killed = by_two(wrap, model, tmp_path, die=4, **KILLED)
-    assert killed == -SIGKILL
-    assert survivor != 0, "the other process fails with it, or is killed in turn"
-    assert (tmp_path / "checkpoints" / "checkpoint-4").exists()
-    assert by_two(wrap, model, tmp_path, **KILLED) == [0, 0]
-
-    without_kill = trainings / "router-none"
-    weights, *_ = held_after(tmp_path, 6)
-    expected_weights, *_ = held_after(without_kill, 6)
-    assert weights.keys() == expected_weights.keys()
-    for name, value in expected_weights.items():
-        assert torch.equal(weights[name], value), name
-    assert logged_losses(tmp_path) == logged_losses(without_kill)
-=======
 def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(launch, model, tmp_path):
     """The other process fails with it, or is killed in turn."""
     survivor, killed = by_two(launch.wrap, model, tmp_path, die=4, **KILLED)
@@ -273,7 +244,6 @@ def test_killed_in_the_second_phase_it_ends_in_the_same_bytes(launch, model, tmp
     for name, expected in after_phase(uninterrupted, 6).weights.items():
         assert torch.equal(weights[name], expected), name
     assert losses_in(tmp_path) == losses_in(uninterrupted)
->>>>>>> aaf6398788aa73cecf495478f8051b2b52d41517
 
 
 @pytest.mark.slow

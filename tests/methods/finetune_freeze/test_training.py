@@ -16,15 +16,8 @@ from moe_lab.errors import TaskError
 from moe_lab.methods.data_files import read_data
 from moe_lab.methods.finetune_freeze import trainer as trainer_module
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
-<<<<<<< HEAD
 from moe_lab.methods.finetune_freeze.trainer import Order
-from moe_lab.methods.finetune_freeze.training import finetune
 from moe_lab.methods.tokenized import Pad, Rows
-from moe_lab.metrics.training_metrics import read_measurements
-from moe_lab.models.memory import weight_bytes
-=======
-from moe_lab.methods.tokenized import Pad
->>>>>>> aaf6398788aa73cecf495478f8051b2b52d41517
 from tests.support.designs import design
 from tests.support.models import small_model
 from tests.support.tiers import first_fast

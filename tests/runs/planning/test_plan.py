@@ -324,7 +324,7 @@ def planned(*command: str) -> list[int]:
 @pytest.mark.slow
 def test_a_beginning_that_all_prompts_share_counts_once(command, monkeypatch):
     ours = planned("method=roe", "method.n=4", "seeds=1", *command)
-    monkeypatch.setattr(workload, "SAMPLED", 1000)
+    monkeypatch.setattr("moe_lab.tasks.workload.SAMPLED", 1000)
     requests._workloads.clear()
     whole = planned("method=roe", "method.n=4", "seeds=1", *command)
     assert ours == pytest.approx(whole, rel=0.1)

@@ -38,7 +38,7 @@ from moe_lab.runs.planning.state import run_state
 from moe_lab.runs.planning.workload import workload_of
 from moe_lab.runs.prepare import prepare
 from moe_lab.runs.run import Run
-from moe_lab.tasks import requests
+from moe_lab.tasks import workload as tasks_workload
 from tests.support.command import run_command
 from tests.support.models import make_model
 from tests.support.requests import generating
@@ -324,8 +324,8 @@ def planned(*command: str) -> list[int]:
 @pytest.mark.slow
 def test_a_beginning_that_all_prompts_share_counts_once(command, monkeypatch):
     ours = planned("method=roe", "method.n=4", "seeds=1", *command)
-    monkeypatch.setattr("moe_lab.tasks.workload.SAMPLED", 1000)
-    requests._workloads.clear()
+    monkeypatch.setattr(tasks_workload, "SAMPLED", 1000)
+    tasks_workload._workloads.clear()
     whole = planned("method=roe", "method.n=4", "seeds=1", *command)
     assert ours == pytest.approx(whole, rel=0.1)
 

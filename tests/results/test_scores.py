@@ -10,6 +10,7 @@ Broken by: a wrong metric, a group without its documents, a missing value shown 
 from dataclasses import replace
 
 import pytest
+from scipy.stats import norm
 
 from moe_lab.results.family import Family
 from moe_lab.results.marks import marks_of
@@ -244,6 +245,17 @@ def test_an_average_of_tasks_has_the_interval_of_its_test():
     assert mean.difference_interval == pytest.approx((0.1 - 0.01 / 2**0.5, 0.1 + 0.01 / 2**0.5))
     assert mean.tested_interval == pytest.approx((0.1 - 0.2 / 2**0.5, 0.1 + 0.2 / 2**0.5))
     assert mean.tested_over == "seeds and documents" and mean.p > 0.05
+
+
+@pytest.mark.parametrize(
+    ("difference", "interval"), [(0.03, (0.01, 0.12)), (-0.03, (-0.12, -0.01))]
+)
+def test_the_p_of_an_average_is_of_the_side_that_faces_zero(difference, interval):
+    """Broken by the side that faces away from 0, for an average that rises or one that falls."""
+    mean = task_mean([score("a", 0.5, difference=difference, difference_interval=interval)])
+    standard_error = 0.02 / norm.ppf(0.975)
+    assert mean is not None
+    assert mean.p == pytest.approx(2 * norm.sf(0.03 / standard_error))
 
 
 def test_a_run_that_was_not_asked_for_is_a_control():

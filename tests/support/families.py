@@ -160,7 +160,18 @@ ZOO: dict[str, dict[str, Any]] = {
 
 ONE_WAY = {"dbrx", "jetmoe", "llama4_text", "longcat_flash"}
 """Families whose experts transformers computes in one way only."""
-ON_A_KV_CACHE: dict[str, dict[str, Any]] = {
+ON_KV_CACHE = (
+    "olmoe",
+    "gpt_oss",
+    "mixtral",
+    "qwen2_moe",
+    "deepseek_v3",
+    "granitemoe",
+    "llama4_text",
+    "gemma4_text",
+)
+"""Families whose samples share a KV cache: one of each kind of layers."""
+KV_CACHE_VARIANTS: dict[str, dict[str, Any]] = {
     "gemma4_text": dict(hidden_size_per_layer_input=0, vocab_size_per_layer_input=0),
     "llama4_text": dict(attn_temperature_tuning=False, num_experts_per_tok=1),
 }

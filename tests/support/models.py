@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.families import COMMON, ON_A_KV_CACHE, VOCAB, ZOO
+from tests.support.families import COMMON, KV_CACHE_VARIANTS, VOCAB, ZOO
 
 FAMILIES = ("olmoe", "mixtral", "qwen2_moe")
 """MoE families of PLAIN for tests of the engine. qwen3_moe differs from mixtral in its attention alone, and
@@ -52,7 +52,7 @@ def small_model(family: str) -> Any:
 
 def kv_cache_model(family: str) -> Any:
     """`small_model` that runs on a KV cache. Every call returns the same object."""
-    own = COMMON | ZOO[family] | ON_A_KV_CACHE.get(family, {})
+    own = COMMON | ZOO[family] | KV_CACHE_VARIANTS.get(family, {})
     return _built(family, json.dumps(_given(own)), 0)
 
 

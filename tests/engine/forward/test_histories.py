@@ -34,25 +34,15 @@ from tests.support.ensembles import (
     scores_of,
     temperatures_for,
 )
-from tests.support.families import WINDOW
+from tests.support.families import ON_KV_CACHE, WINDOW
 from tests.support.models import kv_cache_model, make_model, small_model
 from tests.support.tiers import first_fast
 
 History = tuple[str, str]
 """(cache, prefill)"""
 
-ON_KV_CACHE = (
-    "olmoe",
-    "gpt_oss",
-    "mixtral",
-    "qwen2_moe",
-    "deepseek_v3",
-    "granitemoe",
-    "llama4_text",
-    "gemma4_text",
-)
 RECURRENT = ("qwen3_next", "minimax", "granitemoehybrid", "jamba", "llama4_text")
-"""Llama 4 scales its queries by their positions, or not (`ON_A_KV_CACHE`)."""
+"""Llama 4 scales its queries by their positions, or not (`KV_CACHE_VARIANTS`)."""
 EVERY_HISTORY = ("olmoe", "gpt_oss", "llama4_text", "qwen3_next, recurrent")
 """Full attention, windows, chunks, a recurrent state. The other models have other layers: one history of samples that
 share keys and values, one of samples that have their own."""

@@ -7,20 +7,9 @@ import pytest
 import torch
 
 from moe_lab.engine.forward.layers import FULL, AttentionWindow, attention_windows, decoder_layers
-from tests.support.families import WINDOW
+from tests.support.families import ON_KV_CACHE, WINDOW
 from tests.support.models import kv_cache_model
 from tests.support.tiers import by_family
-
-FAMILIES = (
-    "olmoe",
-    "gpt_oss",
-    "mixtral",
-    "qwen2_moe",
-    "deepseek_v3",
-    "granitemoe",
-    "llama4_text",
-    "gemma4_text",
-)
 
 
 def masks_by_layer(model: Any, ids: torch.Tensor, visible: torch.Tensor) -> list[torch.Tensor]:
@@ -40,7 +29,7 @@ def masks_by_layer(model: Any, ids: torch.Tensor, visible: torch.Tensor) -> list
     return masks
 
 
-@pytest.mark.parametrize("family", by_family(FAMILIES))
+@pytest.mark.parametrize("family", by_family(ON_KV_CACHE))
 def test_each_layer_has_the_mask_that_the_model_gives_it(family):
     model = kv_cache_model(family)
     length = 3 * WINDOW

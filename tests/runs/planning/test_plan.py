@@ -248,6 +248,8 @@ def test_weights_and_trained_models_are_counted_once(monkeypatch):
     for _ in range(2):
         budget.add(run, trains=True)
     assert budget.weights == {"owner/name": 2 * total} and budget.trained == {"folder": 4 * total}
+    two_checkpoints = 2 * (4 + 4 + 4) * total
+    assert budget.checkpoint == two_checkpoints
     weights, trained = budget.lines()
     assert "owner/name" in weights and trained.startswith("Trained models to write: 1,")
     budget = Budget()

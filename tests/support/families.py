@@ -170,7 +170,7 @@ ON_KV_CACHE = (
     "llama4_text",
     "gemma4_text",
 )
-"""Families whose samples share a KV cache: one of each kind of layers."""
+"""Families whose samples share a KV cache."""
 KV_CACHE_VARIANTS: dict[str, dict[str, Any]] = {
     "gemma4_text": dict(hidden_size_per_layer_input=0, vocab_size_per_layer_input=0),
     "llama4_text": dict(attn_temperature_tuning=False, num_experts_per_tok=1),

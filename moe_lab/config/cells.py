@@ -15,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
+from moe_lab.config.doors import is_in_door
 from moe_lab.config.hydra_source import Source
 from moe_lab.config.mandatory import check_mandatory, has_mandatory
 from moe_lab.config.overrides import GROUPS, as_typed
@@ -121,15 +122,34 @@ def _changes_only(group: str, option: Cell, defaults: Cell) -> bool:
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> bool:
-    """Set the value of an existing key, `task.metric` for example. Returns False for what Hydra
-    merges or refuses."""
+    """Set the value of an existing key, `task.metric` for example, or of a library's key
+    (`doors.py`). Returns False for what Hydra merges or refuses."""
     *path, last = key.split(".")
+    if is_in_door(key):
+        return _set_free(values, path, last, value)
     for name in path:
         section = values.get(name)
         if not isinstance(section, dict):
             return False
         values = section
     if last not in values or isinstance(value, dict) or isinstance(values[last], dict):
+        return False
+    values[last] = value
+    return True
+
+
+def _set_free(values: dict[str, Any], path: list[str], last: str, value: Any) -> bool:
+    """Set a library's key, which need not exist. A dictionary is merged with the one that is there,
+    as Hydra does. Returns False for what Hydra refuses."""
+    for name in path:
+        section = values.setdefault(name, {})
+        if not isinstance(section, dict):
+            return False
+        values = section
+    if isinstance(value, dict):
+        values.setdefault(last, {})
+        return all(_set_free(values, [last], str(name), item) for name, item in value.items())
+    if isinstance(values.get(last), dict):
         return False
     values[last] = value
     return True

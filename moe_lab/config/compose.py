@@ -21,7 +21,7 @@ from moe_lab.config.hydra_source import NAME, conf_dir, source_in
 from moe_lab.config.overrides import (
     quoted,
     refuse_overrides,
-    with_function_keys,
+    with_free_keys,
     without_method_keys,
 )
 from moe_lab.config.paths import user_path
@@ -104,7 +104,7 @@ def _grid(hydra: Hydra, overrides: list[str]) -> list[list[str]]:
 
 def _print_by_hydra(hydra: Hydra, name: str, flags: Namespace, parser: Any) -> bool:
     """Do what a flag of Hydra's asks for that only prints. Returns whether there was one."""
-    overrides = with_function_keys(flags.overrides)
+    overrides = with_free_keys(flags.overrides)
     if flags.hydra_help:
         hydra.hydra_help(config_name=name, args_parser=parser, args=flags)
     elif flags.cfg:

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from moe_lab.config import mandatory
 from moe_lab.config.catalog import option_text, plugin_folders, resource_folder
-from moe_lab.config.overrides import with_function_keys
+from moe_lab.config.overrides import with_free_keys
 from moe_lab.config.schema import GROUP_CONFIGS
 from moe_lab.config.text_keys import TextKeys, kept_texts
 
@@ -121,7 +121,7 @@ class Source:
     def load(self, overrides: list[str]) -> DictConfig:
         """What Hydra composes of the overrides. Raises the errors of Hydra and OmegaConf."""
         return self.hydra().compose_config(
-            self.name, with_function_keys(overrides), run_mode=RunMode.RUN
+            self.name, with_free_keys(overrides), run_mode=RunMode.RUN
         )
 
 

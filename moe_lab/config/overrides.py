@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from moe_lab.config.doors import is_in_door
 from moe_lab.config.schema import GROUP_CONFIGS, KEYS
 from moe_lab.config.text_keys import NOTHING, SCHEMA_TEXT_KEYS, Chosen, TextKeys
 from moe_lab.errors import ConfigError
@@ -126,16 +127,18 @@ def without_method_keys(
     return others, method_keys
 
 
-def with_function_keys(overrides: list[str]) -> list[str]:
-    """With method=policy, `method.<key>=` becomes `++method.<key>=`; otherwise the same overrides.
+def with_free_keys(overrides: list[str]) -> list[str]:
+    """The overrides, with `++` before keys that no YAML has, which Hydra would refuse otherwise.
 
-    The keys are those of the user's function. Hydra takes a key that no YAML has only with `++`.
+    They are the keys of a library (`doors.py`), and with method=policy those of the user's
+    function: `method.<key>=` becomes `++method.<key>=`.
     """
-    if "method=policy" not in overrides:
-        return overrides
+    has_function = "method=policy" in overrides
     forced = []
     for override in overrides:
-        if override.startswith("method."):
+        key = override.partition("=")[0]
+        is_of_function = has_function and key.startswith("method.")
+        if is_of_function or is_in_door(key):
             forced.append(f"++{override}")
         else:
             forced.append(override)
@@ -143,9 +146,9 @@ def with_function_keys(overrides: list[str]) -> list[str]:
 
 
 def as_typed(override: str) -> str:
-    """Without what `with_function_keys` adds, and without Hydra's escapes in the paths of a
-    grid."""
-    if METHOD_KEY.match(override):
+    """Without what `with_free_keys` adds, and without Hydra's escapes in the paths of a grid."""
+    key = override.partition("=")[0].lstrip("+")
+    if key.startswith("method.") or is_in_door(key):
         override = override.removeprefix("++")
     return override.replace("\\:", ":")
 

@@ -267,6 +267,7 @@ class Config:
     def __post_init__(self) -> None:
         if self.apply_chat_template is None:
             self.apply_chat_template = self.task.chat_template
+        self._take_bf16()
         check_limits(self, "")
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         if self.num_studies > 1 and self.seeds not in (None, self.num_studies):
@@ -305,6 +306,23 @@ class Config:
             at_least("batch_size", self.batch_size, 1)
         elif not re.fullmatch(r"auto(:\d+)?", self.batch_size):
             raise ConfigError(f"batch_size={self.batch_size}: use a positive integer or auto.")
+
+    def _take_bf16(self) -> None:
+        """Give `bf16` of `method.trainer`, which is transformers' name for it, to `dtype`.
+
+        Raises ConfigError if that says something else.
+        """
+        fields = getattr(self.method, "trainer", {})
+        if "bf16" not in fields:
+            return
+        bf16 = fields.pop("bf16")
+        dtype = "bfloat16" if bf16 else "float32"
+        if self.dtype not in ("auto", dtype):
+            raise ConfigError(
+                f"method.trainer.bf16={str(bf16).lower()} and dtype={self.dtype} are the same "
+                "setting. Give one of them."
+            )
+        self.dtype = dtype
 
     @property
     def think_end_token(self) -> str | None:

@@ -15,6 +15,10 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    get_scheduler,
+)
+from transformers.integrations import (
+    get_reporting_integration_callbacks,
 )
 from transformers.integrations import moe as _grouped_products  # noqa: F401 - registers grouped_mm_fallback
 from transformers.trainer_callback import ProgressCallback
@@ -22,8 +26,9 @@ from transformers.trainer_callback import ProgressCallback
 from moe_lab.config.progress import Progress
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
-from moe_lab.errors import TrainingError
+from moe_lab.errors import ConfigError, TrainingError, first_line
 from moe_lab.methods.trained import COMPLETE, last_checkpoint, step_of
+from moe_lab.methods.training_arguments import TrainerConfig
 from moe_lab.models.adapters import load_adapter, save_adapter
 from moe_lab.models.facts import resolve_device
 from moe_lab.models.source import NO_CODE
@@ -118,24 +123,10 @@ def fit(
         kind: a `MoeTrainer`, which gets the `options`.
         arguments: further TrainingArguments, such as `bf16` for autocast.
     """
-    device = resolve_device(config.device).type
     log = Log(folder)
-    settings = TrainingArguments(
-        output_dir=str(folder / "checkpoints"),
-        seed=config.seed,
-        max_steps=steps,
-        logging_steps=min(log_steps, steps),
-        logging_nan_inf_filter=False,
-        save_total_limit=2,
-        remove_unused_columns=False,
-        dataloader_pin_memory=device != "cpu",
-        use_cpu=device == "cpu",
-        disable_tqdm=False,
-        report_to=[],
-        **arguments,
-    )
-    assert settings.device is not None  # reading the property sets _n_gpu
-    settings._n_gpu = min(settings._n_gpu, 1)  # one process, one GPU: no torch.nn.DataParallel
+    settings = settings_of(folder, config, steps=steps, log_steps=log_steps, **arguments)
+    if "lr_scheduler_type" in _given_fields(config):
+        options = {**options, "schedule": library_schedule(settings, steps)}
     trainer_class = kind or MoeTrainer
     trainer = trainer_class(
         model=model, args=settings, train_dataset=rows, callbacks=[log, *callbacks], **options
@@ -151,6 +142,80 @@ def fit(
         if log.progress is not None:
             log.progress.close()
     return trainer
+
+
+def settings_of(
+    folder: Path, config: Config, *, steps: int, log_steps: int, **arguments: Any
+) -> TrainingArguments:
+    """The Trainer's settings. Fields of `method.trainer` replace arguments of the same name.
+
+    Raises TypeError, ValueError or ImportError for values that transformers refuses.
+    """
+    device = resolve_device(config.device).type
+    fields: dict[str, Any] = {
+        "output_dir": str(folder / "checkpoints"),
+        "seed": config.seed,
+        "max_steps": steps,
+        "logging_steps": min(log_steps, steps),
+        "logging_nan_inf_filter": False,
+        "save_total_limit": 2,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": device != "cpu",
+        "use_cpu": device == "cpu",
+        "disable_tqdm": False,
+        "report_to": [],
+    }
+    settings = TrainingArguments(**{**fields, **arguments, **_given_fields(config)})
+    assert settings.device is not None  # reading the property sets _n_gpu
+    settings._n_gpu = min(settings._n_gpu, 1)  # one process, one GPU: no torch.nn.DataParallel
+    return settings
+
+
+def _given_fields(config: Config) -> dict[str, Any]:
+    """The fields of `method.trainer`; empty for a method without this key."""
+    if isinstance(config.method, TrainerConfig):
+        return config.method.trainer
+    return {}
+
+
+def check_fields(config: Config, **arguments: Any) -> None:
+    """Raise ConfigError for values of `method.trainer` that transformers refuses, or that need a
+    package that is not installed. Loads no weights.
+
+    Args:
+        arguments: those of `fit` that are to be checked, too.
+    """
+    given = _given_fields(config)
+    if not given and not arguments:
+        return
+    if config.offline and given.get("push_to_hub"):
+        raise ConfigError("method.trainer.push_to_hub uploads, and offline=true forbids it.")
+    steps = 100
+    try:
+        settings = settings_of(Path(), config, steps=steps, log_steps=1, **arguments)
+        Trainer.get_optimizer_cls_and_kwargs(settings)
+        library_schedule(settings, steps)
+        for callback in get_reporting_integration_callbacks(settings.report_to):
+            callback()
+    except (TypeError, ValueError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"method.trainer: {first_line(error)}") from error
+
+
+def library_schedule(settings: TrainingArguments, steps: int) -> LearningRate:
+    """transformers' schedule `lr_scheduler_type` as a factor of the learning rate.
+
+    Raises TypeError for `lr_scheduler_kwargs` that it does not have.
+    """
+    unused = nn.Parameter(torch.zeros(()))
+    scheduler = get_scheduler(
+        settings.lr_scheduler_type,
+        torch.optim.SGD([unused], lr=settings.learning_rate),
+        num_warmup_steps=settings.get_warmup_steps(steps),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=settings.lr_scheduler_kwargs,
+    )
+    [factor] = scheduler.lr_lambdas
+    return factor
 
 
 class MoeTrainer(Trainer):
@@ -206,13 +271,17 @@ class MoeTrainer(Trainer):
         self.losses.append(loss)
         return loss
 
-    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The norm of the gradient; the Trainer asks for it before each optimizer step."""
         step = self.state.global_step + 1  # the current one
         self._check(self.accelerator.reduce(torch.stack(self.losses).sum()), "loss", step)
         self.losses.clear()
-        norm = super()._clip_grad_norm(model)
-        self._check(norm, "gradient", step)
+        norm = super()._get_grad_norm(model, grad_norm)
+        self._check(torch.as_tensor(norm), "gradient", step)
         return norm
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
     def log_validation(self, mean: float) -> dict[str, float]:
         """Log the validation loss, call the callbacks, and return it as `evaluate` does.
@@ -220,8 +289,8 @@ class MoeTrainer(Trainer):
         Raises TrainingError if the loss is NaN or infinite.
         """
         self._check(torch.tensor(mean), "validation loss", self.state.global_step)
-        metrics = {LOSS: mean}
-        self.log(metrics)
+        self.log({LOSS: mean})
+        metrics = {"eval_loss": mean}  # transformers' name, by which it compares
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )

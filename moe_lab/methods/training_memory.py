@@ -6,13 +6,15 @@ fragmentation) is not counted.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from moe_lab.engine.footprint import kept_in_training
-from moe_lab.methods.finetune_freeze.config import EIGHT_BIT
+from moe_lab.methods.finetune_freeze.config import ADAMW, EIGHT_BIT
 from moe_lab.models.memory import weight_bytes
 
 BLOCK = 256
@@ -38,12 +40,13 @@ def peak_bytes(
     length: int,
     bf16: bool,
     checkpointing: bool = False,
+    optim_args: str | None = None,
 ) -> int:
     """The planned peak bytes of a training on one device.
 
     Args:
         model: on the meta device; the parameters that require gradients are trained.
-        optimizer: adamw_torch, adamw_torch_fused or adamw_torch_8bit.
+        optimizer: `optim` of TrainingArguments; `optim_args` as there.
         rows: sequences of a pass, each of `length` tokens.
         bf16: whether it is computed by autocast.
         checkpointing: whether layers are computed again in the backward pass.
@@ -56,12 +59,12 @@ def peak_bytes(
     largest = max(trained, key=torch.numel)
     if optimizer == EIGHT_BIT:
         step = STEP_BYTES * largest.numel()
-    elif optimizer == "adamw_torch":
+    elif optimizer == "adamw_torch_fused":
+        step = 0
+    else:
         # a GPU computes all tensors at once, with a copy of their gradients;
         # a CPU computes one after the other
         step = gradients if on_gpu else 3 * bytes_of([largest])
-    else:
-        step = 0
     try:
         kept = rows * kept_in_training(model, length)
     except NotImplementedError:
@@ -84,14 +87,26 @@ def peak_bytes(
     # of a layer, and the gradient of its experts with a transposed copy
     backward = 2 * (layer + bytes_of([largest]))
     passes = kept + copies + max(LOGIT_BYTES * tokens * config.vocab_size, backward)
-    return weight_bytes(model) + moment_bytes(trained, optimizer) + gradients + max(passes, step)
+    moments = moment_bytes(trained, optimizer, optim_args)
+    return weight_bytes(model) + moments + gradients + max(passes, step)
 
 
-def moment_bytes(parameters: Sequence[Tensor], optimizer: str) -> int:
-    """Bytes of AdamW's two moments of these parameters: numbers of their dtype,
-    or torchao's blocks of 8 bits."""
-    if optimizer != EIGHT_BIT:
+def moment_bytes(
+    parameters: Sequence[Tensor], optimizer: str, optim_args: str | None = None
+) -> int:
+    """Bytes of the optimizer's state for these parameters.
+
+    AdamW has two moments of their dtype, or of torchao's blocks of 8 bits. Other optimizers of
+    torch and transformers take a step without numbers here. Those of other packages, which need
+    less than AdamW, count as AdamW.
+    """
+    if optimizer in ADAMW and optimizer != EIGHT_BIT:
         return 2 * bytes_of(parameters)
+    if optimizer != EIGHT_BIT:
+        total = 0
+        for parameter in parameters:
+            total += _state_bytes(optimizer, optim_args, parameter.shape, parameter.dtype)
+        return total
     one_moment = 0
     for parameter in parameters:
         count = parameter.numel()
@@ -102,6 +117,29 @@ def moment_bytes(parameters: Sequence[Tensor], optimizer: str) -> int:
         else:
             one_moment += bytes_of([parameter])
     return 2 * one_moment
+
+
+@cache
+def _state_bytes(
+    optimizer: str, optim_args: str | None, shape: torch.Size, dtype: torch.dtype
+) -> int:
+    """Bytes of the state of one parameter after a step of transformers' optimizer."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import Trainer
+
+    from moe_lab.methods.training_arguments import argument_defaults
+
+    arguments = {**argument_defaults(), "optim": optimizer, "optim_args": optim_args}
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(SimpleNamespace(**arguments))
+    with FakeTensorMode():
+        parameter = torch.nn.Parameter(torch.empty(shape, dtype=dtype))
+        parameter.grad = torch.empty_like(parameter)
+        if not kind.__module__.startswith(("torch.", "transformers.")):
+            return 2 * bytes_of([parameter])
+        instance = kind([parameter], **options)
+        instance.step()
+        state = instance.state[parameter].values()
+        return bytes_of(value for value in state if isinstance(value, Tensor))
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:

@@ -1,7 +1,6 @@
 """The source of a model: a folder, or a repository of the hub, whose files are a folder in the
 cache."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -14,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 import moe_lab.models.designs  # noqa: F401 - registers this package's models with AutoConfig
+from moe_lab.config.library_logs import hide_kernel_messages
 from moe_lab.config.paths import user_path
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, reading
@@ -109,8 +109,7 @@ def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     Raises ModelError if there is none that runs without code of its own.
     """
     transformers_logging.set_verbosity_error()
-    for library in ("torchao", "torch.utils._pytree"):  # of kernels that this machine does not need
-        logging.getLogger(library).setLevel(logging.ERROR)
+    hide_kernel_messages()
     file = model_folder(model, offline=offline) / "config.json"
     with reading_files(str(file)):
         config = AutoConfig.from_pretrained(file.parent, local_files_only=True, **NO_CODE)

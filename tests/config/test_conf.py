@@ -264,6 +264,9 @@ OVERRIDES = [
     ["model=olmoe", "model=mixtral", "seed=1", "seed=2"],
     ["task=mmlu", "task.metric=null", "model.path=${oc.env:HOME}", "method.n=4", "method=roe"],
     ["+method.more={a: 1}", "hydra.searchpath=[]", "tuning=tpe"],
+    ["launcher=ray", "launcher.parameters={num_gpus: 1, resources: {a.b: 2}}", "seed=3"],
+    ["launcher=ray", "launcher.parameters.num_cpus=8", "launcher.parameters={num_gpus: 1}"],
+    ["method=finetune-freeze", "method.trainer.optim_args=a=1", "method.trainer.accelerator.x=1"],
 ]
 
 

@@ -50,7 +50,19 @@ NO_PATHS = {
         "batch_size",
         "gen_kwargs",
     ),
-    *("parameters", "phases", "space", "recipe", "schedule", "tokens", "layers", "reference"),
+    *(
+        "parameters",
+        "trainer",
+        "early_stopping",
+        "optimizer",
+        "phases",
+        "space",
+        "recipe",
+        "schedule",
+        "tokens",
+        "layers",
+        "reference",
+    ),
     "b",  # several, which `moe_lab.compare` expands
     *("positive", "negative"),  # sets of conversations, which `data_files.py` expands
 }

@@ -163,7 +163,7 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
     [
         ("launcher=submitit", "launcher.cluster=local"),
         pytest.param(
-            ("launcher=ray", "+launcher.parameters.num_cpus=0.5"),
+            ("launcher=ray", "launcher.parameters.num_cpus=0.5"),
             marks=pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed"),
         ),
     ],
@@ -215,7 +215,7 @@ def test_a_job_starts_its_worker_again_after_sigterm_and_is_queued_again_as_it_i
     ("overrides", "named"),
     [
         (["launcher.cluster=pbs"], "pbs"),
-        (["launcher.cluster=local", "+launcher.parameters.cpus=2"], "cpus"),
+        (["launcher.cluster=local", "launcher.parameters.cpus=2"], "cpus"),
     ],
     ids=["cluster", "parameter"],
 )

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
+from moe_lab.config.library_logs import hide_kernel_messages
 from moe_lab.config.validators import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     UserPath,
+    one_of,
 )
 from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import TOY_SIZES
+from moe_lab.methods.early_stopping import checked_early_stopping
 from moe_lab.methods.finetune_freeze.phases import Phase, boundaries, phases_of
-from moe_lab.methods.method import Method
+from moe_lab.methods.training_arguments import TrainerConfig, check_optimizer
 from moe_lab.models.distributed import num_processes
 
 EIGHT_BIT = "adamw_torch_8bit"
 """torchao's AdamW with moments in 8 bits. With it weights and gradients are in bfloat16,
 with stochastic rounding."""
+ADAMW = ("adamw_torch", "adamw_torch_fused", EIGHT_BIT)
+"""Optimizers that are not looked up in transformers, whose import takes seconds."""
 NO_END = (
     "the chat template has no token that ends an answer, so the model is not taught to stop: its "
     "answers go on to the length limit. Another template: model.tokenizer="
@@ -52,7 +58,7 @@ def empty_answers_note(count: int, what: str = "training") -> str:
 
 
 @dataclass(kw_only=True)
-class FinetuneConfig(Method.Config):
+class FinetuneConfig(TrainerConfig):
     """The keys of `conf/method/finetune-freeze.yaml`.
 
     The numbers are those of MoE-Bench's Table 1.
@@ -78,21 +84,77 @@ class FinetuneConfig(Method.Config):
     length: PositiveInt = 2048
     warmup_ratio: NonNegativeFloat = 0.03
     weight_decay: NonNegativeFloat = 0.0
-    optimizer: Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_8bit"] = "adamw_torch"
+    optimizer: str = "adamw_torch"
     """`optim` of transformers' TrainingArguments."""
     activation_checkpointing: bool = False
     save_steps: PositiveInt = 250
     compare_with_full: bool = True
+    early_stopping: dict[str, Any] = field(default_factory=dict)
+    """Arguments of transformers' EarlyStoppingCallback; empty: the training has all its steps."""
+
+    same_keys: ClassVar[Mapping[str, str]] = {
+        "learning_rate": "learning_rate",
+        "num_train_epochs": "epochs",
+        "max_steps": "max_steps",
+        "per_device_train_batch_size": "batch_size",
+        "gradient_accumulation_steps": "gradient_accumulation",
+        "weight_decay": "weight_decay",
+        "optim": "optimizer",
+        "activation_checkpointing": "activation_checkpointing",
+        "save_steps": "save_steps",
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         phases_of(self.schedule, self.phases)
+        self._check_optimizer()
+        self._check_evaluation()
         if self.warmup_ratio >= 1:
             raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
         if self.profile is not None and self.partners is None:
             raise ConfigError(
                 f"method.profile={self.profile} has no effect without method.partners=. Give that, "
                 "too."
+            )
+
+    def _check_optimizer(self) -> None:
+        """Raise ConfigError for an optimizer that transformers does not have."""
+        if self.optimizer in ADAMW:
+            if self.optimizer == EIGHT_BIT and "optim_args" in self.trainer:
+                raise ConfigError(
+                    f"method.trainer.optim_args: method.optimizer={EIGHT_BIT} has its own, "
+                    "bf16_stochastic_round=True. Leave them out."
+                )
+            return
+        hide_kernel_messages()
+        from transformers.training_args import OptimizerNames
+
+        one_of("method.optimizer", self.optimizer, [name.value for name in OptimizerNames])
+        check_optimizer("method.optimizer", self.optimizer)
+
+    def _check_evaluation(self) -> None:
+        """Raise ConfigError for settings of the validation that have no effect."""
+        self.early_stopping = checked_early_stopping(self.early_stopping)
+        strategy = self.trainer.get("eval_strategy")
+        if strategy == "epoch":  # the recipe's
+            del self.trainer["eval_strategy"]
+            strategy = None
+        if strategy != "steps":
+            for name in ("eval_steps", "eval_delay", "load_best_model_at_end"):
+                if name in self.trainer:
+                    raise ConfigError(
+                        f"method.trainer.{name} has no effect without "
+                        "method.trainer.eval_strategy=steps: else the validation loss is taken at "
+                        "each epoch's end."
+                    )
+        needs_validation = ["method.early_stopping"] if self.early_stopping else []
+        for name in ("eval_strategy", "eval_on_start"):
+            if name in self.trainer:
+                needs_validation.append(f"method.trainer.{name}")
+        if needs_validation and not self.held_out:
+            raise ConfigError(
+                f"{needs_validation[0]} needs validation conversations. Hold some out: "
+                "method.validation_size=100."
             )
 
     @property
@@ -150,7 +212,7 @@ class FinetuneConfig(Method.Config):
     def warmup_steps(self, rows: int) -> int:
         """Steps over which the learning rate rises from 0, which is that of the first one,
         as in transformers."""
-        return math.ceil(self.warmup_ratio * self.steps(rows))
+        return self.steps_of_warmup(self.warmup_ratio, self.steps(rows))
 
     def check_trains(self, rows: int) -> None:
         """Raise ConfigError for a phase without a step,
@@ -184,4 +246,8 @@ class FinetuneConfig(Method.Config):
         recipe["phases"] = [asdict(phase) for phase in self.all_phases]
         recipe["batch_size"] = self.pass_size
         recipe["gradient_accumulation"] = self.step_passes
+        if self.trainer_recipe:
+            recipe["trainer"] = self.trainer_recipe
+        if self.early_stopping:
+            recipe["early_stopping"] = self.early_stopping
         return recipe

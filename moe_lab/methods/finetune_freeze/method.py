@@ -55,8 +55,11 @@ ANSWER_END = "answer_end"
 null: the model is not taught to stop."""
 EMPTY_ANSWERS = "empty_answers"
 """The key of training.json with the number of answers without text, which are not trained on."""
-RECORDED_LATER = (ANSWER_END, EMPTY_ANSWERS)
-"""More such keys, which trainings of earlier versions do not have."""
+WEIGHTS_OF_STEP = "weights_of_step"
+"""The key of training.json with the optimizer step of the trained weights, if it is not the last
+one of the recipe: early stopping, or the best step of the validation."""
+RECORDED_LATER = (ANSWER_END, EMPTY_ANSWERS, WEIGHTS_OF_STEP)
+"""More such keys, which not all trainings have."""
 OF_PROFILE = ("profile", "profile_sha256", "test_profile")
 """More such keys, of a training under C2R's constraint."""
 
@@ -147,12 +150,14 @@ class FinetuneFreeze(TrainingMethod):
             empty_model,
             parameter_groups,
         )
+        from moe_lab.methods.trainer import check_fields
         from moe_lab.models.facts import quantization_of
         from moe_lab.models.source import load_config
 
         method = self.config
         architecture = load_config(config.model, offline=config.offline)
         self.check_training(config, facts)
+        check_fields(config, optim=method.optimizer)
         if quantization_of(architecture):
             raise ConfigError(
                 "A quantized model cannot be fine-tuned. Use the checkpoint before quantization."

@@ -24,12 +24,16 @@ BALANCE_BYTES = 20
 the choices as numbers and masks."""
 
 
-def phase_memory(groups: Groups, phase: Phase, optimizer: str) -> dict[str, int]:
+def phase_memory(
+    groups: Groups, phase: Phase, optimizer: str, optim_args: str | None = None
+) -> dict[str, int]:
     """Bytes of gradients and of the optimizer's moments in a phase,
     and the bytes that full fine-tuning adds.
 
     Args:
         groups: `trainable` ones.
+        optimizer: `optim` of TrainingArguments.
+        optim_args: as in TrainingArguments.
     """
     parameters = []
     trained = []
@@ -38,8 +42,8 @@ def phase_memory(groups: Groups, phase: Phase, optimizer: str) -> dict[str, int]
         if name not in phase.frozen:
             trained += group
     gradients = bytes_of(trained)
-    moments = moment_bytes(trained, optimizer)
-    full = bytes_of(parameters) + moment_bytes(parameters, optimizer)
+    moments = moment_bytes(trained, optimizer, optim_args)
+    full = bytes_of(parameters) + moment_bytes(parameters, optimizer, optim_args)
     return {
         "gradient_bytes": gradients,
         "optimizer_bytes": moments,
@@ -77,6 +81,7 @@ def finetuning_peak(
         peak = peak_bytes(
             model,
             optimizer=method.optimizer,
+            optim_args=method.trainer.get("optim_args"),
             on_gpu=resolve_device(config.device).type != "cpu",
             rows=pass_size,
             length=length,

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
-from transformers import TrainerCallback
+from transformers import IntervalStrategy, TrainerCallback
+from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.parameter_groups import Groups, parameter_groups, trainable
 from moe_lab.methods.finetune_freeze.phases import Phase, phase_at
 from moe_lab.methods.tokenized import EMPTY, NO_LOSS, Rows
-from moe_lab.methods.trainer import MoeTrainer
+from moe_lab.methods.trainer import LearningRate, MoeTrainer
 from moe_lab.routing.passes import transformers_model
 
 OPTIMIZER = "optimizer_{rank}.pt"
@@ -24,11 +25,20 @@ OPTIMIZER = "optimizer_{rank}.pt"
 saves the whole weights of a model that it loaded sharded, but refuses to save the optimizer."""
 
 
-def rate(method: FinetuneConfig, rows: int, step: int, *, router: bool = False) -> float:
-    """The learning rate at a step, as a share of `learning_rate`: linear warm-up,
-    then linearly to 0.
+def rate(
+    method: FinetuneConfig,
+    rows: int,
+    step: int,
+    *,
+    router: bool = False,
+    schedule: LearningRate | None = None,
+) -> float:
+    """The learning rate at a step, as a share of `learning_rate`.
 
     It is the rate of the routers, or of all other parameters. `router_lr` holds in all phases.
+
+    Args:
+        schedule: a factor of the highest rate; None: linear warm-up, then linearly to 0.
     """
     steps = method.steps(rows)
     warmup_steps = method.warmup_steps(rows)
@@ -36,6 +46,8 @@ def rate(method: FinetuneConfig, rows: int, step: int, *, router: bool = False) 
     if not router or not method.router_lr:
         phase = method.all_phases[phase_at(method.ends(rows), step)]
         peak = (phase.lr or method.learning_rate) / method.learning_rate
+    if schedule is not None:
+        return peak * schedule(step)
     if step < warmup_steps:
         return peak * step / warmup_steps
     return peak * max(0.0, (steps - step) / max(1, steps - warmup_steps))
@@ -73,30 +85,51 @@ class Freezing(TrainerCallback):
 
 class AtEpochEnds(TrainerCallback):
     """Evaluates after the last step of each epoch and of the training,
-    before the checkpoint of the same step."""
+    before the checkpoint of the same step.
 
-    def __init__(self, steps_per_epoch: int):
+    Args:
+        steps_per_epoch: None: only after the last step of the training.
+    """
+
+    def __init__(self, steps_per_epoch: int | None):
         self.steps_per_epoch = steps_per_epoch
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        is_epoch_end = state.global_step % self.steps_per_epoch == 0
+        is_epoch_end = False
+        if self.steps_per_epoch is not None:
+            is_epoch_end = state.global_step % self.steps_per_epoch == 0
         if is_epoch_end or state.global_step == state.max_steps:
             control.should_evaluate = True
             control.should_log = True
 
 
+Arrange = Callable[[torch.Generator], list[int]]
+"""A generator -> the numbers of all rows, in the order of an epoch."""
+
+
 class Order(Sampler[int]):
-    """The numbers of all rows, shuffled again in each epoch,
+    """The numbers of all rows, in an order that is drawn again in each epoch,
     and `EMPTY` up to a multiple of `share`.
 
     The order of an epoch depends on (seed, epoch): no two seeds share an order, in any of their
     epochs.
+
+    Args:
+        arrange: the order of an epoch; None: all orders are equally likely.
     """
 
-    def __init__(self, rows: int, share: int, seed: int, epoch: Callable[[], int]):
+    def __init__(
+        self,
+        rows: int,
+        share: int,
+        seed: int,
+        epoch: Callable[[], int],
+        arrange: Arrange | None = None,
+    ):
         self.rows = rows
         self.seed = seed
         self.epoch = epoch
+        self.arrange = arrange
         self.missing = -rows % share
 
     def __len__(self) -> int:
@@ -105,7 +138,10 @@ class Order(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         [state] = np.random.SeedSequence([self.seed, self.epoch()]).generate_state(1)
         generator = torch.Generator().manual_seed(int(state))
-        yield from torch.randperm(self.rows, generator=generator).tolist()
+        if self.arrange is None:
+            yield from torch.randperm(self.rows, generator=generator).tolist()
+        else:
+            yield from self.arrange(generator)
         yield from [EMPTY] * self.missing
 
 
@@ -115,8 +151,17 @@ class FreezeTrainer(MoeTrainer):
     Raises TrainingError at NaN.
     """
 
-    def __init__(self, *, method: FinetuneConfig, validation: Rows, **options: Any):
+    def __init__(
+        self,
+        *,
+        method: FinetuneConfig,
+        validation: Rows,
+        schedule: LearningRate | None = None,
+        **options: Any,
+    ):
         rows = len(options["train_dataset"])
+        self.factor = schedule
+        """The given schedule, in place of the recipe's."""
         self.method = method
         self.validation = validation
         self.auxiliary = method.router_aux_loss_coef
@@ -125,12 +170,13 @@ class FreezeTrainer(MoeTrainer):
         without answers."""
         self.passes = torch.zeros(())
         """Passes with answers in this optimizer step, over all processes."""
-        super().__init__(schedule=[], **options)
+        super().__init__(schedule=[], eval_dataset=validation, **options)
         self.args.save_only_model = False  # each process stores its shards of a split optimizer
         self.freezing = Freezing(parameter_groups(self.model), method.all_phases, method.ends(rows))
         self.add_callback(self.freezing)
         if len(validation):
-            self.add_callback(AtEpochEnds(method.steps_per_epoch(rows)))
+            by_steps = self.args.eval_strategy == IntervalStrategy.STEPS
+            self.add_callback(AtEpochEnds(None if by_steps else method.steps_per_epoch(rows)))
         if self.auxiliary:
             # `compute_loss` adds the loss
             transformers_model(self.model).router_aux_loss_coef = 0.0
@@ -139,10 +185,34 @@ class FreezeTrainer(MoeTrainer):
         rows = len(self.train_dataset)
         steps = self.method.steps_per_epoch(rows)
         share = self.args.per_device_train_batch_size * self.args.world_size
-        return Order(rows, share, self.args.seed, epoch=lambda: self.state.global_step // steps)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return Order(
+            rows,
+            share,
+            seed,
+            epoch=lambda: self.state.global_step // steps,
+            arrange=self._arrangement(share),
+        )
+
+    def _arrangement(self, share: int) -> Arrange | None:
+        """The order of rows that `train_sampling_strategy` names; None for `random`.
+
+        Args:
+            share: rows of a pass in all processes.
+        """
+        dataset = self.train_dataset
+        rows = len(dataset)
+        strategy = self.args.train_sampling_strategy
+        if strategy == "sequential":
+            return lambda generator: list(range(rows))
+        if strategy == "group_by_length":
+            lengths = [len(dataset[number]["input_ids"]) for number in range(rows)]
+            size = share * self.args.gradient_accumulation_steps
+            return partial(_grouped_by_length, lengths, size)
+        return None
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW over every parameter that the model trains.
+        """The optimizer over every parameter that the model trains.
 
         Routers have groups and a learning rate of their own.
         """
@@ -163,8 +233,10 @@ class FreezeTrainer(MoeTrainer):
         router_settings = self._optimizer_groups(groups["router"], router_rate, decayed)
         rows = len(self.train_dataset)
         schedules: list[Callable[[int], float]] = []
-        schedules += [partial(rate, self.method, rows, router=False)] * len(settings)
-        schedules += [partial(rate, self.method, rows, router=True)] * len(router_settings)
+        of_others = partial(rate, self.method, rows, router=False, schedule=self.factor)
+        of_routers = partial(rate, self.method, rows, router=True, schedule=self.factor)
+        schedules += [of_others] * len(settings)
+        schedules += [of_routers] * len(router_settings)
         self.schedule = schedules
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         self.optimizer = kind([*settings, *router_settings], **options)
@@ -214,11 +286,13 @@ class FreezeTrainer(MoeTrainer):
         two later divisions: by the processes, which average gradients, and for some models by the
         passes of this process.
         """
-        if self.auxiliary:
-            inputs = {**inputs, "output_router_logits": True}
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        counts = 0.0
         if self.auxiliary:
             counts = float(_has_answer(inputs))
+            inputs = {**inputs, "output_router_logits": True}
+        # label smoothing takes the labels out of the inputs
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if self.auxiliary:
             divisor = 1
             if not self.model_accepts_loss_kwargs:
                 divisor = self.current_gradient_accumulation_steps
@@ -279,6 +353,11 @@ class FreezeTrainer(MoeTrainer):
 
     def _shards(self, checkpoint: str) -> Path:
         return Path(checkpoint) / OPTIMIZER.format(rank=self.args.process_index)
+
+
+def _grouped_by_length(lengths: list[int], size: int, generator: torch.Generator) -> list[int]:
+    """The numbers of all rows, in groups of `size` of similar length, the longest row first."""
+    return get_length_grouped_indices(lengths, size, generator=generator)
 
 
 def _has_answer(batch: Any) -> Tensor:

@@ -28,6 +28,7 @@ from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_message
 from moe_lab.methods.answer_ends import stop_at
 from moe_lab.methods.c2r import profile_of
+from moe_lab.methods.early_stopping import early_stopping_callback, stopped_early
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
 from moe_lab.methods.finetune_freeze.parameter_groups import (
     counts,
@@ -97,11 +98,15 @@ def finetune(training: FinetuningInputs, model: Any = None) -> tuple[Any, dict[s
     state = TrainerState()
     if checkpoint is not None:
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    was_done = state.global_step >= method.steps(len(training.rows))
+    all_steps = method.steps(len(training.rows))
+    was_done = state.global_step >= all_steps or stopped_early(state)
     if not was_done:
         state = run_on_all_ranks(partial(train_on_rank, training, model))
         gc.collect()  # the Trainer, with its model, is in reference cycles
-    place = training.folder / "checkpoints" / f"checkpoint-{state.global_step}"
+    step = state.global_step
+    if method.trainer.get("load_best_model_at_end"):
+        step = state.best_global_step
+    place = training.folder / "checkpoints" / f"checkpoint-{step}"
     if model is None or was_done:
         model = own_checkpoint(place, attn_implementation=config.model.attn_implementation)
     if groups is None:
@@ -117,9 +122,13 @@ def finetune(training: FinetuningInputs, model: Any = None) -> tuple[Any, dict[s
         if LOSS in line:
             validation_losses.append({"step": line["step"], "loss": line[LOSS]})
     phases = []
+    optim_args = method.trainer.get("optim_args")
     for phase in method.all_phases:
-        phases.append(asdict(phase) | phase_memory(groups, phase, method.optimizer))
-    return model, {
+        phases.append(asdict(phase) | phase_memory(groups, phase, method.optimizer, optim_args))
+    course: dict[str, Any] = {}
+    if step != all_steps:
+        course["weights_of_step"] = step
+    return model, course | {
         "first_loss": losses[0],
         "last_loss": losses[-1],
         "validation": {"losses": validation_losses} if training.validation else None,
@@ -140,6 +149,8 @@ def train_on_rank(training: FinetuningInputs, model: Any = None) -> TrainerState
     if training.allowed_LEE is not None:
         constraint = routed(model, PartnersOnly(training.allowed_LEE), repeats=True)
     callbacks: list[Any] = []
+    if method.early_stopping:
+        callbacks.append(early_stopping_callback(method.early_stopping))
     # routers of single tokens
     if training.validation and find_routers(model) and not why_fixed(model):
         callbacks.append(ExpertMetrics(Rows(training.validation), training.folder))
@@ -166,6 +177,9 @@ def train_on_rank(training: FinetuningInputs, model: Any = None) -> TrainerState
             optim_args="bf16_stochastic_round=True" if method.optimizer == EIGHT_BIT else None,
             bf16=training.dtype == "bfloat16",
             activation_checkpointing=method.activation_checkpointing,
+            warmup_steps=method.warmup_steps(len(training.rows)),
+            metric_for_best_model="loss" if method.early_stopping else None,
+            restore_callback_states_from_checkpoint=bool(method.early_stopping),
             save_steps=method.save_steps,
             ddp_find_unused_parameters=True,  # those of frozen groups have no gradient
             save_only_model=sharded(),  # the Trainer refuses to store the optimizer of a sharded model

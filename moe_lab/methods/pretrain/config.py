@@ -1,10 +1,9 @@
 """The keys of `method=pretrain`: a design and its recipe,
 which determine the trained weights with data and seed."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from moe_lab.config.validators import (
     NonNegativeFloat,
@@ -15,11 +14,13 @@ from moe_lab.config.validators import (
     at_least,
 )
 from moe_lab.errors import ConfigError
-from moe_lab.methods.method import Method
+from moe_lab.methods.training_arguments import TrainerConfig
 
 AUX_LOSS = 0.1
 """The default coefficient of equation 2, which has no factor E.
 For 8 experts it is 0.0125 in transformers' formula."""
+_AT_CHECKPOINTS = "the validation loss is taken at every checkpoint. Use method.save_steps="
+_PACKED = "the corpus is packed into rows in an order of its own, which seed= determines"
 SMALLEST_VOCABULARY = 257
 """All bytes and the end token."""
 NOT_WEIGHTS = (
@@ -29,6 +30,7 @@ NOT_WEIGHTS = (
     "validation_rows",
     "save_steps",
     "tokenizer",
+    "trainer",
     "vocab_size",
 )
 """Keys that do not determine the weights, or do so only through the data and the tokenizer."""
@@ -55,7 +57,7 @@ def left_out_note(counts: Mapping[str, int]) -> str:
 
 
 @dataclass(kw_only=True)
-class PretrainConfig(Method.Config):
+class PretrainConfig(TrainerConfig):
     """The keys of `conf/method/pretrain.yaml`."""
 
     name: str = "pretrain"
@@ -88,6 +90,30 @@ class PretrainConfig(Method.Config):
     warmup_ratio: NonNegativeFloat = 0.05
     weight_decay: NonNegativeFloat = 0.1
     save_steps: PositiveInt = 200
+
+    same_keys: ClassVar[Mapping[str, str]] = {
+        "learning_rate": "learning_rate",
+        "max_steps": "steps",
+        "per_device_train_batch_size": "batch_size",
+        "gradient_accumulation_steps": "gradient_accumulation",
+        "weight_decay": "weight_decay",
+        "save_steps": "save_steps",
+    }
+    trainer_defaults: ClassVar[Mapping[str, Any]] = {
+        "optim": "adamw_torch_fused",
+        "adam_beta2": 0.95,
+        "train_sampling_strategy": "sequential",
+    }
+    refused_fields: ClassVar[Mapping[str, str]] = {
+        "data_seed": _PACKED,
+        "eval_delay": _AT_CHECKPOINTS,
+        "eval_on_start": _AT_CHECKPOINTS,
+        "eval_steps": _AT_CHECKPOINTS,
+        "eval_strategy": _AT_CHECKPOINTS,
+        "load_best_model_at_end": "designs are compared after the same number of steps",
+        "num_train_epochs": "the length is a number of steps. Use method.steps=",
+        "train_sampling_strategy": _PACKED,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -211,11 +237,14 @@ class PretrainConfig(Method.Config):
 
     @property
     def warmup_steps(self) -> int:
-        return math.ceil(self.warmup_ratio * self.steps)
+        return self.steps_of_warmup(self.warmup_ratio, self.steps)
 
     def recipe(self) -> dict[str, Any]:
         """The keys that determine the weights, with resolved defaults."""
         keys = asdict(self)
         keys["aux_loss"] = self.auxiliary
         left_out = self.unread.union(NOT_WEIGHTS)
-        return {key: value for key, value in keys.items() if key not in left_out}
+        recipe = {key: value for key, value in keys.items() if key not in left_out}
+        if self.trainer_recipe:
+            recipe["trainer"] = self.trainer_recipe
+        return recipe

@@ -81,10 +81,12 @@ class Pretrain(DesignMethod):
         """
         from moe_lab.methods.pretrain.corpus import tokenizer_identity
         from moe_lab.methods.pretrain.packing import require_rows
+        from moe_lab.methods.trainer import check_fields
         from moe_lab.models.designs.configuration import UNITS
         from moe_lab.models.designs.units import require_units
 
         self.check_training(config, facts)
+        check_fields(config)
         if config.model.experts_per_token is not None:
             raise ConfigError(
                 "model.experts_per_token has no effect on a design. Use method.experts_per_token, "
@@ -178,7 +180,9 @@ class Pretrain(DesignMethod):
             planned_design.num_experts_per_tok = min(taken, design.experts)
         planned = peak_bytes(
             empty_model(planned_design).float(),
-            optimizer="adamw_torch_fused",
+            optimizer=design.training_arguments["optim"],
+            optim_args=design.trainer.get("optim_args"),
+            checkpointing=design.trainer.get("activation_checkpointing", False),
             on_gpu=False,  # no copies
             rows=design.batch_size,
             length=design.sequence_length,

@@ -147,9 +147,8 @@ def train(training: PretrainingInputs) -> PretrainTrainer:
             gradient_accumulation_steps=design.gradient_accumulation // num_processes(),
             learning_rate=design.learning_rate,
             weight_decay=design.weight_decay,
-            optim="adamw_torch_fused",
-            adam_beta2=0.95,
-            train_sampling_strategy="sequential",
+            warmup_steps=design.warmup_steps,
+            **design.trainer_defaults,
             save_steps=design.save_steps,
             ddp_find_unused_parameters=False,  # every pass uses all of them
         )

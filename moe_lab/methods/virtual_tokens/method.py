@@ -7,7 +7,8 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +19,7 @@ from moe_lab.errors import ConfigError, ModelError, need_package
 from moe_lab.methods.base import engine_options
 from moe_lab.methods.method import Context, Counters, Method, SessionInfo, check_first_gpu
 from moe_lab.methods.references.documents import check_choice_questions, reference_documents
+from moe_lab.methods.training_arguments import TrainerConfig
 from moe_lab.results.versions import decisive_versions
 from moe_lab.tasks.loading import once
 from moe_lab.tasks.workload import Workload
@@ -29,12 +31,13 @@ if TYPE_CHECKING:
 
 RECIPE = ("name", "virtual_tokens", "learning_rate", "epochs", "batch_size")
 """Keys that determine an adapter. The others choose the questions of its training."""
+_NO_VALIDATION = "no questions are held out"
 RECORDED = ("questions", "steps", "parameters", "loss_of_last_epoch", "reference")
 """Keys of training.json that results.json has, too."""
 
 
 @dataclass(kw_only=True)
-class VirtualTokensConfig(Method.Config):
+class VirtualTokensConfig(TrainerConfig):
     """Keys of `conf/method/soft-prompt.yaml` and `prefix-tuning.yaml`."""
 
     name: str
@@ -44,6 +47,29 @@ class VirtualTokensConfig(Method.Config):
     batch_size: PositiveInt = 8
     reference: str | list[str] | None = None
     reference_size: PositiveInt | None = None
+
+    same_keys: ClassVar[Mapping[str, str]] = {
+        "learning_rate": "learning_rate",
+        "num_train_epochs": "epochs",
+        "per_device_train_batch_size": "batch_size",
+    }
+    trainer_defaults: ClassVar[Mapping[str, Any]] = {
+        "max_grad_norm": math.inf,
+        "weight_decay": 0.01,  # torch's default for AdamW, as in peft's examples
+        "save_steps": 50,
+    }
+    refused_fields: ClassVar[Mapping[str, str]] = {
+        "activation_checkpointing": "the vectors are inputs of the frozen model",
+        "activation_checkpointing_kwargs": "the vectors are inputs of the frozen model",
+        "eval_delay": _NO_VALIDATION,
+        "eval_on_start": _NO_VALIDATION,
+        "eval_steps": _NO_VALIDATION,
+        "eval_strategy": _NO_VALIDATION,
+        "gradient_accumulation_steps": "a step is one pass. Use method.batch_size=",
+        "load_best_model_at_end": _NO_VALIDATION,
+        "max_steps": "the length is a number of epochs. Use method.epochs=",
+        "train_sampling_strategy": "the questions are shuffled in each epoch",
+    }
 
     def __post_init__(self) -> None:
         need_package("peft", "peft", f"method={self.name}")
@@ -58,16 +84,25 @@ class VirtualTokens(Method):
     required_routing = "none"
     answer: ClassVar[str | None] = "letters"
 
+    def identity(self, facts: ModelFacts) -> dict[str, Any]:
+        content = super().identity(facts)
+        del content["trainer"]
+        if self.config.trainer_recipe:
+            content["trainer"] = self.config.trainer_recipe
+        return content
+
     def data_identity(self, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         """The training's questions.
 
         Raises ModelError for a model that cannot have virtual tokens.
         """
         from moe_lab.methods.references.reference_set import questions_content
+        from moe_lab.methods.trainer import check_fields
         from moe_lab.methods.virtual_tokens.training import refusal
         from moe_lab.models.source import load_config
 
         check_first_gpu(config)
+        check_fields(config)
         documents = check_choice_questions(config, self.config)
         tokens = self.config.virtual_tokens
         room = config.max_length or facts.max_length
@@ -116,6 +151,8 @@ class VirtualTokens(Method):
         config = context.config
         documents = reference_documents(config, self.config)
         recipe = {key: getattr(self.config, key) for key in RECIPE}
+        if self.config.trainer_recipe:
+            recipe["trainer"] = self.config.trainer_recipe
         content = {
             "method": recipe | {"numerics": self.version},
             "seed": config.seed,
@@ -145,6 +182,8 @@ class VirtualTokens(Method):
         self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
     ) -> dict[str, Any]:
         block = {key: value for key, value in asdict(self.config).items() if key in RECIPE[1:]}
+        if self.config.trainer_recipe:
+            block["trainer"] = self.config.trainer_recipe
         return {self.config.name.replace("-", "_"): block | dict(session_info)}
 
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,6 @@ from moe_lab.methods.trainer import fit
 from moe_lab.models.facts import LoadedModel
 from moe_lab.results.versions import versions
 from moe_lab.routing.hook import opened
-
-SAVE_STEPS = 50
-"""Optimizer steps between checkpoints."""
-WEIGHT_DECAY = 0.01
-"""torch's default for AdamW, as in peft's examples."""
 
 
 @contextmanager
@@ -85,6 +81,7 @@ def train_adapter(
         rows.append(Row.of(prompt_ids, answer_ids))
     per_epoch = math.ceil(len(rows) / method.batch_size)
     steps = method.epochs * per_epoch
+    warmup = method.steps_of_warmup(0.0, steps)
     start = time.perf_counter()
     trainer = fit(
         folder,
@@ -93,12 +90,11 @@ def train_adapter(
         Rows(rows),
         steps=steps,
         log_steps=1,
-        options={"schedule": lambda step: 1 - step / steps, "data_collator": Pad(0)},
-        max_grad_norm=math.inf,
+        options={"schedule": partial(linear, steps, warmup), "data_collator": Pad(0)},
         per_device_train_batch_size=method.batch_size,
         learning_rate=method.learning_rate,
-        weight_decay=WEIGHT_DECAY,
-        save_steps=SAVE_STEPS,
+        warmup_steps=warmup,
+        **method.trainer_defaults,
     )
     save_model(wrapped, None, folder / "adapter", model.facts.dtype)
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
@@ -115,6 +111,13 @@ def train_adapter(
         },
         "all_versions": versions(),
     }
+
+
+def linear(steps: int, warmup: int, step: int) -> float:
+    """The learning rate as a share of its highest value: linear warm-up, then linearly to 0."""
+    if step < warmup:
+        return step / warmup
+    return 1 - (step - warmup) / max(1, steps - warmup)
 
 
 def shortened(config: Config, model: LoadedModel) -> Config:

@@ -14,7 +14,6 @@ from moe_lab.methods.c3po.config import ALPHAS, KEPT, C3POConfig
 from moe_lab.methods.c3po.descent import learning_rates
 from moe_lab.methods.icl import ICL
 from moe_lab.methods.virtual_tokens.method import PrefixTuning, SoftPrompt
-from moe_lab.methods.virtual_tokens.training import WEIGHT_DECAY
 
 ROOT = Path(__file__).resolve().parents[3]
 HEADING = "## Where this differs from the paper, or the paper is silent"
@@ -67,7 +66,7 @@ def test_recipes_of_virtual_tokens(subject, method):
     recipe, stated = method.Config(), here(f"{subject} (Table 1)")
     for value in (
         f"{recipe.virtual_tokens} virtual tokens",
-        f"weight decay {WEIGHT_DECAY}",
+        f"weight decay {recipe.trainer_defaults['weight_decay']}",
         f"learning rate {recipe.learning_rate} ",
         f"{recipe.epochs} epochs",
         f"{recipe.batch_size} questions per step",

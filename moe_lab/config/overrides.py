@@ -40,7 +40,7 @@ INSTEAD = {
     "load_in_4bit": _QUANTIZED,
     "load_in_8bit": _QUANTIZED,
     "log_samples": "nothing, samples_<task>.jsonl is always written",
-    "lora": "model.peft=<adapter>, for one that peft has trained",
+    "lora": "model.peft=<adapter>, and method.peft.r=16 trains one (docs/doors.md)",
     "model_args": "model.path=<hub id or folder>, or an option that --help model= lists",
     "model_name_or_path": "model.path=<hub id or folder>",
     "output_path": "output_dir=<folder>",

@@ -37,7 +37,9 @@ class ModelConfig:
     revision: str | None = None
     tokenizer: UserPath | None = None
     peft: UserPath | None = None
-    """Folder or hub id of an adapter in peft's format, which is merged into the weights."""
+    """Folder or hub id of an adapter in peft's format."""
+    merge_adapter: bool = True
+    """Whether the adapter is merged into the weights; else peft computes it next to them."""
     experts_implementation: ExpertsImplementation | None = None
     attn_implementation: str | None = None
     """transformers' attention function; null: the model's own choice, which is sdpa where the model
@@ -60,6 +62,8 @@ class ModelConfig:
         if self.peft:
             need_package("peft", "peft", f"model.peft={self.peft}")
         check_limits(self, "model.")
+        if not self.merge_adapter and not self.peft:
+            raise ConfigError("model.merge_adapter=false has no effect without model.peft=.")
         if self.max_gen_toks is not None and self.think_end_token is None:
             raise ConfigError(
                 f"model.max_gen_toks={self.max_gen_toks} has no effect without "

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from moe_lab.config.schema import Config as RunConfig
+from moe_lab.config.schema import ModelConfig
 from moe_lab.config.validators import check_limits
 from moe_lab.errors import ConfigError
 from moe_lab.results.code_digest import source_digest
@@ -245,8 +246,8 @@ def check_first_gpu(config: RunConfig) -> None:
 class TrainingMethod(Method):
     """Evaluates a model that it trains first. All processes of torchrun work on one training.
 
-    `one_device`, `training_notes`, `training_size`, `training_left` and `planned_memory` serve
-    mode=plan.
+    `one_device`, `training_notes`, `training_size`, `training_left`, `adapter_parameters` and
+    `planned_memory` serve mode=plan.
     """
 
     @property
@@ -292,6 +293,10 @@ class TrainingMethod(Method):
         """(optimizer steps of the training, tokens, the number of steps that take these tokens)."""
         raise NotImplementedError
 
+    def adapter_parameters(self, config: RunConfig) -> int | None:
+        """The number of parameters that it writes; None: those of the whole model."""
+        return None
+
     def planned_memory(self, config: RunConfig, facts: ModelFacts) -> int:
         """The planned peak bytes on one device. Loads no weights.
 
@@ -313,10 +318,12 @@ class TrainingMethod(Method):
         """
         trained = self.trained(config, facts)
         trained.load_or_train(lambda folder: self.train(folder, config, facts), free)
-        model = replace(
-            config.model, path=str(trained.folder / trained.made), revision=None, peft=None
-        )
+        model = self.trained_model(config, str(trained.folder / trained.made))
         return replace(config, model=model, dtype=facts.dtype)
+
+    def trained_model(self, config: RunConfig, place: str) -> ModelConfig:
+        """The model that the run evaluates, by default the one in the folder `place`."""
+        return replace(config.model, path=place, revision=None, peft=None)
 
     def training_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, tuple[int, int]]:
         """(optimizer steps, tokens) of the training by its name, if it is missing.

@@ -156,8 +156,8 @@ def save_model(model: Any, tokenizer: Any, folder: Path, dtype: str) -> None:
 
 
 def training_folder(config: Config) -> Path:
-    """The folder of the training whose model `config.model` names."""
-    return Path(config.model.path or "").parent
+    """The folder of the training whose model or adapter `config.model` names."""
+    return Path(config.model.peft or config.model.path or "").parent
 
 
 def record_of(config: Config) -> tuple[Path, dict[str, Any]]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from enum import Enum
 from typing import Any, ClassVar, get_type_hints
 
+from moe_lab.config.doors import library_value
 from moe_lab.config.library_logs import hide_kernel_messages
-from moe_lab.config.validators import alternatives, coerce, did_you_mean, one_of
+from moe_lab.config.validators import coerce, did_you_mean, one_of
 from moe_lab.errors import ConfigError
 from moe_lab.methods.method import Method
 
@@ -245,18 +245,12 @@ def _checked(
             raise ConfigError(
                 f"method.trainer has {typed_name} and {name}, which are the same field. Give one."
             )
-        checked[name] = value if name in same_keys else _typed(name, value, hints[name])
+        if name in same_keys:
+            checked[name] = value
+        else:
+            checked[name] = library_value(f"method.trainer.{name}", value, hints[name])
     _check_choices(checked)
     return checked
-
-
-def _typed(name: str, value: Any, hint: Any) -> Any:
-    """The value in the type of the field. Raises ConfigError."""
-    key = f"method.trainer.{name}"
-    for choice in alternatives(hint):
-        if isinstance(choice, type) and issubclass(choice, Enum):
-            one_of(key, value, [str(member.value) for member in choice])
-    return coerce(value, hint, key)
 
 
 def _check_choices(checked: Mapping[str, Any]) -> None:

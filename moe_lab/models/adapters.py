@@ -1,4 +1,4 @@
-"""Adapters in peft's format: merged into a model (`model.peft`), and as checkpoints of a training.
+"""Adapters in peft's format: of a model (`model.peft`), and as checkpoints of a training.
 
 peft ignores tensors of an adapter that match nothing, with a warning at most. Therefore names and
 shapes are compared first, without weights, with those that the adapter's configuration gives an
@@ -94,6 +94,17 @@ def merged(model: Any, folder: Path, source: str) -> Any:
         warnings.simplefilter("ignore")
         wrapped = PeftModel.from_pretrained(model, str(folder), local_files_only=True)
         return wrapped.merge_and_unload(safe_merge=True).eval()
+
+
+def attached(model: Any, folder: Path, source: str) -> Any:
+    """The model with the layers of the adapter next to its own. Raises ModelError for an adapter
+    that peft cannot read."""
+    from peft import PeftModel
+
+    with warnings.catch_warnings(), reading(f"model.peft={source}", raises=ModelError):
+        warnings.simplefilter("ignore")
+        wrapped = PeftModel.from_pretrained(model, str(folder), local_files_only=True)
+        return wrapped.eval().get_base_model()
 
 
 def save_adapter(wrapped: Any, folder: Path) -> None:

@@ -81,6 +81,8 @@ def model_identity(source: str, model: ModelConfig) -> dict[str, Any]:
     }
     if model.peft:
         identity["peft"] = _current_identity(model.peft)
+    if not model.merge_adapter:
+        identity["merge_adapter"] = False
     return identity
 
 

@@ -18,7 +18,7 @@ from transformers.distributed import DistributedConfig
 
 from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, ModelError, first_line, reading
-from moe_lab.models.adapters import check_fit, merged
+from moe_lab.models.adapters import attached, check_fit, merged
 from moe_lab.models.checks import (
     DAMAGED,
     check_complete,
@@ -108,9 +108,12 @@ def load_model(
         ) from error
     check_complete(report, source, config)
     avoid_grouped_products(loaded, model.experts_implementation)
-    loaded = (
-        merged(loaded.eval(), adapter, str(model.peft)) if adapter is not None else loaded.eval()
-    )
+    loaded = loaded.eval()
+    if adapter is not None:
+        with_layers = merged if model.merge_adapter else attached
+        loaded = with_layers(loaded, adapter, str(model.peft))
+        if (adapter / "generation_config.json").is_file():  # of an adapter that is trained here
+            loaded.generation_config = GenerationConfig.from_pretrained(adapter)
     weakref.finalize(loaded, disk.cleanup)
     if next(loaded.parameters()).is_meta:
         raise ModelError(

@@ -19,6 +19,7 @@ from moe_lab.config.validators import (
 from moe_lab.errors import ConfigError
 from moe_lab.methods.data_files import TOY_SIZES
 from moe_lab.methods.early_stopping import checked_early_stopping
+from moe_lab.methods.finetune_freeze.adapter import checked_peft
 from moe_lab.methods.finetune_freeze.phases import Phase, boundaries, phases_of
 from moe_lab.methods.training_arguments import TrainerConfig, check_optimizer
 from moe_lab.models.distributed import num_processes
@@ -91,6 +92,10 @@ class FinetuneConfig(TrainerConfig):
     compare_with_full: bool = True
     early_stopping: dict[str, Any] = field(default_factory=dict)
     """Arguments of transformers' EarlyStoppingCallback; empty: the training has all its steps."""
+    peft: dict[str, Any] = field(default_factory=dict)
+    """Fields of a configuration of peft; empty: the weights are trained."""
+    merge_adapter: bool = False
+    """Whether the trained adapter is merged into the weights for the evaluation."""
 
     same_keys: ClassVar[Mapping[str, str]] = {
         "learning_rate": "learning_rate",
@@ -109,6 +114,9 @@ class FinetuneConfig(TrainerConfig):
         phases_of(self.schedule, self.phases)
         self._check_optimizer()
         self._check_evaluation()
+        self.peft = checked_peft(self.peft)
+        if self.merge_adapter and not self.peft:
+            raise ConfigError("method.merge_adapter=true has no effect without method.peft.")
         if self.warmup_ratio >= 1:
             raise ConfigError(f"method.warmup_ratio={self.warmup_ratio}: must be below 1.")
         if self.profile is not None and self.partners is None:
@@ -250,4 +258,6 @@ class FinetuneConfig(TrainerConfig):
             recipe["trainer"] = self.trainer_recipe
         if self.early_stopping:
             recipe["early_stopping"] = self.early_stopping
+        if self.peft:
+            recipe["peft"] = self.peft
         return recipe

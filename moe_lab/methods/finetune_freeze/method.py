@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from moe_lab.config.schema import Config as RunConfig
+from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError, need_package
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.c2r import NUMERICS, check_constraint, digest_of, read_profile
@@ -26,13 +27,14 @@ from moe_lab.methods.finetune_freeze.config import (
 from moe_lab.methods.method import Context, Counters, SessionInfo, TrainingMethod, share
 from moe_lab.methods.trained import Trained
 from moe_lab.metrics.stored import COUNTS
-from moe_lab.models.distributed import num_processes
+from moe_lab.models.distributed import num_processes, sharded
 from moe_lab.models.identity import model_identity
 from moe_lab.results.versions import decisive_versions
 from moe_lab.tasks.loading import once
 
 if TYPE_CHECKING:
     from moe_lab.engine.lm import EngineLM
+    from moe_lab.methods.finetune_freeze.parameter_groups import Groups
     from moe_lab.methods.finetune_freeze.prepared import Prepared
     from moe_lab.models.facts import LoadedModel, ModelFacts
 
@@ -90,7 +92,10 @@ class FinetuneFreeze(TrainingMethod):
         self._prepared: Prepared | None = None
 
     def identity(self, facts: ModelFacts) -> dict[str, Any]:
-        return {"name": self.config.name, **self.config.recipe()}
+        identity = {"name": self.config.name, **self.config.recipe()}
+        if self.config.merge_adapter:
+            identity["merge_adapter"] = True
+        return identity
 
     def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
         """Full fine-tuning with the same recipe, one learning rate and no constraint."""
@@ -170,7 +175,11 @@ class FinetuneFreeze(TrainingMethod):
         model = once(
             f"empty model {config.model} {config.offline}", lambda: empty_model(architecture)
         )
-        check_phases_train(parameter_groups(model), method.all_phases)
+        groups = parameter_groups(model)
+        if method.peft:
+            self._check_adapter(config)
+            groups = self._adapter_groups(config)
+        check_phases_train(groups, method.all_phases)
         if method.router_aux_loss_coef and not hasattr(model, "router_aux_loss_coef"):
             raise ConfigError(
                 "method.router_aux_loss_coef: transformers has no auxiliary loss of "
@@ -188,12 +197,52 @@ class FinetuneFreeze(TrainingMethod):
                 )
             check_constraint(config, method.partners, facts)
 
+    def _check_adapter(self, config: RunConfig) -> None:
+        """Raise ConfigError for a model whose weights are not those below the trained adapter."""
+        if config.model.peft is not None:
+            raise ConfigError(
+                "method.peft trains an adapter on the weights of model.path, and model.peft names "
+                "another one. Merge that into the weights first (peft's merge_and_unload)."
+            )
+        if sharded():
+            raise ConfigError("method.peft needs whole weights, and FSDP splits them. Use DDP.")
+
+    def _adapter_groups(self, config: RunConfig) -> Groups:
+        """The parameters of the adapter by group, without numbers.
+
+        Raises ConfigError for an adapter that the model cannot have.
+        """
+        from moe_lab.methods.finetune_freeze.adapter import with_adapter
+        from moe_lab.methods.finetune_freeze.parameter_groups import (
+            empty_model,
+            parameter_groups,
+            trainable,
+        )
+        from moe_lab.models.source import load_config
+
+        model = empty_model(load_config(config.model, offline=config.offline))
+        return trainable(parameter_groups(with_adapter(model, self.config.peft, config.seed)))
+
+    def adapter_parameters(self, config: RunConfig) -> int | None:
+        if not self.config.peft:
+            return None
+        from moe_lab.methods.finetune_freeze.parameter_groups import counts
+
+        return sum(counts(self._adapter_groups(config)).values())
+
     def resolve_model(
         self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]
     ) -> RunConfig:
         if self.config.optimizer == EIGHT_BIT:
             need_package("torchao", "torchao", f"method.optimizer={EIGHT_BIT}")
         return super().resolve_model(config, facts, free)
+
+    def trained_model(self, config: RunConfig, place: str) -> ModelConfig:
+        """With `method.peft` the untrained model, and the adapter with its tokenizer."""
+        if not self.config.peft:
+            return super().trained_model(config, place)
+        merge = self.config.merge_adapter
+        return replace(config.model, peft=place, tokenizer=place, merge_adapter=merge)
 
     def train(self, folder: Path, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         from moe_lab.methods.finetune_freeze.training import train
@@ -215,7 +264,7 @@ class FinetuneFreeze(TrainingMethod):
             "dtype": facts.dtype,
             "versions": decisive_versions(),
         }
-        return Trained.of(config, content, "model")
+        return Trained.of(config, content, "adapter" if self.config.peft else "model")
 
     def training_size(self, config: RunConfig, facts: ModelFacts) -> tuple[int, int, int]:
         rows = self._training_data(config, facts).train.rows

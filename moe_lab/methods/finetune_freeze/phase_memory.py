@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from moe_lab.config.schema import Config
+from moe_lab.methods.finetune_freeze.adapter import with_adapter
 from moe_lab.methods.finetune_freeze.config import FinetuneConfig
 from moe_lab.methods.finetune_freeze.parameter_groups import (
     Groups,
@@ -66,10 +67,12 @@ def finetuning_peak(
         if config.model.attn_implementation:
             model.set_attn_implementation(config.model.attn_implementation)
         model = model.to(getattr(torch, method.weights_dtype))
+        if method.peft:
+            model = with_adapter(model, method.peft, config.seed)
         return model, trainable(parameter_groups(model))
 
     # the runs of a grid share it
-    key = f"model to train {config.model} {config.offline} {method.weights_dtype}"
+    key = f"model to train {config.model} {config.offline} {method.weights_dtype} {method.peft}"
     model, groups = once(key, build)
     pass_size = min(rows, method.pass_size)
 

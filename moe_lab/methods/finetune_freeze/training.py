@@ -2,6 +2,7 @@
 
 outputs/models/<model>-finetune-freeze-<id8>/
   model/           Hugging Face format
+  adapter/         peft's format, in place of model/ with method.peft
   checkpoints/     checkpoints of an unfinished training
   identity.json    all that determines the weights, and the number of processes of the checkpoints
   log.jsonl        loss, gradient norm, learning rate, phase
@@ -29,6 +30,7 @@ from moe_lab.config.terminal import print_message
 from moe_lab.methods.answer_ends import stop_at
 from moe_lab.methods.c2r import profile_of
 from moe_lab.methods.early_stopping import early_stopping_callback, stopped_early
+from moe_lab.methods.finetune_freeze.adapter import with_adapter
 from moe_lab.methods.finetune_freeze.config import EIGHT_BIT, FinetuneConfig
 from moe_lab.methods.finetune_freeze.parameter_groups import (
     counts,
@@ -45,6 +47,7 @@ from moe_lab.methods.trained import last_checkpoint, save_model
 from moe_lab.methods.trainer import LOSS, fit, own_checkpoint
 from moe_lab.metrics.stored import COUNTS
 from moe_lab.metrics.training_metrics import ExpertMetrics, summary
+from moe_lab.models.adapters import load_adapter
 from moe_lab.models.distributed import num_processes, run_on_all_ranks, sharded
 from moe_lab.models.facts import LoadedModel, ModelFacts
 from moe_lab.models.load import load_model
@@ -53,6 +56,7 @@ from moe_lab.results.atomic import write_atomically
 from moe_lab.results.versions import versions
 from moe_lab.routing import find_routers, routed
 from moe_lab.routing.hook import why_fixed
+from moe_lab.routing.passes import transformers_model
 from moe_lab.routing.policies import PartnersOnly, partners_of
 
 LOGGING_STEPS = 10
@@ -108,7 +112,7 @@ def finetune(training: FinetuningInputs, model: Any = None) -> tuple[Any, dict[s
         step = state.best_global_step
     place = training.folder / "checkpoints" / f"checkpoint-{step}"
     if model is None or was_done:
-        model = own_checkpoint(place, attn_implementation=config.model.attn_implementation)
+        model = trained_weights(training, place)
     if groups is None:
         groups = trainable(parameter_groups(model))
     # the Trainer turns it off
@@ -188,15 +192,29 @@ def train_on_rank(training: FinetuningInputs, model: Any = None) -> TrainerState
 
 
 def load_to_train(training: FinetuningInputs, *, shard: bool = False) -> LoadedModel:
-    """The model to train."""
+    """The model to train, with `method.peft` a PeftModel."""
     config = training.config
-    return load_model(
+    loaded = load_model(
         config.model,
         dtype=training.method.weights_dtype,
         device=config.device,
         offline=config.offline,
         shard=shard,
     )
+    if not training.method.peft:
+        return loaded
+    wrapped = with_adapter(loaded.model, training.method.peft, config.seed)
+    return replace(loaded, model=wrapped)
+
+
+def trained_weights(training: FinetuningInputs, checkpoint: Path) -> Any:
+    """The model of a checkpoint: its weights, or those of `model=` with its adapter."""
+    if not training.method.peft:
+        attention = training.config.model.attn_implementation
+        return own_checkpoint(checkpoint, attn_implementation=attention)
+    wrapped = load_to_train(training).model
+    load_adapter(wrapped, checkpoint)
+    return wrapped
 
 
 def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -> dict[str, Any]:
@@ -235,8 +253,13 @@ def train(folder: Path, config: Config, prepared: Prepared, facts: ModelFacts) -
         profile_record = profile.record()
     model, course = finetune(training, None if loaded is None else loaded.model)
     if end is not None and prepared.end.is_new:
-        stop_at(model, end)
-    save_model(model, tokenizer, folder / "model", facts.dtype)
+        stop_at(transformers_model(model), end)
+    place = folder / ("adapter" if method.peft else "model")
+    save_model(model, tokenizer, place, facts.dtype)
+    if method.peft:
+        course["adapter_parameters"] = counts(trainable(parameter_groups(model)))
+        # else the base model's own would end the adapter's answers
+        transformers_model(model).generation_config.save_pretrained(place)
     if validation is not None:
         duplicates = {"duplicates": prepared.data.duplicates}
         course["validation"] = _counts_of(validation) | duplicates | course["validation"]

@@ -7,13 +7,14 @@ are the method's keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_lab.config.schema import Config as RunConfig
+from moe_lab.config.schema import ModelConfig
 from moe_lab.errors import ConfigError
 from moe_lab.methods.base import base_lm
 from moe_lab.methods.method import Context, Counters, DesignMethod, SessionInfo
@@ -128,12 +129,9 @@ class Pretrain(DesignMethod):
             self._read = corpus, tokenizer_of(config, corpus)
         return self._read
 
-    def resolve_model(
-        self, config: RunConfig, facts: ModelFacts, free: Callable[[], None]
-    ) -> RunConfig:
-        """The trained model has its own tokenizer."""
-        trained = super().resolve_model(config, facts, free)
-        return replace(trained, model=replace(trained.model, tokenizer=None))
+    def trained_model(self, config: RunConfig, place: str) -> ModelConfig:
+        """The trained model, which has its own tokenizer."""
+        return replace(super().trained_model(config, place), tokenizer=None)
 
     def train(self, folder: Path, config: RunConfig, facts: ModelFacts) -> dict[str, Any]:
         from moe_lab.methods.pretrain.training import pretrain

@@ -46,8 +46,11 @@ class Budget:
         if path is not None and downloads:
             self.weights[path] = parameters * _bytes_of(str(design.dtype or "float32"))
         for name in training_left:
-            self.trained[name] = parameters * _bytes_of(work.facts.dtype)
-            checkpoints = CHECKPOINTS * CHECKPOINT_BYTES * parameters
+            saved = method.adapter_parameters(work.config)
+            if saved is None:
+                saved = parameters
+            self.trained[name] = saved * _bytes_of(work.facts.dtype)
+            checkpoints = CHECKPOINTS * CHECKPOINT_BYTES * saved
             self.checkpoint = max(self.checkpoint, checkpoints)
 
     def lines(self) -> list[str]:

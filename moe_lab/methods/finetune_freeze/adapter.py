@@ -1,0 +1,128 @@
+"""`method.peft={...}`: a configuration of peft, under its own names. An adapter is trained in place
+of the weights.
+
+https://huggingface.co/docs/peft/package_reference/lora#peft.LoraConfig
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from moe_lab.config.doors import library_value
+from moe_lab.config.library_logs import hide_kernel_messages
+from moe_lab.config.validators import did_you_mean, one_of
+from moe_lab.errors import ConfigError, first_line, need_package
+
+PAGE = "https://huggingface.co/docs/peft/package_reference/lora#peft.LoraConfig"
+_OF_MODEL = "it is the model that is trained. Use model.path="
+_NEEDS_DATA = "it computes the adapter's beginning from data before the training"
+REFUSED = {
+    "alora_invocation_tokens": "the tokens after which the adapter acts are not in every prompt",
+    "arrow_config": "it routes between adapters, and one is trained here",
+    "auto_mapping": _OF_MODEL,
+    "base_model_name_or_path": _OF_MODEL,
+    "corda_config": _NEEDS_DATA,
+    "eva_config": _NEEDS_DATA,
+    "inference_mode": "the adapter is trained",
+    "layer_replication": "it changes the number of the model's layers",
+    "loftq_config": "it changes the weights below the adapter, which are not saved",
+    "lora_ga_config": _NEEDS_DATA,
+    "megatron_config": "it names code, which is never run",
+    "megatron_core": "it names code, which is never run",
+    "peft_version": "it is that of the installed package",
+    "revision": "it is that of the model. Use model.revision=",
+    "runtime_config": "it is that of one process, and not of the adapter",
+    "task_type": "causal language models are trained: CAUSAL_LM",
+}
+"""The fields that are not taken, with the reason."""
+OTHER_TYPES = {
+    "ADALORA": "its ranks change by a schedule of steps that it has to be told of",
+    "POLY": "it needs the number of the task with every pass",
+    "XLORA": "it mixes adapters that are trained already",
+}
+"""Types of peft that are not trained here, with the reason."""
+CHANGES_WEIGHTS = ("corda", "eva", "loftq", "lora_ga", "olora", "pissa")
+"""Beginnings of `init_lora_weights` that change the weights below the adapter or need data."""
+
+
+def checked_peft(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields in their types, with `peft_type`, LORA if it is left out.
+
+    Empty if none is given. Raises ConfigError for an unknown field or type, a refused one, and a
+    value of another type.
+    """
+    if not given:
+        return {}
+    need_package("peft", "peft", "method.peft")
+    kind, config_class = _config_class(given.get("peft_type", "LORA"))
+    known = [field.name for field in fields(config_class)]
+    hints = get_type_hints(config_class)
+    checked: dict[str, Any] = {"peft_type": kind}
+    for name, value in given.items():
+        key = f"method.peft.{name}"
+        if name == "peft_type":
+            continue
+        if name not in known:
+            accepted = [field for field in known if field not in REFUSED]
+            raise ConfigError(
+                f"Unknown field {key} of {kind}.{did_you_mean(name, accepted)}\nAll fields: {PAGE}"
+            )
+        if name in REFUSED:
+            raise ConfigError(f"{key} is not taken: {REFUSED[name]}.")
+        checked[name] = library_value(key, value, hints[name])
+    start = str(checked.get("init_lora_weights", ""))
+    if start.startswith(CHANGES_WEIGHTS):
+        raise ConfigError(
+            f"method.peft.init_lora_weights={start}: it changes the weights below the adapter, "
+            "which are not saved, or reads data first. Leave it out, or use gaussian or orthogonal."
+        )
+    return checked
+
+
+def _config_class(name: str) -> tuple[str, Any]:
+    """The name of a type of peft in capitals, and the class of its configuration.
+
+    Raises ConfigError for an unknown type, and one that is not trained here.
+    """
+    hide_kernel_messages()
+    from peft import PeftType, PromptLearningConfig
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    kind = str(name).upper()
+    one_of("method.peft.peft_type", kind, [member.value for member in PeftType])
+    config_class = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(kind)]
+    reason = OTHER_TYPES.get(kind)
+    if issubclass(config_class, PromptLearningConfig):
+        reason = "it adds tokens to every prompt. Use method=soft-prompt or method=prefix-tuning"
+    if reason is not None:
+        raise ConfigError(f"method.peft.peft_type={kind} is not taken: {reason}.")
+    return kind, config_class
+
+
+def with_adapter(model: Any, settings: Mapping[str, Any], seed: int) -> Any:
+    """A PeftModel of the model, whose weights are frozen, with an adapter drawn from the seed.
+
+    Args:
+        model: changed in place; may be on the meta device.
+        settings: `checked_peft`.
+
+    Raises ConfigError with peft's reason, for example for modules that the model does not have.
+    """
+    from peft import get_peft_model
+    from transformers import set_seed
+
+    _, config_class = _config_class(settings["peft_type"])
+    arguments = {name: value for name, value in settings.items() if name != "peft_type"}
+    is_empty = next(model.parameters()).is_meta
+    set_seed(seed)
+    try:
+        with warnings.catch_warnings():
+            # peft calls deprecated functions of transformers
+            warnings.simplefilter("ignore", FutureWarning)
+            config = config_class(task_type="CAUSAL_LM", **arguments)
+            return get_peft_model(model, config, low_cpu_mem_usage=is_empty)
+    except (TypeError, ValueError, NotImplementedError, ImportError) as error:
+        raise ConfigError(f"method.peft: {first_line(error)}") from error

@@ -13,7 +13,7 @@ Ci95 = Annotated[StoredInterval, Field(validation_alias="ci95", serialization_al
 
 
 def number(value: float | None, sign: bool = False) -> str:
-    """The number as text: 0.1235, 1.2e-05 where four decimals would show 0, 1.235e+04 from 1,000 on.
+    """The number as text: 0.1235; 1.2e-05 where four decimals would show 0; 1.235e+04 above 1,000.
 
     Empty for None and NaN. With `sign` a positive number begins with "+".
     """

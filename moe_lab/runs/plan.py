@@ -10,7 +10,7 @@ from moe_lab.config.terminal import print_line
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.methods.references.reference_method import ReferenceMethod
-from moe_lab.reports.columns import Column, Shown, print_table
+from moe_lab.reports.columns import Shown, TableWithNotes, print_table
 from moe_lab.reports.config_settings import settings_of, with_counts
 from moe_lab.results.folder import why_not_writable
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, with_baselines
@@ -233,8 +233,8 @@ class Plan(Shown):
         for line in lines:
             print_line(line)
 
-    def _columns(self) -> tuple[list[Column], list[str]]:
-        return columns_of(self.rows), self.notes
+    def _columns(self) -> TableWithNotes:
+        return TableWithNotes(columns_of(self.rows), self.notes)
 
     @property
     def notes(self) -> list[str]:

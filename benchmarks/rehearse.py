@@ -286,16 +286,17 @@ def _run(
     from moe_lab.runs.attempts import run_all
     from moe_lab.runs.config import to_config
     from moe_lab.runs.experiments.cells import prepare_cells
+    from moe_lab.runs.experiments.composing import ComposedCell
 
-    def small(cell: Cell, config: Any) -> tuple[Cell, Any]:
+    def small(cell: Cell, config: Any) -> ComposedCell:
         small_cell = compose_cell([*cell.overrides, *cuts(cell, config)], list(cell.config_dirs))
-        return small_cell, to_config(small_cell)
+        return ComposedCell(small_cell, to_config(small_cell))
 
     composed = planned_cell.composed
     config = next(config for cell, config in composed.cells if cell is planned_cell.cell)
     study = composed.study
     if study is not None:
-        _, study = small(compose_cell(study.overrides, []), study)
+        study = small(compose_cell(study.overrides, []), study).config
     alone = replace(composed, cells=[small(planned_cell.cell, config)], study=study)
     [prepared] = prepare_cells(alone, facts_of)
     if prepared.error is not None:

@@ -13,7 +13,7 @@ from moe_lab.config.paths import user_path
 from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_line
 from moe_lab.errors import ConfigError
-from moe_lab.reports.columns import Column, Shown
+from moe_lab.reports.columns import Shown, TableWithNotes
 from moe_lab.reports.comparison import comparison_columns, print_comparison
 from moe_lab.reports.frames import typed_frame
 
@@ -42,6 +42,7 @@ class Compared(Shown):
         self.notes = comparison.notes
 
     def __len__(self) -> int:
+        """The number of compared scores."""
         return len(self._comparison.scores)
 
     def frame(self) -> pd.DataFrame:
@@ -61,14 +62,14 @@ class Compared(Shown):
         print_line(str(self.page))
         print_line(str(self.file))
 
-    def _columns(self) -> tuple[list[Column], list[str]]:
-        """The columns of the table, and the lines below it: what each evaluation is, and the
-        notes."""
+    def _columns(self) -> TableWithNotes:
+        """The table, and the lines below it: what each evaluation is, and the notes."""
         footnotes = []
         for evaluation in self._comparison.evaluations:
             name = f"{evaluation.key}: {evaluation.label} {evaluation.settings}"
             footnotes.append(name.rstrip())
-        return comparison_columns(self._comparison), [*footnotes, *self.notes]
+        columns = comparison_columns(self._comparison)
+        return TableWithNotes(columns, [*footnotes, *self.notes])
 
 
 def compare(

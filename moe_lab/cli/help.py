@@ -26,15 +26,28 @@ GROUPS = ("method", "model", "task", "tuning", "logger", "launcher")
 
 MODES = {
     "run": "compute what is not stored, print the table, write the page (the default)",
-    "plan": """lists the runs, whether each is stored, and their cost; loads no weights and writes nothing
-  It also says what the command lacks (packages, data, memory), and ends with exit code 2 if nothing can run.""",
-    "report": """writes the table and page of stored results again
-  The same overrides with mode=report show what of the command is stored, and name the runs that are missing.""",
-    "compare": """differences between stored results of the same documents, of lm-eval or moe_lab
-  mode=compare a=<file or folder> b=<file or folder>[,<more>] prints differences, paired tests (corrected for their
-  number) and the changed answers (docs/results.md).""",
-    "prefetch": """fetches what a command needs, for a machine without network
-  The same overrides with mode=prefetch fetch weights, tokenizers and data sets; offline=true then runs them.""",
+    "plan": (
+        "lists the runs, whether each is stored, and their cost; loads no weights and writes "
+        "nothing\n"
+        "  It also says what the command lacks (packages, data, memory), and ends with exit code 2 "
+        "if nothing can run."
+    ),
+    "report": (
+        "writes the table and page of stored results again\n"
+        "  The same overrides with mode=report show what of the command is stored, and name the "
+        "runs that are missing."
+    ),
+    "compare": (
+        "differences between stored results of the same documents, of lm-eval or moe_lab\n"
+        "  mode=compare a=<file or folder> b=<file or folder>[,<more>] prints differences, paired "
+        "tests (corrected for their\n"
+        "  number) and the changed answers (docs/results.md)."
+    ),
+    "prefetch": (
+        "fetches what a command needs, for a machine without network\n"
+        "  The same overrides with mode=prefetch fetch weights, tokenizers and data sets; "
+        "offline=true then runs them."
+    ),
 }
 """What each `mode=` does: a line, and below it more."""
 
@@ -43,11 +56,16 @@ moe_lab: do Mixture-of-Experts language models get better with other routings, a
 
 Usage: python -m moe_lab [flags] [group=option] [key=value] ...        (moe-lab does the same)
 
-  python -m moe_lab                                       method=roe model=tiny task=toy_math: no network, no GPU
-  python -m moe_lab method=roe model=olmoe task=gsm8k limit=50               a model of the hub on 50 documents
-  python -m moe_lab method=roe model=tiny task=toy_math tuning=tpe           temperatures tuned on other documents
-  python -m moe_lab -m method=roe,c3po task=gsm8k,arc_challenge              a grid, one table at the end
-  python -m moe_lab experiment=roe/figure3 scale=tiny                        a table or figure of a paper
+  python -m moe_lab                                       \
+method=roe model=tiny task=toy_math: no network, no GPU
+  python -m moe_lab method=roe model=olmoe task=gsm8k limit=50               \
+a model of the hub on 50 documents
+  python -m moe_lab method=roe model=tiny task=toy_math tuning=tpe           \
+temperatures tuned on other documents
+  python -m moe_lab -m method=roe,c3po task=gsm8k,arc_challenge              \
+a grid, one table at the end
+  python -m moe_lab experiment=roe/figure3 scale=tiny                        \
+a table or figure of a paper
 """
 
 MORE = """\
@@ -68,11 +86,13 @@ Flags (before the overrides):
   --hydra-help          Hydra's own flags
   --version             the version of moe_lab
 
-Several processes: launcher=local launcher.workers=4 shares the runs of a grid or experiment among workers (also
+Several processes: launcher=local launcher.workers=4 shares the runs of a grid or experiment \
+among workers (also
   submitit for SLURM, and ray). The same command in two terminals does the same (docs/workers.md).
   torchrun --nproc-per-node 2 -m moe_lab ... divides the requests of one run.
 
-Exit codes: 0 done; 1 a run failed; 2 the request is wrong; 3 another process holds the run, wait=false;
+Exit codes: 0 done; 1 a run failed; 2 the request is wrong; 3 another process holds the run, \
+wait=false;
 130 and 143 interrupted.
 HYDRA_FULL_ERROR=1 shows the traceback of an error."""
 
@@ -118,8 +138,8 @@ def _folder_arguments(argv: list[str]) -> list[str]:
 
 
 def _texts_of(argument: str, files: Files, config_dirs: list[Path]) -> list[str]:
-    """What an argument names: a word, `mode=...`, or options `group=...`; nothing for
-    `key=value`."""
+    """The texts for what an argument names: a word, `mode=...`, or options `group=...`; none for any
+    other `key=value`."""
     name, sign, values = argument.lstrip("+").partition("=")
     if not sign:
         return _word(name, files, config_dirs)
@@ -131,7 +151,8 @@ def _texts_of(argument: str, files: Files, config_dirs: list[Path]) -> list[str]
 
 
 def _word(word: str, files: Files, config_dirs: list[Path]) -> list[str]:
-    """What a single word names: a command, a topic, options of groups, an experiment, or a key."""
+    """The texts for what a single word names: a command, a topic, a group, options, an experiment, or
+    a key. Raises ConfigError if nothing has this name."""
     topics: dict[str, Callable[[], str]] = {"keys": _keys, "flags": lambda: FLAGS}
     if word in MODES:
         return [_mode(word)]
@@ -145,10 +166,10 @@ def _word(word: str, files: Files, config_dirs: list[Path]) -> list[str]:
         if word in options:
             texts.append(_option(group, word, files, config_dirs))
     keys = []
-    for key, default, comment in top_level_keys():
-        keys.append(key)
-        if key == word:
-            texts.append(f"{key}={default}\n  {comment}")
+    for top_level in top_level_keys():
+        keys.append(top_level.key)
+        if top_level.key == word:
+            texts.append(f"{word}={top_level.default}\n  {top_level.comment}")
     if not texts:
         texts = _key_of_group(word, files)
     if not texts:
@@ -162,7 +183,8 @@ def _word(word: str, files: Files, config_dirs: list[Path]) -> list[str]:
 
 
 def _key_of_group(word: str, files: Files) -> list[str]:
-    """A key such as `method.n` or `n`: its comment in each option that has it, each text once."""
+    """The texts for a key such as `method.n` or `n`: its comment in each option that has it, each
+    text once. Empty if no option has it."""
     wanted_group, _, key = word.rpartition(".")
     key_line = re.compile(rf"((?:^ *#.*\n)*)^{re.escape(key)}:(.*)$", re.MULTILINE)
     options_by_text: dict[str, list[str]] = {}
@@ -181,6 +203,7 @@ def _key_of_group(word: str, files: Files) -> list[str]:
 
 
 def _mode(mode: str) -> str:
+    """What a mode does. Raises ConfigError for an unknown one."""
     if mode not in MODES:
         raise ConfigError(
             f"mode={mode} is unknown.{did_you_mean(mode, MODES)} Choices: {', '.join(MODES)}."
@@ -223,6 +246,7 @@ def _experiments(name: str, config_dirs: list[Path]) -> str:
 
 
 def _overview(files: Files) -> str:
+    """The text of `--help` alone."""
     lines = [HEAD, "Commands:"]
     for mode, text in MODES.items():
         lines.append(f"  mode={mode:<9} {text.splitlines()[0]}")
@@ -236,8 +260,9 @@ def _overview(files: Files) -> str:
 def _keys() -> str:
     """Every key with its default; those of options by name."""
     lines = ["Keys and defaults (of a method: --help <method>; of a command: --cfg job):"]
-    for key, default, comment in top_level_keys():
-        lines.append(f"  {f'{key}={default}':<28} {comment}")
+    for top_level in top_level_keys():
+        key_with_default = f"{top_level.key}={top_level.default}"
+        lines.append(f"  {key_with_default:<28} {top_level.comment}")
     for group, group_config in GROUP_CONFIGS.items():
         names = []
         for field in fields(group_config):

@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
+    """As `main`, but errors are raised."""
     if "--help" in argv or "-h" in argv:
         from moe_lab.cli.help import help_text
 
@@ -51,7 +52,7 @@ def _main(argv: list[str]) -> int:
     handled = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # by submitit, in its job
     if threading.current_thread() is threading.main_thread() and not handled:
         signal.signal(signal.SIGTERM, _terminate)
-    found: Any
+    result: Any
     with task_cache(), bars_of_libraries_hidden():
         configs = to_configs(cells)
         mode = configs[0].mode
@@ -64,13 +65,13 @@ def _main(argv: list[str]) -> int:
         if mode == "compare":
             from moe_lab.api.compare import compare_stored
 
-            found = compare_stored(configs)
+            result = compare_stored(configs)
         else:
             from moe_lab.runs.grid import do
 
-            found = do(mode, configs, cells, argv)
-        found.print()
-    return int(found.exit_code)
+            result = do(mode, configs, cells, argv)
+        result.print()
+    return int(result.exit_code)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

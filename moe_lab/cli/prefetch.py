@@ -47,25 +47,29 @@ def prefetch(configs: Sequence[Config], cells: Sequence[Cell] = ()) -> int:
 
 
 def _different(configs: Sequence[Config], reads: Callable[[Config], object]) -> list[Config]:
-    """One configuration, the last, of all those that a step reads the same in."""
+    """The configurations without those in which a step reads the same as in a later one."""
     by_content = {repr(reads(config)): config for config in configs}
     return list(by_content.values())
 
 
 def _model(config: Config) -> Iterator[str]:
+    """The model's configuration, tokenizer and, unless the method has an architecture of its own,
+    weights; and its adapter."""
     from moe_lab.models.source import adapter_folder, load_config, model_folder
     from moe_lab.models.tokenizer import load_tokenizer
 
     model = config.model
     load_config(model, offline=False)
     load_tokenizer(model, offline=False)
-    yield f"model {model.name}: {model_folder(model, offline=False, weights=_reads_weights(config))}"
+    folder = model_folder(model, offline=False, weights=_reads_weights(config))
+    yield f"model {model.name}: {folder}"
     adapter = adapter_folder(model, offline=False)
     if adapter is not None:
         yield f"adapter {model.peft}: {adapter}"
 
 
 def _reads_weights(config: Config) -> bool:
+    """Whether the method needs the model's weights."""
     return not issubclass(get_method(config.method.name), DesignMethod)
 
 
@@ -104,7 +108,7 @@ class Step:
     fetch: Callable[[Config], Iterator[str]]
     """Fetches it for a configuration; yields lines that say where it is."""
     reads: Callable[[Config], object]
-    """What it reads in a configuration: it is done once for all that have the same."""
+    """What it reads in a configuration. It is done once for configurations with equal content."""
 
 
 STEPS = (

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from moe_lab.config.validators import did_you_mean
 from moe_lab.errors import ConfigError
@@ -39,6 +40,7 @@ def plugin_folders() -> list[Path]:
 
 @cache
 def _plugin_folders(search_path: tuple[str, ...]) -> tuple[Path, ...]:
+    """As `plugin_folders`, looked up once for each `sys.path`."""
     from importlib.metadata import entry_points  # takes a quarter of `--help`
 
     packages = {entry.module.partition(".")[0] for entry in entry_points(group=METHODS)}
@@ -65,7 +67,7 @@ def option_text(file: Path) -> str:
 
 
 def about(file: Path) -> str:
-    """What an option is: the first comment of its YAML."""
+    """What an option is: the first comment of its YAML; empty without one."""
     for line in option_text(file).splitlines():
         if line.startswith("#") and "@package" not in line:
             return line.lstrip("# ")
@@ -73,8 +75,8 @@ def about(file: Path) -> str:
 
 
 def option_files(group: str, folders: list[Path]) -> dict[str, Path]:
-    """The YAML of each option of a group, by name. Of two folders with the name, the earlier
-    counts, as in Hydra."""
+    """The YAML of each option of a group, by name. If two folders have the same option, the earlier
+    folder counts, as in Hydra."""
     files = {}
     for folder in reversed(folders):
         for file in (folder / group).glob("*.yaml"):
@@ -127,8 +129,20 @@ def _with_numbers(name: str) -> list[str | int]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def top_level_keys() -> list[tuple[str, str, str]]:
-    """The keys of `conf/config.yaml`, their defaults as YAML writes them, and the comments above
-    them."""
+class TopLevelKey(NamedTuple):
+    """A key of `conf/config.yaml`."""
+
+    key: str
+    default: str
+    """As YAML writes it."""
+    comment: str
+    """The line above it."""
+
+
+def top_level_keys() -> list[TopLevelKey]:
+    """The keys of `conf/config.yaml`, in its order."""
     text = (resource_folder("conf") / "config.yaml").read_text(encoding="utf-8")
-    return [(key, default, comment) for comment, key, default in KEY.findall(text)]
+    keys = []
+    for comment, key, default in KEY.findall(text):
+        keys.append(TopLevelKey(key, default, comment))
+    return keys

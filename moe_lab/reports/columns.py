@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from shutil import get_terminal_size
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -26,7 +26,7 @@ fixed = "{:.2f}".format
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A heading and one cell per row. A column without any text is not shown."""
+    """A heading and one cell per row. A column whose cells are all empty is not shown."""
 
     heading: str
     cells: Sequence[str]
@@ -40,6 +40,7 @@ class Column:
 
     @property
     def shown(self) -> bool:
+        """Whether any cell has a text."""
         return any(self.cells)
 
     @property
@@ -57,6 +58,7 @@ class Column:
 
     @property
     def is_number(self) -> bool:
+        """Whether it shows numbers, which are neither folded nor cut."""
         return self.values is not None
 
 
@@ -85,11 +87,17 @@ def texts(heading: str, cells: Sequence[str], spare: int = 0) -> Column:
     return Column(heading=heading, cells=cells, spare=spare)
 
 
-def split_title(columns: Sequence[Column]) -> tuple[list[str], list[Column]]:
-    """The names that are the same in all rows, as `<heading>=<cell>`, and the other columns.
+class SplitColumns(NamedTuple):
+    """The columns of a table, those that are the same in all rows apart."""
 
-    Columns without any text are left out.
-    """
+    shared: list[str]
+    """`<heading>=<cell>` of each name that all rows share. It belongs in the title."""
+    kept: list[Column]
+    """The other columns."""
+
+
+def split_title(columns: Sequence[Column]) -> SplitColumns:
+    """The columns, split for a table with a title. Columns without any text are in neither part."""
     shared = []
     kept = []
     for column in columns:
@@ -99,7 +107,7 @@ def split_title(columns: Sequence[Column]) -> tuple[list[str], list[Column]]:
             shared.append(f"{column.heading}={column.cells[0]}")
         else:
             kept.append(column)
-    return shared, kept
+    return SplitColumns(shared, kept)
 
 
 WITHOUT_TERMINAL = 400
@@ -133,8 +141,8 @@ def table_text(title: str, columns: Sequence[Column], width: int = WITHOUT_TERMI
 
     Columns that do not fit are left out (`Column.spare`), and names are folded.
 
-    Where the numbers alone are too wide the table is a list: `<heading>: <cell>`, with an empty
-    line between rows.
+    If the numbers alone are too wide, the table becomes a list: a line `<heading>: <cell>` for each
+    cell with a text, with an empty line between rows.
 
     Args:
         width: characters of a line.
@@ -175,8 +183,16 @@ def table_text(title: str, columns: Sequence[Column], width: int = WITHOUT_TERMI
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
-def _fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[str]]:
-    """The columns that fit into a line of `width` characters, and the headings of the others.
+class _FittingColumns(NamedTuple):
+    """The columns of a table on a narrow terminal."""
+
+    kept: list[Column]
+    left_out: list[str]
+    """The headings of the others, in the order in which they were left out."""
+
+
+def _fitting(columns: Sequence[Column], width: int) -> _FittingColumns:
+    """The columns that fit into a line of `width` characters.
 
     Columns that are always shown (`Column.spare`) stay, even if they do not fit.
     """
@@ -188,7 +204,7 @@ def _fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[
             break
         left_out.append(least_needed.heading)
         kept.remove(least_needed)
-    return kept, left_out
+    return _FittingColumns(kept, left_out)
 
 
 def _list_text(heading: str, columns: Sequence[Column]) -> str:
@@ -202,12 +218,19 @@ def _list_text(heading: str, columns: Sequence[Column]) -> str:
     return "\n".join(lines)
 
 
+class TableWithNotes(NamedTuple):
+    """A table and the lines below it."""
+
+    columns: list[Column]
+    lines: list[str]
+
+
 class Shown(ABC):
     """An object that a notebook and a terminal show as a table with lines below it."""
 
     @abstractmethod
-    def _columns(self) -> tuple[list[Column], list[str]]:
-        """The columns, and the lines below."""
+    def _columns(self) -> TableWithNotes:
+        """The columns of the table, and the lines below it."""
 
     def __repr__(self) -> str:
         columns, lines = self._columns()

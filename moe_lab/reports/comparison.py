@@ -1,7 +1,7 @@
 """What mode=compare prints: the evaluations, the table of their differences, and the verdict."""
 
 from moe_lab.config.terminal import one_line, print_line
-from moe_lab.reports.columns import Column, count, names, numbers, print_table, texts
+from moe_lab.reports.columns import Column, count, numbers, print_table, texts
 from moe_lab.reports.score_columns import difference_columns
 from moe_lab.reports.score_line import ScoreLine
 from moe_lab.reports.verdicts import conclusion
@@ -39,12 +39,10 @@ def comparison_marks(comparison: Comparison) -> list[str]:
 def comparison_columns(comparison: Comparison) -> list[Column]:
     """One row per evaluation, task and metric; p corrected by Holm where there are several rows."""
     scores = comparison.scores
-    columns = names(
-        **{"with": [score.run_id for score in scores]},
-        task=[score.task for score in scores],
-        metric=[score.metric for score in scores],
-    )
-    columns += [
+    columns = [
+        Column(heading="with", cells=[score.run_id for score in scores], name=True),
+        Column(heading="task", cells=[score.task for score in scores], name=True),
+        Column(heading="metric", cells=[score.metric for score in scores], name=True),
         numbers("n", [score.n for score in scores], count, name=True),
         numbers("a", [score.baseline for score in scores], number),
         numbers("other", [score.value for score in scores], number),

@@ -50,6 +50,7 @@ def settings_of(
 
 
 def _all_keys(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys of all configurations, each once."""
     keys: dict[str, None] = {}
     for settings in configurations:
         keys |= dict.fromkeys(settings)
@@ -93,7 +94,9 @@ def settings_by_run(
 
 
 def with_counts(frame: pd.DataFrame, settings: Collection[Mapping[str, Any]]) -> pd.DataFrame:
-    """The frame with Int64 columns for settings that are integers, or None, in every run.
+    """The frame, in which settings that are integers, or None, in every run are Int64 columns.
+
+    A setting that is None in every run stays as it is.
 
     Args:
         settings: the settings of each run by name; each name is a column of the frame.

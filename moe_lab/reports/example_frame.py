@@ -41,7 +41,11 @@ def example_frame(
 def example_rows(
     result: RunResult, task: str, samples: Sequence[Sample]
 ) -> Iterator[dict[str, Any]]:
-    """One row per example, by the filter of the task's headline metric."""
+    """One row per example, by the filter of the task's headline metric.
+
+    Keys: `task`, `document`, `prompt`, `answer`, `target`, `score` and `metric`. With predict_only
+    the score is None, the metric a dash, and every filter has rows.
+    """
     key = headline(result.lm_eval.scores(task), result.metric)
     metric, _, filter_name = key.partition(",")
     scores = metric_values(list(samples)).get(key, {})
@@ -58,9 +62,10 @@ def example_rows(
 
 
 def _texts(sample: Sample, metric: str) -> dict[str, Any]:
-    """Prompt, answer and target of a sample as texts.
+    """`prompt`, `answer` and `target` of a sample as texts.
 
-    Of choices the answer is the chosen one, and the target the right one.
+    For choices, the answer is the chosen one (None if the metric's rule is not known) and the target
+    the right one. A text that is scored as a whole has no answer (None).
     """
     answer = answer_of(sample, metric)
     if answer is None:  # a text that is scored as a whole

@@ -40,15 +40,15 @@ A run with more shows only the loss over all documents."""
 
 
 def expert_metrics_of(result: RunResult) -> StoredMetrics | None:
-    """The expert metrics stored with a result; None without."""
+    """The expert metrics that are stored with a result; None if it has none."""
     return stored_metrics(result.stored_in, result.run_id, result.model.commit)
 
 
 def logged_values(metrics: StoredMetrics) -> dict[str, float]:
-    """Entropies as `expert/<metric>/<kind of tokens>` in their unit, and the accuracy lost of each
-    task.
+    """The expert metrics as loggers name them. Metrics without a value are left out.
 
-    The latter are `expert/<intervention>/<task>/<metric,filter>`.
+    An entropy is `expert/<metric>/<kind of tokens>`, in its unit; an accuracy lost is
+    `expert/<intervention>/<task>/<metric,filter>`.
     """
     values = {}
     for name in counted_metrics():
@@ -88,6 +88,7 @@ class ExpertLine:
     """McNemar's, uncorrected."""
 
     def comparison(self, run: RunResult) -> ComparisonKey:
+        """The key of its comparison with unchanged routing (`Family`)."""
         return run.run_id, self.task, f"expert.{self.name} {self.path[-1]}", UNCHANGED
 
 
@@ -100,32 +101,52 @@ class Row(NamedTuple):
 
 
 def expert_columns(rows: Sequence[Row], family: Family) -> list[Column]:
-    """The table of the rows, each of which is a metric of one run, with its difference to the base
-    model."""
-    lines = [row.line for row in rows]
-    differences = [line.difference for line in lines]
-    corrected_p = [family.corrected.get(row.line.comparison(row.run)) for row in rows]
-    p_heading = "p (Holm)" if family.tests[EXPERT_METRICS] > 1 else "p"
+    """The columns of the table: names of run and metric, value, p, and difference to the base model.
 
-    columns = names(
-        model=[row.run.model.name for row in rows],
-        method=[row.run.method.name for row in rows],
+    A metric without a value, a p or a difference has an empty cell there.
+    """
+    lines = [row.line for row in rows]
+    return [*_name_columns(rows), *_value_columns(rows, family), *_difference_columns(lines)]
+
+
+def _name_columns(rows: Sequence[Row]) -> list[Column]:
+    """What each row is of: run, metric, and kind of tokens or intervention."""
+    runs = [row.run for row in rows]
+    lines = [row.line for row in rows]
+    return names(
+        model=[run.model.name for run in runs],
+        method=[run.method.name for run in runs],
         settings=[row.settings for row in rows],
-        task=[",".join(row.run.task.names) for row in rows],
+        task=[",".join(run.task.names) for run in runs],
         metric=[line.label for line in lines],
         of=[line.of for line in lines],
     )
-    columns += [
+
+
+def _value_columns(rows: Sequence[Row], family: Family) -> list[Column]:
+    """Value, interval, bound, and p, which is corrected if the family has several tests."""
+    lines = [row.line for row in rows]
+    p_heading = "p (Holm)" if family.tests[EXPERT_METRICS] > 1 else "p"
+    corrected_p = []
+    for row in rows:
+        comparison = row.line.comparison(row.run)
+        corrected_p.append(family.corrected.get(comparison))
+    return [
         numbers("value", [line.value for line in lines], number),
         interval_column("95% interval", [line.interval for line in lines], spare=2),
         texts("at most, or accuracy", [line.bound for line in lines], spare=1),
         numbers(p_heading, corrected_p, number),
-        numbers("to base", [difference.difference for difference in differences], signed_number),
-        interval_column(
-            "95% interval", [difference.interval for difference in differences], sign=True, spare=3
-        ),
     ]
-    return columns
+
+
+def _difference_columns(lines: Sequence[ExpertLine]) -> list[Column]:
+    """The difference to the base model, and its interval."""
+    differences = [line.difference.difference for line in lines]
+    intervals = [line.difference.interval for line in lines]
+    return [
+        numbers("to base", differences, signed_number),
+        interval_column("95% interval", intervals, sign=True, spare=3),
+    ]
 
 
 def expert_lines(metrics: StoredMetrics) -> list[ExpertLine]:
@@ -197,9 +218,9 @@ def _shown_tasks(losses_by_task: dict[str, dict[str, Loss]]) -> dict[str, dict[s
 
 
 def comparisons(results: Sequence[RunResult]) -> dict[ComparisonKey, float | None]:
-    """McNemar's p of each accuracy lost in one evaluation, uncorrected.
+    """McNemar's p, uncorrected, of each accuracy lost.
 
-    None for the mean of several.
+    None for a mean over several evaluations. Entropies are not among the keys: they have no test.
     """
     p_values = {}
     for row in _rows(results):
@@ -209,9 +230,9 @@ def comparisons(results: Sequence[RunResult]) -> dict[ComparisonKey, float | Non
 
 
 def print_expert_metrics(results: Sequence[RunResult], family: Family) -> None:
-    """Print one table of all results that have expert metrics.
+    """Print one table of all results that have expert metrics; nothing if none has.
 
-    Its p are corrected within the command's family.
+    p-values are corrected within the command's family.
     """
     rows = _rows(results)
     if rows:

@@ -82,12 +82,15 @@ def _measurements(run: RunResult, has_expert_metrics: bool) -> dict[str, Any]:
 
 
 def _place_of_run(line: ScoreLine) -> dict[str, Any]:
+    """`seed` and `run` (the name of its folder) of the line of a single run."""
     result = line.results[0]
     return {"seed": result.seed, "run": result.stored_in.name}
 
 
 def _place_of_mean(summary_file: Path | None) -> dict[str, Any]:
-    return {"seed": None, "run": None if summary_file is None else summary_file.stem}
+    """`seed` (None) and `run` (the name of its summary; None without one) of a mean over seeds."""
+    summary = None if summary_file is None else summary_file.stem
+    return {"seed": None, "run": summary}
 
 
 def typed_frame(

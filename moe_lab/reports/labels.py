@@ -12,9 +12,9 @@ PROFILE = re.compile(r"(?<=[=:])[^=:{},]*/([^/]+)/best\.yaml")
 
 
 def run_labels(results: Sequence[RunResult]) -> list[str]:
-    """The settings of each run.
+    """The label of each run (`settings`): the overrides in which the runs differ.
 
-    Where runs of one task ask in two forms, the form is named, too.
+    If some runs of a task ask for answers by text and some by letters, the labels say which.
     """
     labels = settings([result.overrides for result in results], [result.seed for result in results])
     mixed_tasks = asked_in_two_forms(results)
@@ -28,11 +28,11 @@ def run_labels(results: Sequence[RunResult]) -> list[str]:
 
 def asked_in_two_forms(results: Sequence[RunResult]) -> set[str]:
     """The tasks that some runs ask by text and some by letters."""
-    forms: dict[str, set[str | None]] = {}
+    forms: dict[str, set[str]] = {}
     for result in results:
         for task in result.task.names:
             forms.setdefault(task, set()).add(result.answer_form(task))
-    return {task for task, of_task in forms.items() if of_task >= {"text", "letters"}}
+    return {task for task, forms_of_task in forms.items() if len(forms_of_task) == 2}
 
 
 def settings(overrides: Sequence[Sequence[str]], seeds: Sequence[int | None]) -> list[str]:

@@ -84,6 +84,7 @@ def open_logger(
 ) -> Iterator[Logger]:
     """The logger of `logger=` for one run, study, experiment or command (`kind`).
 
+    It is the base class `Logger`, which logs nothing, with logger=none and where W&B is disabled.
     No logger costs a result. A W&B run finishes when the block ends, as failed if the block raises.
 
     Args:
@@ -106,7 +107,8 @@ def open_logger(
 
 
 def _mode_of_environment() -> str | None:
-    """WANDB_MODE; `disabled` with WANDB_DISABLED, the older variable of wandb and transformers."""
+    """The value of WANDB_MODE, None if it is not set; "disabled" if WANDB_DISABLED, the older
+    variable of wandb and transformers, is true."""
     if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on"):
         return "disabled"
     return os.environ.get("WANDB_MODE")
@@ -174,6 +176,7 @@ class WandbLogger(Logger):
 
     @property
     def logged(self) -> bool:  # type: ignore[override]
+        """Whether the run's record names this W&B run."""
         return self._record is not None and whole_mapping(self._record) == self._place
 
     @_guarded
@@ -293,6 +296,7 @@ class WandbLogger(Logger):
         return run
 
     def _init(self, mode: Any, folder: Path) -> Any:
+        """Begin the W&B run in `mode` ("online", "offline"), with its files in `folder`."""
         import wandb
 
         return wandb.init(

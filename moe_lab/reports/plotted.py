@@ -46,6 +46,7 @@ def _value_of(setting: str) -> str:
 
 
 def _plot_label(line: ScoreLine, several_models: bool, settings: str) -> str:
+    """`<model>, <method>, <settings>, minus <other run>`, without the parts that do not apply."""
     score = line.score
     parts = [score.method, settings.replace("method.", "")]
     if several_models:
@@ -67,6 +68,7 @@ def difference_panels(lines: Iterable[ScoreLine]) -> list[list[ScoreLine]]:
 
 
 def _largest_first(line: ScoreLine) -> float:
+    """A key that orders by the size of the difference."""
     return -abs(line.score.difference or 0.0)
 
 

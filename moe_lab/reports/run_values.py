@@ -10,11 +10,14 @@ from moe_lab.results.task_scores import reported
 
 
 def scores(result: RunResult) -> dict[str, object]:
-    """Every score as `<task>/<metric,filter>`, its standard error, the headline `score`, the costs.
+    """The numbers of a run by name. Numbers that do not exist are left out.
 
-    The headline of a group is the group's own score. `difference` is the difference to the base
-    model, if it was evaluated, with the p of its test (not corrected) and its 95% interval over
-    documents.
+    - `<task>/<metric,filter>`: every score, and next to it its standard error
+    - `score`, `difference`, `p`, `difference_low`, `difference_high`: the headline score, that of a
+      group being the group's own; its difference to the base model, with the p of its test (not
+      corrected) and its 95% interval over documents
+    - `baseline/<task>/<metric,filter>`: the base model's scores
+    - `cost/<name>`
     """
     values: dict[str, object] = {}
     for task, of_task in result.lm_eval.results.items():

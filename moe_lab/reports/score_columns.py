@@ -39,27 +39,39 @@ def _other_run(score: Score) -> str:
 
 
 def value_columns(scores: Sequence[Score]) -> list[Column]:
-    """The value of each score with its intervals, and the numbers of seeds and documents."""
+    """The value of each score with its intervals, and the numbers of seeds and documents.
+
+    "seeds" is there if a score is a mean over seeds. Missing numbers are empty cells.
+    """
+    documents = [score.n for score in scores]
+    values = [score.value for score in scores]
+    intervals = [score.interval for score in scores]
+    deviations = [score.std for score in scores]
+    seed_intervals = [score.seed_interval for score in scores]
+
     columns = []
     if any(score.seeds > 1 for score in scores):
         seeds = [None if score.value is None else score.seeds for score in scores]
         columns.append(numbers("seeds", seeds, count, name=True))
     columns += [
-        numbers("n", [score.n for score in scores], count, name=True),
-        numbers("value", [score.value for score in scores], number),
-        interval_column("95% over documents", [score.interval for score in scores], spare=2),
-        numbers("std", [score.std for score in scores], number, spare=4),
-        interval_column("95% over seeds", [score.seed_interval for score in scores], spare=3),
+        numbers("n", documents, count, name=True),
+        numbers("value", values, number),
+        interval_column("95% over documents", intervals, spare=2),
+        numbers("std", deviations, number, spare=4),
+        interval_column("95% over seeds", seed_intervals, spare=3),
     ]
     return columns
 
 
 def difference_columns(scores: Sequence[Score]) -> list[Column]:
-    """The difference of each score, interval and p of its test, and numbers of changed answers."""
+    """The difference of each score, interval and p of its test, and numbers of changed answers.
+
+    Intervals over documents, over seeds, and over both have a column each, if there are any. A score
+    that is not compared has empty cells.
+    """
     columns = [numbers("difference", [score.difference for score in scores], signed_number)]
-    for tested_over in dict.fromkeys(
-        score.tested_over for score in scores if score.tested_interval
-    ):
+    with_interval = [score for score in scores if score.tested_interval]
+    for tested_over in dict.fromkeys(score.tested_over for score in with_interval):
         intervals = []
         for score in scores:
             intervals.append(score.tested_interval if score.tested_over == tested_over else None)

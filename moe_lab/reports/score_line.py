@@ -44,6 +44,7 @@ class ScoreLine:
         return _complete_mean(self._judge_count(result, key) for result in self.results)
 
     def _judge_count(self, result: RunResult, key: JudgeKey) -> int | None:
+        """The number of one result; None if no judge made the score."""
         counts = result.judge_counts(self.score.task, self.score.metric)
         if counts is None:
             return None

@@ -50,6 +50,7 @@ class CommandTable:
         return [*self._lines_of_runs(), *self._lines_of_means()]
 
     def _lines_of_runs(self) -> list[ScoreLine]:
+        """The lines of single runs."""
         lines = []
         for run, label in zip(self.runs, self.labels, strict=True):
             for other in (BASE, *run.compared):
@@ -58,6 +59,7 @@ class CommandTable:
         return lines
 
     def _lines_of_means(self) -> list[ScoreLine]:
+        """The lines of means over seeds; none for a command without several seeds."""
         groups = [group for group in self.groups if group.summary is not None]
         no_seeds = [None] * len(groups)
         labels = settings([group.results[0].overrides for group in groups], no_seeds)
@@ -91,9 +93,9 @@ class CommandTable:
         return marks
 
     def times_base(self, line: ScoreLine) -> float | None:
-        """The tokens of a line's run, relative to those of its base model.
+        """The tokens of a line's run, divided by those of its base model's run.
 
-        None where one number is missing.
+        None if one of the two numbers is missing, or the base model's is 0.
         """
         tokens = line.cost("tokens_in")
         base_tokens = self._base_tokens(line.results[0])
@@ -102,7 +104,8 @@ class CommandTable:
         return tokens / base_tokens
 
     def _base_tokens(self, result: RunResult) -> float | None:
-        """The tokens of a result's base model. A run that is compared with none is its own base."""
+        """The tokens of the base model's run that a result is compared with, of the result itself if
+        it is compared with none. None if this run is not in the table."""
         base_id = result.base_id or result.run_id
         for run in self.runs:
             if run.run_id == base_id:
@@ -137,9 +140,13 @@ class CommandTable:
 
 
 def _judge_columns(lines: Sequence[ScoreLine]) -> list[Column]:
+    """The numbers of the judge of each line, in its line that is compared with base (`JUDGED`)."""
     columns = []
     for heading, key in JUDGED:
-        counts = [line.of_judge(key) if line.score.other == BASE else None for line in lines]
+        counts = []
+        for line in lines:
+            has_counts = line.score.other == BASE
+            counts.append(line.of_judge(key) if has_counts else None)
         if any(counts):
             columns.append(numbers(heading, counts, "{:g}".format))
     return columns

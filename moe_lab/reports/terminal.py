@@ -19,7 +19,10 @@ TWO_FORMS = (
     "choice, as lm-eval does. With task.answer=text or letters for all runs, their scores can be "
     "compared."
 )
-NOT_COMPARED = "Not compared with one another; for runs with the same prompts: mode=compare a=<folder> b=<folder>."
+NOT_COMPARED = (
+    "Not compared with one another; for runs with the same prompts: mode=compare a=<folder> "
+    "b=<folder>."
+)
 ONE_STUDY = (
     "1 study: all seeds have its temperatures, so the spread is that of the evaluation's routing "
     "noise alone; tuning.seeds= repeats the study, too."
@@ -37,10 +40,8 @@ def print_scores(table: CommandTable, footnotes: Sequence[str] = ()) -> None:
 
 
 def _title(table: CommandTable) -> str:
-    """The title of the scores.
-
-    It says for which metrics lower is better, by name if that is not so for all.
-    """
+    """The title of the scores: "Results", "Results (lower is better)", or with the names of the
+    metrics of which lower is better, if there are others."""
     lower_is_better = {line.score.metric: bool(line.score.lower_is_better) for line in table.shown}
     if not any(lower_is_better.values()):
         return "Results"
@@ -81,9 +82,9 @@ def notes(table: CommandTable) -> list[str]:
 
 
 def _verdict(table: CommandTable) -> list[str]:
-    """The conclusion of the comparisons.
+    """The conclusion of the comparisons, one line.
 
-    Without any, how several runs of one task can be compared.
+    Without comparisons: NOT_COMPARED if several runs have a score of one task, else no line.
     """
     compared = [line for line in table.shown if has_verdict(line.score)]
     if compared:
@@ -101,9 +102,11 @@ def _has_mean_of_one_study(table: CommandTable) -> bool:
 
 
 def print_studies(folders: Sequence[Path]) -> None:
-    """Print a row per study with a profile: the scores on the tuning documents.
+    """Print a row per study with a profile: the scores on the tuning documents. Then the profiles'
+    paths. Prints nothing if no study has a profile.
 
-    Then the profiles' paths.
+    Args:
+        folders: those of studies; one that is listed twice has one row.
     """
     profiles = {}
     for folder in dict.fromkeys(folders):
@@ -124,36 +127,38 @@ def print_studies(folders: Sequence[Path]) -> None:
 
 
 def study_columns(profiles: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """One row per profile (best.yaml).
+    """One row per profile (the content of a best.yaml), with three scores of the tuning documents.
 
-    It has the score of the base model, of the base model at its best logit scale, and of the best
-    trial.
+    "trial 0" is the base model, "calibrated" the base model at its best logit scale (empty if the
+    study did not search it), "tuned" the best trial.
     """
-    columns = names(
-        model=[profile["model"] for profile in profiles],
-        task=[profile["task"] for profile in profiles],
-        metric=[f"{profile['metric']} ({profile['split']})" for profile in profiles],
-    )
+    metrics = [f"{profile['metric']} ({profile['split']})" for profile in profiles]
     documents = [_tuning_documents(profile) for profile in profiles]
     calibrated = [profile.get("calibrated_score") for profile in profiles]
-    columns += [
-        numbers("documents", documents, count, spare=3),
-        numbers("trials", [profile["trials"] for profile in profiles], count, spare=2),
-        numbers("best trial", [profile["trial"] for profile in profiles], count, spare=4),
-        numbers("trial 0", [profile["untuned_score"] for profile in profiles], number),
-        numbers("calibrated", calibrated, number),
-        numbers("tuned", [profile["score"] for profile in profiles], number),
-    ]
     logit_scales = [profile.get("logit_scale", 1) for profile in profiles]
-    if any(scale != 1 for scale in logit_scales):
-        columns.append(numbers("logit scale", logit_scales, fixed))
-
     at_bound = [", ".join(profile.get("at_bound", [])) for profile in profiles]
     temperatures = [" ".join(map(fixed, profile["temperature"])) for profile in profiles]
+    method_settings = [_settings(profile) for profile in profiles]
+
+    def of_profiles(key: str) -> list[Any]:
+        """The values of a key that all profiles have."""
+        return [profile[key] for profile in profiles]
+
+    columns = names(model=of_profiles("model"), task=of_profiles("task"), metric=metrics)
+    columns += [
+        numbers("documents", documents, count, spare=3),
+        numbers("trials", of_profiles("trials"), count, spare=2),
+        numbers("best trial", of_profiles("trial"), count, spare=4),
+        numbers("trial 0", of_profiles("untuned_score"), number),
+        numbers("calibrated", calibrated, number),
+        numbers("tuned", of_profiles("score"), number),
+    ]
+    if any(scale != 1 for scale in logit_scales):
+        columns.append(numbers("logit scale", logit_scales, fixed))
     columns += [
         texts("at bound", at_bound),
         texts("temperature per MoE layer", temperatures),
-        texts("settings", [_settings(profile) for profile in profiles]),
+        texts("settings", method_settings),
     ]
     return columns
 
@@ -164,6 +169,7 @@ def _tuning_documents(profile: Mapping[str, Any]) -> int:
 
 
 def _settings(profile: Mapping[str, Any]) -> str:
-    """The settings of the method that tuning=grid found."""
+    """The settings of the method that a study found, `key=value` joined by commas; empty for a study
+    of temperatures."""
     settings = profile.get("settings") or {}
     return ", ".join(f"{key}={value}" for key, value in settings.items())

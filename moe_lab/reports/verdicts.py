@@ -60,13 +60,14 @@ def sentence(line: ScoreLine, against: str | None = None) -> str:
 
 
 def _name_of_other(score: Score) -> str:
-    """The run that a score is compared with."""
+    """The run that a score is compared with, in words."""
     if score.other == BASE:
         return "the base model"
     return score.other.replace("_", " ")
 
 
 def _outcome(verdict: str, other_run: str) -> str:
+    """The verdict as a part of a sentence: "is better than the base model"."""
     if verdict == DIFFERENT:
         return f"differs from {other_run}"
     if verdict == NOT_SIGNIFICANT:
@@ -100,6 +101,7 @@ def conclusion(lines: Sequence[ScoreLine], against: str | None = None) -> str:
 
 
 def _name_of_all_others(lines: Sequence[ScoreLine]) -> str:
+    """The runs that the lines are compared with."""
     if all(line.score.other == BASE for line in lines):
         return "the base model"
     return "the base model and its controls"

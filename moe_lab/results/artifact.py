@@ -29,7 +29,7 @@ class Artifact:
     """Folder inside that a killed command continues from; removed when the record is written."""
 
     def stored(self) -> dict[str, Any] | None:
-        """The record; None if it has to be made."""
+        """The record; None if it is missing, damaged, of another id, or not whole."""
         content = whole_mapping(self.folder / self.record) or {}
         if content.get("id") == self.id and self.is_whole(content):
             return content
@@ -57,6 +57,7 @@ class Artifact:
         return record
 
     def _made(self, folder: RunFolder, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Make the artifact in the held folder; returns the record, which is written last."""
         file = self.folder / self.record
         file.unlink(missing_ok=True)
         with folder.status(), naming(self.folder.name):

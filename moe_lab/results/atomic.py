@@ -43,8 +43,9 @@ def _why_not_written(error: Exception) -> str | None:
     """The reason of a failed write; None for any other error."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    if failed := _SAFETENSORS.match(str(error)):
-        return failed[1]
+    safetensors_failure = _SAFETENSORS.match(str(error))
+    if safetensors_failure is not None:
+        return safetensors_failure[1]
     if isinstance(error, RuntimeError) and _TORCH.search(str(error)):
         if isinstance(error.__context__, OSError):
             return _why_not_written(error.__context__)
@@ -127,9 +128,8 @@ def plain(value: Any) -> Any:
     """The value as plain JSON: NaN and infinities become null, numpy scalars numbers, sets and
     tuples lists.
 
-    An object with `to_json` becomes what that returns, a function its name, any other object its
-    string without memory
-    addresses: equal runs give equal text.
+    An object with `to_json` becomes what that returns, and a function its name. Any other object
+    becomes its string without memory addresses: equal runs give equal text.
     """
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from itertools import product
 from os.path import relpath
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moe_lab.errors import ConfigError, TaskError
 
@@ -124,12 +124,13 @@ def imports_digest(file: Path) -> str | None:
 
 
 def _digest_of(code: dict[str, str]) -> str:
+    """SHA-256 of what `_code` returns."""
     return hashlib.sha256(repr(sorted(code.items())).encode()).hexdigest()
 
 
 def _code(file: Path, folder: Path | None = None) -> dict[str, str]:
-    """The syntax trees of a file and of the files of `folder` that it imports, by their paths from
-    the file's own."""
+    """The syntax trees, as text, of a file and of the files of `folder` that it imports, by path
+    relative to the file's own folder."""
     file = file.resolve()
     folder = file.parent if folder is None else folder.resolve()
     if not file.is_relative_to(folder):
@@ -140,9 +141,9 @@ def _code(file: Path, folder: Path | None = None) -> dict[str, str]:
     unread = [file]
     while unread:
         source_file = unread.pop()
-        tree, text = _parsed(_source(source_file), source_file)
-        text_of[relpath(source_file, file.parent)] = text
-        for imported_file in _imported(tree, source_file, folder):
+        parsed = _parsed(_source(source_file), source_file)
+        text_of[relpath(source_file, file.parent)] = parsed.text
+        for imported_file in _imported(parsed.tree, source_file, folder):
             if imported_file not in seen:
                 seen.add(imported_file)
                 unread.append(imported_file)
@@ -157,15 +158,23 @@ def _source(file: Path) -> bytes:
     return _read[file]
 
 
+class _ParsedFile(NamedTuple):
+    """A Python file: its syntax tree, and `_text` of the tree."""
+
+    tree: ast.Module
+    text: str
+
+
 @lru_cache(maxsize=1024)
-def _parsed(source: bytes, file: Path) -> tuple[ast.Module, str]:
+def _parsed(source: bytes, file: Path) -> _ParsedFile:
+    """The parsed content of a file. Raises TaskError for a syntax error."""
     try:
         tree = ast.parse(source, str(file))
     except SyntaxError as error:
         raise TaskError(
             f"{file}, line {error.lineno}: {error.msg}. The task imports this file."
         ) from error
-    return tree, _text(tree)
+    return _ParsedFile(tree, _text(tree))
 
 
 def _text(node: Any) -> str:

@@ -33,7 +33,7 @@ class Family:
     def of(
         cls, p_values: Mapping[ComparisonKey, float | None], controls: Container[str] = ()
     ) -> Self:
-        """The families of some p.
+        """The families of uncorrected p-values; a comparison whose p is None is in none.
 
         Args:
             controls: the ids of runs that were not asked for.
@@ -60,7 +60,7 @@ class Family:
     def correct(self, score: Score) -> Score:
         """The score with `p_holm`, `question` and `family`.
 
-        A comparison outside of the families gets none, such as that of one seed.
+        They are None for a comparison that is in no family, such as that of one seed.
         """
         question = self.questions.get(score.comparison)
         family = self.tests[question] if question else None
@@ -78,10 +78,13 @@ class Family:
 
 
 def _question(comparison: ComparisonKey, controls: Container[str]) -> str:
+    """The question of a comparison: EXPERT_METRICS, CONTROLS or SCORES."""
     run_id, _, metric, other = comparison
     if metric.startswith("expert."):
         return EXPERT_METRICS
-    return CONTROLS if other != BASE or run_id in controls else SCORES
+    if other != BASE or run_id in controls:
+        return CONTROLS
+    return SCORES
 
 
 NO_COMPARISONS = Family({}, {})

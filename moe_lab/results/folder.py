@@ -107,11 +107,13 @@ class RunFolder:
             raise
 
     def failure(self, attempt: str) -> str | None:
-        """Why it failed in this `ATTEMPT`; None if it did not."""
+        """Why the run failed in this attempt (a value of the variable `ATTEMPT`); None if it did
+        not fail in it."""
         status = whole_mapping(self.path / "status.json") or {}
         return status["reason"] if status.get("attempt") == attempt else None
 
     def _held_error(self) -> RunHeldError:
+        """The error that names the process that holds the folder."""
         holder = self.path / HOLDER
         by = holder.read_text() if holder.exists() else "another process"
         return RunHeldError(

@@ -14,13 +14,30 @@ from moe_lab.models.lm_eval_internals import set_settings
 from moe_lab.results.code import function_identity
 
 HASHED = frozenset(
-    {"apply_chat_template", "fewshot_as_multiturn", "fewshot_seed", "max_length"}
-    | {"predict_only", "system_instruction"}
+    {
+        "apply_chat_template",
+        "fewshot_as_multiturn",
+        "fewshot_seed",
+        "max_length",
+        "predict_only",
+        "system_instruction",
+    }
 )
 """Fields that are hashed as they are."""
 RESOLVED = frozenset(
-    {"model", "method", "task", "seed", "dtype", "limit", "samples", "sample_seed", "num_fewshot"}
-    | {"gen_kwargs", "data_dir"}
+    {
+        "model",
+        "method",
+        "task",
+        "seed",
+        "dtype",
+        "limit",
+        "samples",
+        "sample_seed",
+        "num_fewshot",
+        "gen_kwargs",
+        "data_dir",
+    }
 )
 """Fields that are hashed as what they resolve to: content, document numbers, the task's settings,
 the dtype."""
@@ -35,9 +52,19 @@ RUNTIME = frozenset(
         "offline",
         "baseline",
         "rerun",
+        "wait",
+        "metrics",
+        "experiment",
+        "scale",
+        "overrides",
+        "config_dirs",
+        "logger",
+        "launcher",
+        "tuning",
+        "distributed",
+        "a",
+        "b",
     }
-    | {"wait", "metrics", "experiment", "scale", "overrides", "config_dirs", "logger", "launcher"}
-    | {"tuning", "distributed", "a", "b"}
 )
 """Fields that do not change numbers. The temperatures of a tuned run are part of its method."""
 
@@ -54,17 +81,20 @@ def run_id(content: Mapping[str, object]) -> str:
 def task_settings(task: Any) -> dict[str, object]:
     """An lm-eval task's version, configuration and code, without paths and unset keys.
 
-    A function is represented by `function_identity`.
+    A function is represented by `function_identity`. The key `code` is absent for a task without
+    code of its own.
     """
     settings = {
         key: value for key, value in set_settings(task.config).items() if key not in UNNAMED
     }
-    if isinstance(choices := settings.get("doc_to_choice"), dict):
+    choices = settings.get("doc_to_choice")
+    if isinstance(choices, dict):
         settings["doc_to_choice"] = list(choices.items())  # their order counts
+    identity = {"version": str(task.VERSION), **_plain(settings)}
     code = getattr(task, "code", None)
-    return {"version": str(task.VERSION), **_plain(settings)} | (
-        {"code": _plain(code)} if code else {}
-    )
+    if code:
+        identity["code"] = _plain(code)
+    return identity
 
 
 def group_settings(group: Any) -> dict[str, object]:
@@ -80,6 +110,8 @@ def group_settings(group: Any) -> dict[str, object]:
 
 
 def _plain(value: Any) -> Any:
+    """The value as JSON for an id. Keys whose value is None are left out of dictionaries; functions
+    become `function_identity`, other objects their attributes."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

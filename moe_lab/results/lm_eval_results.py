@@ -39,14 +39,20 @@ class LmEvalResults(Stored):
     @property
     def rounding(self) -> Rounding:
         """Which values of an example are equal within rounding, by the dtype alone."""
-        return Rounding(str((self.config or {}).get("model_dtype")).removeprefix("torch."))
+        config = self.config or {}
+        dtype = str(config.get("model_dtype"))
+        return Rounding(dtype.removeprefix("torch."))
 
     def leaves(self, samples: Mapping[str, Any], name: str) -> list[str]:
-        """A task itself, which is in `samples`; the tasks of a group, and of the groups in it."""
+        """`[name]` for a task, which is in `samples`; for a group its tasks and those of the groups
+        in it."""
         children = self.group_subtasks.get(name, [])
         if name in samples or not children:
             return [name]
-        return [task for child in children for task in self.leaves(samples, child)]
+        tasks = []
+        for child in children:
+            tasks += self.leaves(samples, child)
+        return tasks
 
     def asks_by_letters(self, task: str) -> bool:
         """Whether the choices of a task were asked for by letters (`task.answer=letters`)."""

@@ -8,7 +8,7 @@ from filelock import FileLock, Timeout
 
 
 def lock_on(file: Path) -> FileLock:
-    """The lock on a file, not acquired."""
+    """The lock on a file. It is not acquired yet."""
     return FileLock(file, is_singleton=False)
 
 

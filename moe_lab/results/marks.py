@@ -10,31 +10,44 @@ EQUAL = "equal"
 MARKS = {
     "PARTIAL": "PARTIAL: part of the examples; not the benchmark's number.",
     PART: "part: of a group that is compared as a whole; it has no test of its own.",
-    EQUAL: "equal: within rounding of the run that it is compared with, in every document; there is no test.",
+    EQUAL: "equal: within rounding of the run that it is compared with, in every document; there "
+    "is no test.",
     "untuned": "untuned: the values were given, not tuned on held-out data.",
     "upper-bound": "upper-bound: uses the test's right answers; what could be had, not a result.",
     "other-profile": "other-profile: the temperatures were tuned for another model, n or noise.",
-    "at-bound": "at-bound: a tuned value is at the bound of its search; a better one may lie beyond it.",
-    "worse-than-calibrated": "worse-than-calibrated: method=calibration is better on the tuning documents.",
-    "test-profile": "test-profile: routed by which experts a run took together on its test documents (no labels).",
-    NOT_REPRODUCIBLE: "not-reproducible: the policy decides differently in equal passes (it draws random numbers), so "
-    "the same command gives other results; there is no test.",
-    "test-examples": "test-examples: few-shot examples are other documents of the evaluated split, with their answers.",
-    "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in the real world.",
-    "cut-prompts": "cut-prompts: some prompts are longer than the model's input (max_length) and lost their beginning.",
-    "cut-reasoning": "cut-reasoning: some replies end in the reasoning (max_gen_toks); their answers are empty.",
-    "eos-added": "eos-added: the tokenizer adds an end token, which replaces the first token of scored answers.",
-    "bos-scored": "bos-scored: the tokenizer's beginning token is scored with each text, as in lm-eval.",
+    "at-bound": "at-bound: a tuned value is at the bound of its search; a better one may lie "
+    "beyond it.",
+    "worse-than-calibrated": "worse-than-calibrated: method=calibration is better on the tuning "
+    "documents.",
+    "test-profile": "test-profile: routed by which experts a run took together on its test "
+    "documents (no labels).",
+    NOT_REPRODUCIBLE: "not-reproducible: the policy decides differently in equal passes (it draws "
+    "random numbers), so the same command gives other results; there is no test.",
+    "test-examples": "test-examples: few-shot examples are other documents of the evaluated split, "
+    "with their answers.",
+    "toy-judge": "toy-judge: scored by the toy world's classifier, which knows nothing of harm in "
+    "the real world.",
+    "cut-prompts": "cut-prompts: some prompts are longer than the model's input (max_length) and "
+    "lost their beginning.",
+    "cut-reasoning": "cut-reasoning: some replies end in the reasoning (max_gen_toks); their "
+    "answers are empty.",
+    "eos-added": "eos-added: the tokenizer adds an end token, which replaces the first token of "
+    "scored answers.",
+    "bos-scored": "bos-scored: the tokenizer's beginning token is scored with each text, as in "
+    "lm-eval.",
     "no-end-token": "no-end-token: neither model nor tokenizer has a token that ends an answer.",
-    "decoded-in-context": "decoded-in-context: answers keep the blank at their beginning, which lm-eval drops.",
+    "decoded-in-context": "decoded-in-context: answers keep the blank at their beginning, which "
+    "lm-eval drops.",
     "unjudged": "unjudged: some answers have no verdict; n, value and interval are of the others.",
-    "empty-answers": "empty-answers: some answers have no text, which most judges take for a refusal; `judges` in "
+    "empty-answers": "empty-answers: some answers have no text, which most judges take for a "
+    "refusal; `judges` in results.json counts them.",
+    "cut-for-judge": "cut-for-judge: some prompts or answers are longer than the judge's input: it "
+    "did not read the beginning of the prompt, or the end of the answer either; `judges` in "
     "results.json counts them.",
-    "cut-for-judge": "cut-for-judge: some prompts or answers are longer than the judge's input: it did not read the "
-    "beginning of the prompt, or the end of the answer either; `judges` in results.json counts "
-    "them.",
-    "other-versions": "other-versions: made with other versions of lm_eval, transformers or moe_lab.",
-    "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command makes them anew.",
+    "other-versions": "other-versions: made with other versions of lm_eval, transformers or "
+    "moe_lab.",
+    "older-intervals": "older-intervals: intervals are of earlier methods; the run's own command "
+    "makes them anew.",
 }
 """By the name that tables show."""
 ROUNDING = 1e-6
@@ -44,7 +57,13 @@ ROUNDING = 1e-6
 def marks_of(
     result: RunResult, task: str | None = None, metric: str | None = None
 ) -> tuple[str, ...]:
-    """The notes of a run, or of one of its scores."""
+    """The notes that hold for a run, in the order of MARKS.
+
+    Args:
+        task: None for the notes of all tasks.
+        metric: lm-eval's `metric,filter`. With it, the notes about judges are those of the metric's
+            judge alone; None for those of all judges.
+    """
     judges: list[JudgeVerdicts] = []
     counts: list[JudgeCounts] = []
     for judge in result.judges.values():

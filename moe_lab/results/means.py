@@ -86,18 +86,11 @@ def _with_mean_difference(
 
     if compared.both_interval is not None:
         tested_over = BOTH
-    elif p_seeds is not None and (p_documents is None or p_seeds > p_documents):
-        tested_over = SEEDS
     else:
-        tested_over = DOCUMENTS
-
-    marks = mean.marks
-    if PART in marks or NOT_REPRODUCIBLE in marks or compared.equal:
-        p = None
-    elif compared.p_both is not None:
-        p = compared.p_both
-    else:
-        p = max((known for known in (p_documents, p_seeds) if known is not None), default=None)
+        tested_over = _stricter_test(p_seeds, p_documents)
+    p = None
+    if _has_test(mean, compared):
+        p = _p_of_mean(compared.p_both, p_seeds, p_documents)
     return replace(
         mean,
         difference=difference,
@@ -112,8 +105,36 @@ def _with_mean_difference(
     )
 
 
+def _stricter_test(p_seeds: float | None, p_documents: float | None) -> str:
+    """SEEDS or DOCUMENTS: which of the two tests has the larger p. DOCUMENTS if they are equal, or
+    both None."""
+    if p_seeds is None:
+        return DOCUMENTS
+    if p_documents is None or p_seeds > p_documents:
+        return SEEDS
+    return DOCUMENTS
+
+
+def _has_test(mean: Score, compared: SeedDifference) -> bool:
+    """Whether a mean's difference is tested: no part of a group, reproducible, and not equal."""
+    if PART in mean.marks or NOT_REPRODUCIBLE in mean.marks:
+        return False
+    return not compared.equal
+
+
+def _p_of_mean(
+    p_both: float | None, p_seeds: float | None, p_documents: float | None
+) -> float | None:
+    """The p over seeds and documents together; without it the larger of the other two, or None if
+    there is neither."""
+    if p_both is not None:
+        return p_both
+    known = [p for p in (p_documents, p_seeds) if p is not None]
+    return max(known, default=None)
+
+
 def _spread(values: Sequence[float | None]) -> Spread:
-    """The spread over seeds; empty where the value of a seed is missing."""
+    """The spread over seeds; without numbers where the value of a seed is missing."""
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return Spread()
@@ -121,7 +142,7 @@ def _spread(values: Sequence[float | None]) -> Spread:
 
 
 def _marks_of_mean(scores: Sequence[Score], equal: bool) -> tuple[str, ...]:
-    """The marks of all parts of a mean. It is equal where all of its parts are."""
+    """The marks of all parts of a mean, each once; EQUAL only if all parts are equal."""
     marks: dict[str, None] = {}
     for score in scores:
         marks |= dict.fromkeys(score.marks)
@@ -131,28 +152,17 @@ def _marks_of_mean(scores: Sequence[Score], equal: bool) -> tuple[str, ...]:
 
 
 def task_mean(scores: Sequence[Score | None]) -> Score | None:
-    """The mean of the scores of several tasks, each with the same weight; None if a score or its
-    value is missing.
+    """The mean of the scores of several tasks, each with the same weight.
 
-    `p` belongs to the interval of its difference: it is 0.05 where a limit of the interval is 0.
+    None if there are no scores, or if a score or its value is missing. `p` belongs to the interval
+    of its difference: it is 0.05 where a limit of the interval is 0.
     """
-    known = [score for score in scores if score is not None]
-    values = [score.value for score in known]
-    if not known or len(known) < len(scores) or None in values:
+    known = [score for score in scores if score is not None and score.value is not None]
+    if not known or len(known) < len(scores):
         return None
     first = known[0]
-    differences = [score.difference for score in known]
-    difference = _mean(differences)
-    if difference is not None:
-        difference = difference_of(difference, 0.0)
-    over_documents = _mean_interval(differences, [score.difference_interval for score in known])
-    over_both = _mean_interval(differences, [score.difference_both_interval for score in known])
-    equal = all(score.equal for score in known)
-    if equal or any(NOT_REPRODUCIBLE in score.marks for score in known):
-        p = None
-    else:
-        p = _p_of_interval(difference, over_both or over_documents)
-    return Score(
+    values = [score.value for score in known]
+    average = Score(
         model=first.model,
         method=first.method,
         task="average",
@@ -164,6 +174,33 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
         stderr=_stderr_of_mean(known),
         interval=_mean_interval(values, [score.interval for score in known]),
         baseline=_mean([score.baseline for score in known]),
+        other=first.other,
+        lower_is_better=first.lower_is_better,
+    )
+    return _with_average_difference(average, known)
+
+
+def _with_average_difference(average: Score, scores: Sequence[Score]) -> Score:
+    """The average with the mean of its tasks' differences, the interval and p of this mean, and all
+    marks.
+
+    Each number is None where a task lacks the one that it is made of. Without a test, p is None,
+    too: if all tasks are equal within rounding, or one is not reproducible.
+    """
+    differences = [score.difference for score in scores]
+    difference = _mean(differences)
+    if difference is not None:
+        difference = difference_of(difference, 0.0)
+    over_documents = _mean_interval(differences, [score.difference_interval for score in scores])
+    over_both = _mean_interval(differences, [score.difference_both_interval for score in scores])
+
+    equal = all(score.equal for score in scores)
+    reproducible = all(NOT_REPRODUCIBLE not in score.marks for score in scores)
+    p = None
+    if not equal and reproducible:
+        p = _p_of_interval(difference, over_both or over_documents)
+    return replace(
+        average,
         difference=difference,
         difference_interval=over_documents,
         difference_both_interval=over_both,
@@ -171,9 +208,7 @@ def task_mean(scores: Sequence[Score | None]) -> Score | None:
         equal=equal,
         p=p,
         test=None if p is None else AVERAGE,
-        other=first.other,
-        lower_is_better=first.lower_is_better,
-        marks=_marks_of_mean(known, equal),
+        marks=_marks_of_mean(scores, equal),
     )
 
 
@@ -187,7 +222,7 @@ def _stderr_of_mean(scores: Sequence[Score]) -> float | None:
 
 def _p_of_interval(difference: float | None, limits: Interval | None) -> float | None:
     """Two-sided p of the hypothesis that a difference is 0, from the side of its 95% interval that
-    faces 0.
+    faces 0. None without a difference or limits, and if 0 is outside of an interval without width.
 
     The interval of an average has sides of different lengths (Zou and Donner, 2008). Each is taken
     as 1.96 standard errors of a normal distribution.
@@ -204,14 +239,14 @@ def _p_of_interval(difference: float | None, limits: Interval | None) -> float |
 
 
 def _mean(values: Sequence[Any]) -> float | None:
-    """None where one is missing."""
+    """The mean; None where a value is missing."""
     if None in values:
         return None
     return sum(values) / len(values)
 
 
 def _mean_interval(values: Sequence[Any], intervals: Sequence[Interval | None]) -> Interval | None:
-    """None where one is missing."""
+    """The interval of the mean of tasks' values; None where a value or an interval is missing."""
     known = [interval for interval in intervals if interval is not None]
     if len(known) < len(values) or None in values:
         return None

@@ -1,5 +1,6 @@
 """Numbers with their 95% intervals, and how they are printed. In files the interval is `ci95`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,22 +13,33 @@ Ci95 = Annotated[StoredInterval, Field(validation_alias="ci95", serialization_al
 
 
 def number(value: float | None, sign: bool = False) -> str:
-    """Four decimals, two digits for a number that would be rounded to 0, four digits for a large
-    number.
+    """The number as text: 0.1235; 1.2e-05 where four decimals would show 0; 1.235e+04 above 1,000.
 
-    Empty for None and NaN.
+    Empty for None and NaN. With `sign` a positive number begins with "+".
     """
-    if value is None or value != value:
+    if value is None or math.isnan(value):
         return ""
     size = abs(value)
-    digits = ".1e" if 0 < size < 0.00005 else ".4f" if size < 1000 else ".4g"
-    return f"{value:{'+' if sign else ''}{digits}}"
+    if 0 < size < 0.00005:
+        digits = ".1e"
+    elif size < 1000:
+        digits = ".4f"
+    else:
+        digits = ".4g"
+    plus = "+" if sign else ""
+    return f"{value:{plus}{digits}}"
 
 
 def interval_text(bounds: Sequence[float] | None, sign: bool = False) -> str:
-    """`[low, high]`; empty where a limit is missing."""
-    low, high = (number(bound, sign) for bound in bounds or (None, None))
-    return f"[{low}, {high}]" if low and high else ""
+    """`[low, high]`; empty for None, and where a limit is None or NaN."""
+    if not bounds:
+        return ""
+    low, high = bounds
+    low_text = number(low, sign)
+    high_text = number(high, sign)
+    if not low_text or not high_text:
+        return ""
+    return f"[{low_text}, {high_text}]"
 
 
 class Measured(Stored):
@@ -37,7 +49,7 @@ class Measured(Stored):
 
 
 class Value(Measured):
-    """A mean or a share. None without anything that it could be of."""
+    """A mean or a share; None where there is nothing to average."""
 
     value: float | None = None
     interval: Ci95 = None
@@ -52,7 +64,7 @@ class Difference(Measured):
 
 @dataclass(frozen=True)
 class Spread:
-    """A score over seeds. A number that too few seeds do not give is None."""
+    """A score over seeds. `std` and `interval` are None for one seed."""
 
     mean: float | None = None
     std: float | None = None
@@ -85,7 +97,7 @@ class Paired(Measured):
 
     @property
     def changed(self) -> tuple[int, int] | None:
-        """`to_right` and `to_wrong`."""
+        """`to_right` and `to_wrong`; None for scores that are not 0 or 1."""
         if self.to_right is None or self.to_wrong is None:
             return None
         return self.to_right, self.to_wrong

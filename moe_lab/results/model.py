@@ -74,6 +74,7 @@ class RunBlock(Stored):
     judges: dict[str, JudgeVerdicts] = Field({}, exclude_if=not_)
 
     def to_json(self) -> dict[str, Any]:
+        """The block as results.json has it. The keys of `WRITTEN_LAST` come last."""
         block = self.model_dump(by_alias=True)
         for key in WRITTEN_LAST:
             if key in block:
@@ -94,11 +95,12 @@ class RunBlock(Stored):
 
     @property
     def num_documents(self) -> int:
+        """The number of evaluated documents, of all tasks."""
         return sum(len(numbers) for numbers in self.samples.values())
 
     @property
     def command(self) -> str:
-        """The command line that computes it."""
+        """The command line that computes the run."""
         return command_line(self.overrides, self.config_dirs)
 
     @property
@@ -119,6 +121,7 @@ class RunBlock(Stored):
         return self.statistics != VERSION and not self.version_notes
 
     def interval(self, task: str, metric: str) -> Interval | None:
+        """The 95% interval of a score; None for a score without one."""
         return self.intervals.get(task, {}).get(metric)
 
     def judge_counts(self, task: str, metric: str) -> JudgeCounts | None:
@@ -150,12 +153,14 @@ class RunBlock(Stored):
         return None if self.baseline is None else self.baseline.run_id
 
     def other_scores(self, task: str, other: str = BASE) -> Mapping[str, Any]:
-        """The scores of the run that it is compared with; empty without one."""
+        """The scores of a task in the run that this one is compared with, by lm-eval's
+        `metric,filter`; empty without a comparison."""
         run = self.baseline if other == BASE else self.compared.get(other)
         return {} if run is None else run.results.get(task, {})
 
     def difference(self, task: str, metric: str, other: str = BASE) -> Paired:
-        """The difference to another run; without a number where the runs are not compared."""
+        """The difference to another run; `NO_DIFFERENCE`, which has no numbers, where the runs or
+        the metric are not compared."""
         if other == BASE:
             differences = self.paired
         elif other in self.compared:
@@ -194,7 +199,7 @@ class RunResult(RunBlock):
 
     @property
     def stored_in(self) -> Path:
-        """Its folder. The result is stored."""
+        """Its folder. Only for a result that is stored."""
         assert self.folder is not None
         return self.folder
 
@@ -210,7 +215,7 @@ class RunResult(RunBlock):
         return any(self.lm_eval.has_test_examples(task) for task in tasks)
 
     def tasks_of(self, name: str) -> list[str]:
-        """A task itself; the tasks of a group, and of the groups in it."""
+        """`[name]` for a task; for a group its tasks and those of the groups in it."""
         return self.lm_eval.leaves(self.samples, name)
 
 
@@ -224,7 +229,8 @@ def command_line(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> s
 
 
 def compared_names(results: Iterable[RunResult]) -> list[str]:
-    """The runs that any of the results is compared with, other than the base model's."""
+    """The names of the runs that any of the results is compared with (keys of `compared` in
+    results.json), each once. The base model's run is not among them."""
     names: dict[str, None] = {}
     for result in results:
         names |= dict.fromkeys(result.compared)

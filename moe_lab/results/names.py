@@ -5,8 +5,10 @@ from collections.abc import Iterable
 
 
 def folder_name(*parts: str, digest: str) -> str:
-    """The parts and the first 8 digits of an id, joined by "-", which replaces unsafe characters,
-    too."""
+    """The parts and the first 8 digits of an id, joined by "-": `olmoe-base-piqa-1f3c9a02`.
+
+    Characters other than letters, digits, ".", "_" and "-" become "-".
+    """
     safe_parts = [re.sub(r"[^A-Za-z0-9._-]", "-", part) for part in (*parts, digest[:8])]
     return "-".join(safe_parts)
 

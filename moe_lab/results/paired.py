@@ -56,6 +56,7 @@ def paired(
 
 
 def _score(values: Sequence[Any], aggregate: Aggregate | None) -> float:
+    """The score of all documents."""
     if aggregate is None:
         return float(np.mean(list(values)))
     return float(aggregate(list(values)))

@@ -24,8 +24,10 @@ def stored_results(
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = first["loc"]
-        if "moe_lab" in content:
-            place = place[1:] if place[0] == "lm_eval" else ("moe_lab", *place)
+        if "moe_lab" in content and place[0] == "lm_eval":
+            place = place[1:]
+        elif "moe_lab" in content:
+            place = ("moe_lab", *place)
         reason = f"{'.'.join(map(str, place))}: {first['msg']}"
         raise damaged(file, reason, advice) from error
 

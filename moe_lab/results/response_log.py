@@ -25,7 +25,7 @@ Header = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the log. It has only what is not None."""
+    """A line of the log. Fields that are None are not written."""
 
     header: dict[str, object] | None = None
     key: str | None = None
@@ -38,6 +38,7 @@ class Line:
     """`EngineLM.session_info` of a session that opened the model."""
 
     def encode(self) -> bytes:
+        """The line as JSON, with its newline."""
         parts = {}
         for field in fields(self):
             part = getattr(self, field.name)
@@ -115,19 +116,23 @@ class ResponseLog(Answers):
         self._append(Line(opened=dict(info)))
 
     def close(self) -> None:
+        """Close the file. The answers stay in memory."""
         self._file.close()
 
     def _append(self, line: Line) -> None:
+        """Add a line to the file, then to the answers and sums."""
         with writing(self.path):
             self._write([line])
         self._add(line)
 
     def _write(self, lines: Iterable[Line]) -> None:
+        """Add lines to the file. Raises OSError where only a part could be written."""
         content = b"".join(line.encode() for line in lines)
         if self._file.write(content) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _add(self, line: Line) -> None:
+        """Add a line to the answers, to the sums of costs, and to what is known of the session."""
         self.update(_answers([line]))
         if line.environment is not None:
             self.environment = line.environment
@@ -142,7 +147,7 @@ class ResponseLog(Answers):
 
 
 def _free_name(path: Path) -> Path:
-    """A new name for a log whose place another one takes."""
+    """The first of `responses.1.old.jsonl`, `responses.2.old.jsonl`, ... that does not exist."""
     number = 1
     while True:
         free = path.with_name(f"{path.stem}.{number}.old{path.suffix}")
@@ -169,6 +174,7 @@ def answers_in(path: Path, header: Header) -> int:
 
 
 def _answers(lines: Iterable[Line]) -> Answers:
+    """The answers in the lines that have one. Of two to one request the later counts."""
     answers: Answers = {}
     for line in lines:
         if line.key is None or line.response is None:
@@ -189,6 +195,7 @@ def _whole_lines(path: Path) -> list[Line]:
 
 
 def _readable(content: bytes) -> list[Line]:
+    """The lines of a log's content that can be read."""
     lines = []
     for line in content.splitlines():
         # a damaged line is a missing answer, which is computed again

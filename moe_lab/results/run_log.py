@@ -20,7 +20,8 @@ class RunLog(logging.FileHandler):
         return without_passwords(super().format(record))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Of a full disk the log of answers says so, which ends the run."""
+        """Do nothing: if the disk is full, the log of answers raises an error, which ends the
+        run."""
 
     def close(self) -> None:
         with suppress(OSError):
@@ -28,8 +29,10 @@ class RunLog(logging.FileHandler):
 
 
 class WarningsOnce(logging.Handler):
-    """Prints the first line of each warning on stderr, once: lm-eval's name the document in further
-    lines."""
+    """Prints the first line of each warning on stderr, once.
+
+    lm-eval's warnings name the document in further lines.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

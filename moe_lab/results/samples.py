@@ -54,11 +54,11 @@ class Sample:
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self:
-        """A sample that lm-eval returned, or a line of its log."""
+        """A sample that lm-eval returned, or a line of its log. Raises KeyError, TypeError or
+        AttributeError for a line that lacks keys."""
         requests = line.get("arguments") or {}
-        if isinstance(
-            requests, dict
-        ):  # in a log: {"gen_args_0": {"arg_0": ..., "arg_1": ...}, ...}
+        if isinstance(requests, dict):
+            # a log has {"gen_args_0": {"arg_0": ..., "arg_1": ...}, ...}
             requests = [list(arguments.values()) for arguments in requests.values()]
         return cls(
             document=line["doc_id"],
@@ -88,12 +88,12 @@ def _plain_value(value: Any) -> Any:
 
 
 def _without_numpy(value: Any) -> Any:
-    """A list or a number in the place of an array or a number of numpy."""
+    """An array of numpy as a list, a number of numpy as a number; any other value as it is."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _value(logged: Any) -> Any:
-    """A metric's value of a document. Null, which stands in JSON for NaN and infinities, is NaN."""
+    """A metric's value of a document. Null, which JSON has for NaN and infinities, becomes NaN."""
     value = _plain_value(logged)
     return math.nan if value is None else value
 
@@ -104,6 +104,7 @@ def is_missing(value: Any) -> bool:
 
 
 def samples_file(folder: Path, task: str) -> Path:
+    """The path of a task's sample log in a run's folder."""
     return folder / f"samples_{task.replace('/', '-')}.jsonl"
 
 
@@ -140,27 +141,37 @@ def _line_of(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_samples(result: RunResult) -> dict[str, list[Sample]]:
-    """The sample logs of a finished run, checked against its result.
+    """The sample logs of a finished run by task, checked against its result.
 
     Raises DamagedError if one is missing, cannot be read, or lacks a document.
     """
-    advice = f"Remove {result.stored_in / 'results.json'}; the run's command makes both again from the stored answers."
+    advice = (
+        f"Remove {result.stored_in / 'results.json'}; the run's command makes both again from the "
+        "stored answers."
+    )
     samples = {}
     for task, documents in result.samples.items():
         file = samples_file(result.stored_in, task)
-        found = read_lines(file, advice)
-        if found is None:
+        lines = read_lines(file, advice)
+        if lines is None:
             raise damaged(file, "it is gone", advice)
-        lines = samples_of(found, file, advice)
-        logged: dict[str, set[int]] = {name: set() for name in _filters(result, task)}
-        for line in lines:
-            logged.setdefault(line.filter, set()).add(line.document)
-        if not logged or any(numbers != set(documents) for numbers in logged.values()):
-            raise damaged(
-                file, f"{len(lines):,} lines are not those of {len(documents):,} documents", advice
-            )
-        samples[task] = lines
+        samples_of_task = samples_of(lines, file, advice)
+        if not _has_all_documents(samples_of_task, documents, _filters(result, task)):
+            reason = f"{len(samples_of_task):,} lines are not those of {len(documents):,} documents"
+            raise damaged(file, reason, advice)
+        samples[task] = samples_of_task
     return samples
+
+
+def _has_all_documents(
+    samples: Iterable[Sample], documents: Iterable[int], filters: Iterable[str]
+) -> bool:
+    """Whether every filter has exactly these documents; False if there is no filter at all."""
+    documents_of: dict[str, set[int]] = {name: set() for name in filters}
+    for sample in samples:
+        documents_of.setdefault(sample.filter, set()).add(sample.document)
+    expected = set(documents)
+    return bool(documents_of) and all(numbers == expected for numbers in documents_of.values())
 
 
 def samples_of(lines: Iterable[Mapping[str, Any]], file: Path, advice: str) -> list[Sample]:
@@ -196,6 +207,7 @@ def check_samples(result: RunResult) -> None:
 
 
 def _count_lines(file: Path) -> int:
+    """The number of lines of a file, read in blocks of 1 MiB."""
     lines = 0
     with file.open("rb") as content:
         while block := content.read(2**20):

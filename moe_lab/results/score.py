@@ -8,6 +8,8 @@ from moe_lab.results.model import BASE
 from moe_lab.results.significance import ALPHA
 from moe_lab.results.stored import Interval
 
+NO_PAIR = (None, None)
+"""In the place of an interval, or of two counts, that does not exist."""
 ComparisonKey = tuple[str, str, str, str]
 """What identifies a comparison within a command: run ids, task, metric, and the other run."""
 BETTER, WORSE, DIFFERENT, NOT_SIGNIFICANT = "better", "worse", "different", "not significant"
@@ -74,9 +76,13 @@ class Score:
 
     @property
     def tested_interval(self) -> Interval | None:
-        """The interval of its difference that belongs to its test."""
-        intervals = {DOCUMENTS: self.difference_interval, SEEDS: self.difference_seed_interval}
-        return (intervals | {BOTH: self.difference_both_interval})[self.tested_over]
+        """The interval of its difference that belongs to its test; None without one."""
+        intervals = {
+            DOCUMENTS: self.difference_interval,
+            SEEDS: self.difference_seed_interval,
+            BOTH: self.difference_both_interval,
+        }
+        return intervals[self.tested_over]
 
     @property
     def significant(self) -> bool:
@@ -110,11 +116,10 @@ class Score:
     def columns(self) -> dict[str, Any]:
         """Its columns in every data frame and CSV file (`moe_lab.Results.frame`); a missing number
         is None."""
-        nothing = (None, None)
-        value, seed, difference = (
-            limits or nothing
-            for limits in (self.interval, self.seed_interval, self.tested_interval)
-        )
+        low, high = self.interval or NO_PAIR
+        seed_low, seed_high = self.seed_interval or NO_PAIR
+        difference_low, difference_high = self.tested_interval or NO_PAIR
+        to_right, to_wrong = self.changed or NO_PAIR
         return {
             "model": self.model,
             "method": self.method,
@@ -123,25 +128,25 @@ class Score:
             "seeds": self.seeds,
             "examples": self.n,
             "value": self.value,
-            "low": value[0],
-            "high": value[1],
+            "low": low,
+            "high": high,
             "stderr": self.stderr,
             "std": self.std,
-            "seed_low": seed[0],
-            "seed_high": seed[1],
+            "seed_low": seed_low,
+            "seed_high": seed_high,
             "compared_with": None if self.difference is None else self.other,
             "other_value": self.baseline,
             "difference": self.difference,
-            "difference_low": difference[0],
-            "difference_high": difference[1],
+            "difference_low": difference_low,
+            "difference_high": difference_high,
             "difference_over": self.tested_over if self.tested_interval else None,
             "test": self.test,
             "p": self.p,
             "p_holm": self.p_holm,
             "question": self.question,
             "family": self.family,
-            "to_right": self.changed and self.changed[0],
-            "to_wrong": self.changed and self.changed[1],
+            "to_right": to_right,
+            "to_wrong": to_wrong,
             "notes": " ".join(self.marks),
         }
 

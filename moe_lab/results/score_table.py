@@ -39,8 +39,12 @@ def family_of(
     measured: Mapping[ComparisonKey, float | None] | None = None,
     controls: Container[str] = (),
 ) -> Family:
-    """The families of the comparisons of a command's scores with base and with each other run; see
-    `Family.of`."""
+    """The families of the comparisons of a command's scores with base and with each other run.
+
+    Args:
+        measured: further comparisons with their uncorrected p: those of expert metrics.
+        controls: as in `Family.of`.
+    """
     return Family.of({**p_values_of(groups), **(measured or {})}, controls)
 
 

@@ -75,8 +75,15 @@ def _tasks_of_pooled_groups(result: RunResult, scores: Sequence[Score]) -> set[s
 def empty_score(result: RunResult, metric: str) -> Score:
     """The first score of a run with another metric and no numbers but its documents."""
     first = scores_of(result)[0]
-    kept = ("model", "method", "task", "run_id", "n", "marks")
-    return Score(**{name: getattr(first, name) for name in kept}, metric=metric)
+    return Score(
+        model=first.model,
+        method=first.method,
+        task=first.task,
+        metric=metric,
+        run_id=first.run_id,
+        n=first.n,
+        marks=first.marks,
+    )
 
 
 def shown_scores(result: RunResult, other: str = BASE) -> list[Score]:
@@ -101,10 +108,10 @@ def pooled(whole: Score, tasks: Sequence[Score]) -> Score | None:
     """
     right = 0
     for task in tasks:
-        right_of_task = _right_answers(task.value, task.n or 0)
-        if right_of_task is None:
+        right_in_task = _right_answers(task.value, task.n or 0)
+        if right_in_task is None:
             return None
-        right += right_of_task
+        right += right_in_task
     total = whole.n or 0
     if right != _right_answers(whole.value, total):
         return None
@@ -139,6 +146,8 @@ def _right_answers(share: float | None, documents: int) -> int | None:
 
 
 def _score(result: RunResult, task: str, metric: str | None, other: str) -> Score:
+    """The score of a task or a group as results.json has it. Numbers that the file lacks are
+    None."""
     scores = result.lm_eval.scores(task)
     metric = headline(scores, metric)
     difference = result.difference(task, metric, other)
@@ -164,7 +173,8 @@ def _score(result: RunResult, task: str, metric: str | None, other: str) -> Scor
 
 
 def compared(score: Score, difference: Paired) -> Score:
-    """The score with its difference to another run."""
+    """The score with its difference to another run, and the p of its test; `test` and `p` are None
+    where there was none."""
     test = None
     p = None
     if difference.p_mcnemar is not None:
@@ -203,6 +213,7 @@ def _documents(result: RunResult, name: str, metric: str) -> int:
 
 
 def _number(value: Any) -> float | None:
+    """The value as a float; None for what is no number, lm-eval's "N/A" for example."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value)

@@ -30,6 +30,8 @@ class SeedDifference:
     both_interval: Interval | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """The difference as a summary file has it. `p_both` and `both_interval` are left out where
+        they are None."""
         written: dict[str, Any] = {
             "mean": self.mean,
             "difference": self.difference,
@@ -63,6 +65,11 @@ class SeedScore:
     """The other comparisons, by name."""
 
     def to_json(self) -> dict[str, Any]:
+        """The score as a summary file has it.
+
+        The base model's mean is under `base`, next to the keys of the difference to it; differences
+        to other runs are under `compared`.
+        """
         written: dict[str, Any] = {
             "values": self.values,
             "mean": self.mean,
@@ -72,7 +79,8 @@ class SeedScore:
         }
         if self.with_base is not None:
             difference = self.with_base.to_json()
-            written |= {"base": difference.pop("mean"), **difference}
+            written["base"] = difference.pop("mean")
+            written.update(difference)
         if self.compared:
             written["compared"] = dict(self.compared)
         return written
@@ -99,12 +107,12 @@ class SeedSummary:
     """By task, then by lm-eval's `metric,filter`."""
 
     def to_json(self) -> dict[str, Any]:
+        """The content of the summary's file."""
         block = self.first["moe_lab"]
-        settings = {
-            name: block[name]
-            for name in ("model", "method", "task", "untuned", "tuning", "judges")
-            if name in block
-        }
+        settings = {}
+        for name in ("model", "method", "task", "untuned", "tuning", "judges"):
+            if name in block:
+                settings[name] = block[name]
         settings["task"] = {**block["task"], "metric": self.first.metric}
         return settings | {
             "schema_version": 1,

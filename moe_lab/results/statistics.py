@@ -78,7 +78,7 @@ def interval_of_difference(
     aggregate: Aggregate | None = None,
 ) -> Interval | None:
     """95% interval over documents of several runs' mean score minus that of other runs, on the same
-    documents."""
+    documents; None for one document."""
     n = len(others[0])
     if n < 2:
         return None
@@ -118,18 +118,20 @@ def tango(to_right: float, to_wrong: float, n: float) -> Interval:
     difference = (to_right - to_wrong) / n
 
     def excess(d: float, side: int) -> float:
+        """How far n * d is from the observed number, beyond 1.96 standard errors under d; 0 at the
+        limit. `side` is 1 for the lower limit and -1 for the upper."""
         b = (2 * n - to_right + to_wrong) * d - to_right - to_wrong
         q = (math.sqrt(max(0.0, b * b + 8 * n * to_wrong * d * (1 - d))) - b) / (4 * n)
         variance = n * (2 * q + d * (1 - d))
         return side * (n * (difference - d)) - Z * math.sqrt(max(0.0, variance))
 
-    beside = 1e-9  # at the difference itself the variance may be 0
+    margin = 1e-9  # at the difference itself the variance may be 0
     low = -1.0
     if difference > -1:
-        low = brentq(excess, -1, difference - beside, args=(1,), xtol=1e-12)
+        low = brentq(excess, -1, difference - margin, args=(1,), xtol=1e-12)
     high = 1.0
     if difference < 1:
-        high = brentq(excess, difference + beside, 1, args=(-1,), xtol=1e-12)
+        high = brentq(excess, difference + margin, 1, args=(-1,), xtol=1e-12)
     return float(low), float(high)
 
 
@@ -191,7 +193,10 @@ def mcnemar(to_right: int, to_wrong: int) -> float:
 
 
 def over_seeds(scores: Sequence[float]) -> Spread:
-    """A score over seeds; no interval if all are equal."""
+    """The mean of a score over seeds, its spread and its interval.
+
+    One seed has a mean alone. Equal scores have a standard deviation of 0 and no interval.
+    """
     from scipy.special import stdtrit
 
     count = len(scores)

@@ -29,6 +29,7 @@ def _whole_interval(limits: Any) -> Any:
 
 
 def _as_list(limits: Interval | None) -> list[float] | None:
+    """The limits as JSON has them; None without an interval."""
     return None if limits is None else list(limits)
 
 

@@ -18,10 +18,10 @@ def reported(scores: Mapping[str, Any]) -> list[str]:
 
 
 def headline_of(metric: str | None, scores: Mapping[str, Any]) -> str | None:
-    """The headline metric of a run: the one that was asked for, by default the first that its first
-    task reports.
+    """The headline metric of a run: `metric` where it was asked for, else the first that the scores
+    of its first task report.
 
-    None with predict_only, which reports none.
+    None with predict_only, whose tasks report no metric.
     """
     reported_metrics = reported(scores)
     if not reported_metrics:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from moe_lab.config.terminal import print_message
 from moe_lab.errors import MoeLabError, RunHeldError
@@ -71,7 +72,7 @@ class Step(ABC):
 
     @abstractmethod
     def make(self, models: ModelPool) -> Outcome | None:
-        """Compute it. Returns the result of a run."""
+        """Compute it. Returns the result of a run; None for trainings and studies."""
 
     def failure(self) -> str | None:
         """Why it failed in another worker of the same command; None if it did not, or is stored."""
@@ -88,7 +89,7 @@ class Step(ABC):
 class Preparation(Step):
     """The trainings and studies of a job, after which its runs are known.
 
-    That another process holds a training is found only when it begins.
+    If another process holds a training, `make` raises RunHeldError; nothing tells it before.
     """
 
     @property
@@ -221,6 +222,7 @@ class Queue:
         step.check_free()
 
     def _announce(self, step: Step) -> None:
+        """Print the name of a step of several, once."""
         if self._total > 1 and step.name not in self._announced:
             self._announced.add(step.name)
             print_message(f"[{len(self._announced)}/{self._total}] {step.name}")
@@ -257,9 +259,16 @@ class Queue:
             self.steps.extendleft(RunStep(step.job, run) for run in reversed(step.job.runs))
 
 
-def run_all(
-    jobs: Sequence[Job], models: ModelPool, *, wait: bool = True
-) -> tuple[list[Outcome], list[Failure]]:
+class Executed(NamedTuple):
+    """What came of some jobs."""
+
+    outcomes: list[Outcome]
+    """The results of their runs, each once, in the order of the jobs."""
+    failures: list[Failure]
+    """What ended without a result."""
+
+
+def run_all(jobs: Sequence[Job], models: ModelPool, *, wait: bool = True) -> Executed:
     """Execute the jobs one after the other.
 
     A failure does not stop the others, an interruption does. A worker skips jobs whose time is
@@ -272,10 +281,12 @@ def run_all(
     queue = Queue(jobs, models, wait=wait)
     while queue.steps:
         queue.attempt_next()
-    outcomes = [
-        queue.outcomes[run.run_id] for run in distinct_runs(jobs) if run.run_id in queue.outcomes
-    ]
-    failures = [
-        failure for failure in queue.failures.values() if failure.run_id not in queue.outcomes
-    ]
-    return outcomes, failures
+    outcomes = []
+    for run in distinct_runs(jobs):
+        if run.run_id in queue.outcomes:
+            outcomes.append(queue.outcomes[run.run_id])
+    failures = []
+    for failure in queue.failures.values():
+        if failure.run_id not in queue.outcomes:
+            failures.append(failure)
+    return Executed(outcomes, failures)

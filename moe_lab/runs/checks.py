@@ -88,10 +88,8 @@ class Generation:
 
 
 def check_generation(config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-    """Raise ConfigError for a generation setting that is unsupported or impossible.
-
-    So is one that leaves no room for a prompt.
-    """
+    """Raise ConfigError for a generation setting that is unsupported or impossible, or that leaves no
+    room for a prompt."""
     from moe_lab.engine.sampling import check_task_options
 
     build(Generation, config.gen_kwargs or {}, "gen_kwargs.")
@@ -121,10 +119,8 @@ def _new_tokens(settings: Mapping[str, Any]) -> Any:
 
 
 def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
-    """Raise ConfigError for self-consistency over equal answers.
-
-    These are greedy answers of a method without randomness.
-    """
+    """Raise ConfigError for self-consistency over answers that are all equal: greedy answers of a
+    method without randomness."""
     if config.task.self_consistency is None or method.random:
         return
     for task in tasks["tasks"].values():
@@ -137,10 +133,10 @@ def check_votes(method: Method, config: Config, tasks: TaskDict) -> None:
 
 
 def check_code_execution(config: Config, tasks: TaskDict) -> None:
-    """Raise TaskError for a task that executes generated programs where they cannot be.
+    """Raise TaskError if a task executes generated programs and this machine cannot run them safely.
 
-    That is where limits of the user are too low, or bubblewrap does not work, unless that is
-    confirmed.
+    The user's limits are too low, or bubblewrap does not work and
+    `task.confirm_run_unsafe_code` is false.
     """
     executes = any(executes_code(task) for task in tasks["tasks"].values())
     if not executes or config.predict_only:

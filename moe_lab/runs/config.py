@@ -100,7 +100,8 @@ def _check_keys(values: Mapping[str, Any]) -> None:
 
 
 def _name_of(group: str, cell: Cell) -> str:
-    """The name of a group's option. That of a typed model.path is the path's last part."""
+    """The name of a group's option: that of its YAML, else of its file; for a model with a typed
+    model.path, the path's last part."""
     section = cell.values[group]
     keys = {override.partition("=")[0].lstrip("+") for override in cell.overrides}
     has_typed_path = "model.path" in keys and "model.name" not in keys

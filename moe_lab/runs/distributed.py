@@ -205,15 +205,18 @@ def _follow(rank: int) -> int:
 
 @cache
 def _models() -> ModelPool:
+    """The model pool of a process that follows process 0."""
     return ModelPool()
 
 
 def _load(config: Config) -> None:
+    """Load the model of a run in this process."""
     with follower_lm(config):  # so that its imports count as loading, too
         dist.barrier()
 
 
 def _free() -> None:
+    """Remove the model in memory from this process."""
     _models().free()
 
 

@@ -61,10 +61,10 @@ def memory_errors(name: str) -> Iterator[None]:
 def execute(run: Run, models: ModelPool, *, begin: Callable[[], None] = lambda: None) -> Outcome:
     """Return the stored result, or compute what is missing.
 
-    Runs that it is compared with are computed first.
+    Runs that it is compared with are computed first. The same call after an interruption continues.
 
-    The same call after an interruption continues. Raises RunHeldError if another process works on
-    this run, and MoeLabError if memory does not suffice.
+    Raises RunHeldError if another process works on this run, and MoeLabError if memory does not
+    suffice.
 
     Args:
         begin: called when the run is to be computed and no other process works on it.
@@ -195,7 +195,7 @@ def _write_config(run: Run) -> None:
 
 
 def _opened_log(run: Run) -> ResponseLog:
-    """The log of answers. It says what is continued."""
+    """The log of answers. A message says which stored answers are used, or are not used any more."""
     name = ANSWERS
     if run.config.rerun:  # an interrupted rerun continues its own log
         name = "responses.rerun.jsonl"

@@ -41,9 +41,10 @@ from moe_lab.runs.worker import end_with_command
 
 
 def do(mode: str, configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Any:
-    """What `mode` says of a grid, or with `experiment=` of the cells of papers' tables.
+    """Run, plan or report a grid, or with `experiment=` the cells of papers' tables.
 
-    Returns a `Plan` for mode=plan, `Results` for mode=run and mode=report.
+    Returns a `Plan` for mode=plan, `Results` for mode=run and mode=report. Raises ConfigError for
+    configurations that one command cannot have.
 
     Args:
         argv: the command line, which workers of `launcher=` get, too.
@@ -97,8 +98,9 @@ def _check_one_metric(configs: Sequence[Config]) -> None:
     metrics: dict[str, str | None] = {}
     for config in configs:
         metric = config.task.metric
-        without_metric = replace(config, task=replace(config.task, metric=None), overrides=[])
-        first = metrics.setdefault(repr(without_metric), metric)
+        task = replace(config.task, metric=None)
+        run = repr(replace(config, task=task, overrides=[]))  # equal for configurations of one run
+        first = metrics.setdefault(run, metric)
         if first != metric:
             raise ConfigError(
                 f"task.metric: {first} and {metric} are of one run, and a table shows one metric. "
@@ -138,7 +140,11 @@ def _make_models(configs: Sequence[Config], makers: Sequence[Config]) -> Results
 
 
 def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) -> Results:
-    """Run every configuration, and write summaries over seeds and the page, or the tables."""
+    """Run every configuration, and write summaries over seeds and the page, or the tables.
+
+    A worker writes neither, and a process of torchrun other than process 0 returns its exit code
+    alone.
+    """
     config = configs[0]
     end_with_command()
     code = follow(configs)
@@ -150,7 +156,7 @@ def _run(configs: Sequence[Config], cells: Sequence[Cell], argv: Sequence[str]) 
         jobs = jobs_of_cells(experiments)
         is_alone = not jobs
     else:
-        jobs = jobs_of([replace(each, launcher=LauncherConfig()) for each in configs])
+        jobs = jobs_of([replace(cell, launcher=LauncherConfig()) for cell in configs])
         is_alone = len(jobs) == 1 and len(jobs[0].runs) < 2
     is_writable = why_not_writable(config.output_dir) is None
     if not is_writable and not all(job.is_stored() for job in jobs):

@@ -56,9 +56,10 @@ class Job:
             self.runs += runs_of(self.evaluated or study.tuned_config())
 
     def expected_runs(self) -> list[Run]:
-        """A run after each study. The profile of an unfinished study is a placeholder.
+        """A run after each study; none without studies. The profile of an unfinished study is a
+        placeholder.
 
-        Of a command with several seeds it is the run of the first seed.
+        With several seeds after one study it is the run of the first seed.
         """
         runs = []
         for study in self.studies:

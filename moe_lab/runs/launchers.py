@@ -1,6 +1,6 @@
 """`launcher=`: workers, which are equal commands that share the runs of a grid by their locks.
 
-The command waits for them. Then it computes what they left, if anything, and writes the tables.
+The command waits for them. Then it computes whatever is unfinished, and writes the tables.
 """
 
 import os
@@ -25,10 +25,8 @@ LAUNCHERS = {"local": run_local, "ray": run_ray, "submitit": run_submitit}
 
 
 def check_launcher(configs: Sequence[Config]) -> None:
-    """Raise ConfigError for a command that workers cannot share.
-
-    So is a launcher whose package is not installed.
-    """
+    """Raise ConfigError for a command that workers cannot share, and for a launcher whose package is
+    not installed."""
     launcher = configs[0].launcher.name
     if launcher in ("ray", "submitit"):
         need_package(launcher, launcher, f"launcher={launcher}")
@@ -56,8 +54,8 @@ def check_launcher(configs: Sequence[Config]) -> None:
 def after_workers(config: Config, argv: Sequence[str]) -> Iterator[None]:
     """Let workers compute the runs of a command line before the context, if it has a launcher.
 
-    What failed in a worker is not tried again inside the context. What workers left because they
-    died is. The folder with their output is kept if one failed.
+    Inside the context, runs that failed in a worker are not tried again; runs that are unfinished
+    because a worker crashed are. The folder with the workers' output is kept if one of them failed.
     """
     if config.launcher.name == "none":
         yield

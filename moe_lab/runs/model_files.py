@@ -9,18 +9,17 @@ from moe_lab.tasks.loading import once
 
 
 def facts_of(config: Config) -> ModelFacts:
-    """The facts of the model. Raises ModelError."""
+    """The facts of the model: its family, layers, experts, ... Raises ModelError."""
     settings: dict[str, Any] = {
         "dtype": config.dtype,
         "device": config.device,
         "offline": config.offline,
     }
-    return once(f"facts {config.model} {settings}", lambda: model_facts(config.model, **settings))
+    key = f"facts {config.model} {settings}"
+    return once(key, lambda: model_facts(config.model, **settings))
 
 
 def tokenizer_of(config: Config) -> Any:
     """The model's tokenizer. Raises ModelError."""
-    return once(
-        f"tokenizer {config.model} {config.offline}",
-        lambda: load_tokenizer(config.model, offline=config.offline),
-    )
+    key = f"tokenizer {config.model} {config.offline}"
+    return once(key, lambda: load_tokenizer(config.model, offline=config.offline))

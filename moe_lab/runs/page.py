@@ -18,9 +18,9 @@ from moe_lab.runs.summaries import write_summaries
 
 
 def with_page(finished: Results) -> Results:
-    """The same results with their table, after the summaries over seeds and the page are written.
+    """The same results, at least one, with their table and files: summaries over seeds, page, results.
 
-    Where the output folder cannot be written, the results have no page.
+    If the output folder cannot be written, there are no summaries and no page, and a message says so.
     """
     table = command_table(finished.outcomes, finished.jobs)
     results_files = [outcome.path for outcome in finished.outcomes]

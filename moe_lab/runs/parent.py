@@ -1,6 +1,6 @@
 """A process that ends when its parent is gone: a process of torchrun, and a worker of `launcher=`.
 
-A parent that is killed, because memory is short, say, does not end its processes.
+A parent that is killed, for example because memory is short, does not end its processes.
 """
 
 import os
@@ -22,6 +22,7 @@ def end_with(parent: int) -> None:
 
 
 def _end_without(parent: int) -> None:
+    """Wait until the process `parent` is gone, then end this process."""
     while os.getppid() == parent:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -10,7 +10,7 @@ from moe_lab.config.terminal import print_line
 from moe_lab.methods import get_method
 from moe_lab.methods.method import TrainingMethod
 from moe_lab.methods.references.reference_method import ReferenceMethod
-from moe_lab.reports.columns import Column, Shown, print_table
+from moe_lab.reports.columns import Shown, TableWithNotes, print_table
 from moe_lab.reports.config_settings import settings_of, with_counts
 from moe_lab.results.folder import why_not_writable
 from moe_lab.runs.jobs import PROFILE, Job, distinct_runs, with_baselines
@@ -36,7 +36,7 @@ class Plan(Shown):
     """
 
     def __init__(self, jobs: Sequence[Job], refused: Refused | None = None):
-        """Of some jobs, baselines included. Loads no weights."""
+        """The plan of some jobs, baselines included. Loads no weights."""
         self.refused = refused or {}
         self.exit_code = 0
         self.rows: list[Row] = []
@@ -103,9 +103,11 @@ class Plan(Shown):
         return with_counts(frame, settings).astype(dict.fromkeys(counts, "Int64"))
 
     def __len__(self) -> int:
+        """The number of rows."""
         return len(self.rows)
 
     def _add_study(self, study: Study) -> None:
+        """A row for a study, whose missing trials are counted."""
         config = study.config
         tasks = study.tasks["tasks"]
         documents = {}
@@ -175,8 +177,8 @@ class Plan(Shown):
         """A line for runs after studies: `repeats` runs like each of `expected`."""
         tokens = 0.0
         for run in expected:
-            once = run.method.forward_tokens(workload_of(run), run.config, run.facts)
-            tokens += repeats * once * (1 + evaluations_left(run))
+            of_evaluation = run.method.forward_tokens(workload_of(run), run.config, run.facts)
+            tokens += repeats * of_evaluation * (1 + evaluations_left(run))
             self.budget.add(run)
         number = repeats * len(expected)
         self.missing += number
@@ -193,25 +195,22 @@ class Plan(Shown):
         )
 
     def _add_run(self, run: Run, workload: Workload) -> None:
+        """A row for a run, whose missing answers, training and references are counted."""
         config = run.config
         method = run.method
         state, share = run_state(run, workload)
         evaluations = share + evaluations_left(run)
         tokens = round(method.forward_tokens(workload, config, run.facts) * evaluations)
         self.tokens += tokens
+        is_done = state == "done"
         one_device = None
-        trains = False
-        if state != "done":
+        if not is_done:
             self.missing += 1
             if isinstance(method, ReferenceMethod):
                 self.references |= method.references_left(config, run.facts)
-            trains = isinstance(method, TrainingMethod)
             if isinstance(method, TrainingMethod):
-                training_left = method.training_left(config, run.facts)
-                self.trainings |= training_left
-                if training_left:
-                    one_device = method.one_device
-                    self.training_notes += method.training_notes(config, run.facts)
+                one_device = self._add_training(method, run)
+        trains = isinstance(method, TrainingMethod) and not is_done
         self.budget.add(run, trains=trains)
         self.rows.append(
             Row(
@@ -226,6 +225,19 @@ class Plan(Shown):
             )
         )
 
+    def _add_training(self, method: TrainingMethod, run: Run) -> str | None:
+        """Count what is left of the training of a run's model.
+
+        Returns why the training has to fit on one device (`Row.one_device`); None if it need not, or
+        if nothing is left of it.
+        """
+        training_left = method.training_left(run.config, run.facts)
+        if not training_left:
+            return None
+        self.trainings |= training_left
+        self.training_notes += method.training_notes(run.config, run.facts)
+        return method.one_device
+
     def print(self) -> None:
         """Print a row per study and run, and the remaining work and disk space."""
         columns, lines = self._columns()
@@ -233,8 +245,8 @@ class Plan(Shown):
         for line in lines:
             print_line(line)
 
-    def _columns(self) -> tuple[list[Column], list[str]]:
-        return columns_of(self.rows), self.notes
+    def _columns(self) -> TableWithNotes:
+        return TableWithNotes(columns_of(self.rows), self.notes)
 
     @property
     def notes(self) -> list[str]:
@@ -280,7 +292,8 @@ class Plan(Shown):
 
 
 def _unknown_work(after_training: Sequence[Job]) -> str:
-    """What is known only when the models are trained, as the end of a sentence."""
+    """What is known only when the models are trained, as the end of a sentence; empty without
+    trainings."""
     if not after_training:
         return ""
     text = " and what follows the trainings"
@@ -299,7 +312,7 @@ def _distinct_studies(jobs: Sequence[Job]) -> list[Study]:
 
 
 def _seed(config: Config) -> str | None:
-    """The seed of a configuration that cannot run, if its method has randomness."""
+    """The seed of a configuration that cannot run; None for a method without randomness."""
     # a method cannot be created before the study has found its temperatures
     is_untuned = getattr(config.method, "temperature", None) == PROFILE
     if is_untuned or get_method(config.method.name)(config.method).random:

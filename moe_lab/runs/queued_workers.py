@@ -18,9 +18,9 @@ from moe_lab.runs.worker import WORKERS, log_of, start
 
 @dataclass
 class Worker:
-    """Starts a worker from a job of submitit or a task of Ray, on another machine perhaps.
+    """Starts a worker from a job of submitit or a task of Ray, perhaps on another machine.
 
-    It is called with the worker's number, and returns its exit code.
+    Called with the worker's number, it waits for the worker and returns its exit code.
     """
 
     folder: Path

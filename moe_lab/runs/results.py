@@ -12,7 +12,7 @@ from moe_lab.config.schema import Config
 from moe_lab.config.terminal import print_error, print_line, print_message
 from moe_lab.errors import CONTINUES, ConfigError, RunHeldError, exit_code
 from moe_lab.methods import get_method
-from moe_lab.reports.columns import Column, Shown
+from moe_lab.reports.columns import Shown, TableWithNotes
 from moe_lab.reports.config_settings import settings_by_run
 from moe_lab.reports.example_frame import example_frame
 from moe_lab.reports.expert import print_expert_metrics
@@ -98,6 +98,7 @@ class Results(Shown, Sequence[dict[str, Any]]):
         return {run.run_id: run.config for run in runs}
 
     def __len__(self) -> int:
+        """The number of results."""
         return len(self.outcomes)
 
     @overload
@@ -110,10 +111,12 @@ class Results(Shown, Sequence[dict[str, Any]]):
 
     @property
     def runs(self) -> list[Run]:
+        """The runs that have a result, in the order of the results."""
         return [outcome.run for outcome in self.outcomes]
 
     @property
     def missing(self) -> list[str]:
+        """The names of the folders of runs without a result."""
         return [run.folder.name for run in distinct_runs(self.jobs) if not run.done]
 
     def frame(self, *, all_settings: bool = False) -> DataFrame:
@@ -186,12 +189,12 @@ class Results(Shown, Sequence[dict[str, Any]]):
             )
         return _shown_by_notebooks(differences_figure(lines))
 
-    def _columns(self) -> tuple[list[Column], list[str]]:
+    def _columns(self) -> TableWithNotes:
         columns = self.table.columns()
         if not self.outcomes:
-            return columns, ["no results"]
+            return TableWithNotes(columns, ["no results"])
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
-        return columns, [runs, *notes(self.table)]
+        return TableWithNotes(columns, [runs, *notes(self.table)])
 
     def print(self) -> None:
         """Print tables and paths, and the failures on stderr."""

@@ -49,6 +49,8 @@ class TaskScores:
 def seed_scores(name: str, outcomes: Sequence[Outcome]) -> dict[str, SeedScore]:
     """The mean of each score of a task over seeds, on the documents that all seeds have.
 
+    By lm-eval's `metric,filter`. A metric that a seed lacks is left out.
+
     Args:
         name: the task.
         outcomes: one per seed.
@@ -123,6 +125,9 @@ def difference_of(
 ) -> SeedDifference:
     """The mean score over seeds minus that of other runs on the same documents.
 
+    It has no tests over documents if all seeds are equal within rounding, and for a score that is
+    neither a mean nor a perplexity.
+
     Args:
         scores: one per seed.
         values: by seed, then by document.
@@ -140,7 +145,9 @@ def difference_of(
         by_seed = (np.asarray(scores) - mean).tolist()
         counterparts = other_values * len(values)
     ties_SN = _ties(values, counterparts, equal_examples)
-    is_equal = bool(ties_SN.all()) and not all(map(is_binary, [*values, *other_values]))
+    # scores of 0 and 1 have a test also if no document changed
+    all_binary = all(map(is_binary, [*values, *other_values]))
+    is_equal = bool(ties_SN.all()) and not all_binary
     difference = SeedDifference(
         mean=mean,
         difference=mean_of_differences(by_seed),
@@ -155,6 +162,14 @@ def difference_of(
     moved = _moved(values, counterparts, ties_SN, aggregate)
     if moved is None:
         return difference
+    return _with_tests(difference, moved)
+
+
+def _with_tests(difference: SeedDifference, moved: Moved) -> SeedDifference:
+    """The difference with its p over documents and, from five seeds on, over seeds and documents.
+
+    The interval over both is that of the scores; perplexities have none (`Moved.factor`).
+    """
     # the seeds share the documents: a swap of a document's values is the same in all of them
     means_N = moved.values_SN.mean(axis=0)
     p_documents = randomization_test(means_N.tolist(), [0.0] * len(means_N))
@@ -228,7 +243,10 @@ def _moved(
 
 
 def _other_scores(task: str, outcomes: Sequence[Outcome]) -> dict[str, list[TaskScores]]:
-    """The stored runs to compare with, by name: one run for all seeds, or one for each seed."""
+    """The stored runs to compare with, by name: one run for all seeds, or one for each seed.
+
+    A name is left out if one of its runs is not stored.
+    """
     runs = [outcome.run for outcome in outcomes]
     scores: dict[str, list[TaskScores]] = {}
     for name in runs[0].compared_runs:

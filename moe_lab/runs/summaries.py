@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from moe_lab.config.schema import Config
 from moe_lab.results.atomic import json_text, write_file
 from moe_lab.results.score_table import SeedGroup
 from moe_lab.results.seed_summary import SeedSummary
@@ -17,12 +18,13 @@ from moe_lab.runs.seed_scores import seed_scores
 def summarize(
     outcomes: Sequence[Outcome], repeated: Sequence[Sequence[str]] = ()
 ) -> list[SeedGroup]:
-    """The outcomes by configuration, with one result per seed.
+    """The outcomes by configuration, with one result per seed, and a summary of several seeds.
 
     `write_summaries` writes the summaries.
 
     Args:
-        repeated: the run ids of each configuration that has a study or a model per seed.
+        repeated: the run ids of each configuration that has a study or a model per seed. Its runs
+            differ in more than the seed, and are one group, which comes after the others.
     """
     by_id = {outcome.run.run_id: outcome for outcome in outcomes}
     repeated_groups: list[list[Outcome]] = []
@@ -36,10 +38,14 @@ def summarize(
     for outcome in outcomes:
         if outcome.run.run_id in in_repeated:
             continue
-        # seeds of one configuration also differ in their overrides
-        config = replace(outcome.run.config, seed=0, overrides=[])
-        groups.setdefault(repr(config), []).append(outcome)
+        groups.setdefault(_without_seed(outcome.run.config), []).append(outcome)
     return [_group(group) for group in (*groups.values(), *repeated_groups)]
+
+
+def _without_seed(config: Config) -> str:
+    """A text that is equal for configurations that differ in the seed alone."""
+    # their overrides name the seed
+    return repr(replace(config, seed=0, overrides=[]))
 
 
 def _group(outcomes: Sequence[Outcome]) -> SeedGroup:

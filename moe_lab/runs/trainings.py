@@ -56,7 +56,7 @@ class Training:
         return Path(self.method.trained(self.config, self.facts).folder)
 
     def left(self) -> dict[str, tuple[int, int]]:
-        """The remaining optimizer steps and tokens by name of the model's folder.
+        """(remaining optimizer steps, remaining tokens) by name of the model's folder.
 
         Empty if the model is trained.
         """

@@ -149,6 +149,7 @@ def _setting(cell: TableCell, axes: Sequence[str]) -> str:
 
 
 def _point_look(row: Any) -> dict[str, Any]:
+    """Colour and label of a point, by its method."""
     if "upper-bound" in row.notes:
         return {"color": ORANGE, "label": f"{row.method}, upper bound"}
     colour = GREY if row.method == "base" else BLUE

@@ -104,9 +104,10 @@ def _overhead_row(result: RunResult) -> dict[str, Any] | None:
 
 
 def _memory_bytes(result: RunResult) -> float | None:
-    """The peak of a CUDA device.
+    """The peak memory of a CUDA device.
 
-    Elsewhere the weights and what answering adds to the process at its peak.
+    Elsewhere the weights and what answering adds to the process at its peak; None if one of the two
+    was not measured.
     """
     cost = result.cost
     if str(cost.device).startswith("cuda"):
@@ -117,7 +118,7 @@ def _memory_bytes(result: RunResult) -> float | None:
 
 
 def _ratio(value: float | None, reference: float | None) -> float | None:
-    """None where a value is missing, or the reference is 0."""
+    """The value divided by the reference; None if one is missing, or the reference is 0."""
     if value is None or not reference:
         return None
     return value / reference
@@ -278,6 +279,7 @@ class CellCost(NamedTuple):
 
 
 def _cost_of(cell: TableCell) -> CellCost:
+    """The cost of a cell that has results."""
     works = []
     seconds = []
     for result in cell.results:

@@ -65,6 +65,7 @@ def draw_activation(runs: Sequence[StoredTraces]) -> Drawing:
 def _activation_rows(
     run: StoredTraces, before_LE: np.ndarray, after_LE: np.ndarray
 ) -> list[dict[str, object]]:
+    """A row per layer and expert: the frequencies `before` and `after`."""
     rows = []
     for layer, before_E, after_E in zip(run.layers, before_LE, after_LE, strict=True):
         for expert, (before, after) in enumerate(zip(before_E, after_E, strict=True)):
@@ -119,14 +120,16 @@ def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
     neighbour.
     """
     run = runs[0]
-    corrected = _first_corrected(run)
-    question = 0 if corrected is None else corrected
-    choice = "the first, as none" if corrected is None else "the first that was wrong and"
+    question = _first_corrected(run)
+    choice = "the first that was wrong and became right"
+    if question is None:
+        question = 0
+        choice = "the first, as none became right"
     frames = _sample_frames(run, question)
     rows = concat(frames, ignore_index=True)[[*run.key, *SAMPLE_COLUMNS]]
 
     def draw(title: str) -> Figure:
-        figure, [axis] = stacked_panels(2.9, [1], f"{title}\n{run.label}: {choice} became right")
+        figure, [axis] = stacked_panels(2.9, [1], f"{title}\n{run.label}: {choice}")
         neighbour_colours = iter(NEIGHBOUR_COLOURS)
         for name, line in rows.groupby("of", sort=False):
             if name in LOOKS:
@@ -152,7 +155,7 @@ def draw_sample(runs: Sequence[StoredTraces]) -> Drawing:
 
 
 def _first_corrected(run: StoredTraces) -> int | None:
-    """The first question that was wrong and became right."""
+    """The index of the first question that was wrong and became right; None if there is none."""
     for question, right in enumerate(run.right):
         if right[-1] and not right[0]:
             return question

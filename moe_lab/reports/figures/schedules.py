@@ -51,6 +51,7 @@ def draw_schedules(table: CellTable) -> Drawing:
 
 
 def _look(row: Any) -> dict[str, Any]:
+    """Colour, label and size of a point, by its schedule."""
     label, colour = FIRST_HALF.get(row.schedule[0], ("base", GREY))
     size = 7 if row.schedule == SWEET_POINT else 4
     return {"color": colour, "label": label, "ms": size}
@@ -70,9 +71,9 @@ def _finish(axis: Axes, name: str, rows: DataFrame) -> None:
 
 
 def schedule_label(coordinates: dict[str, str]) -> str:
-    """The paper's name of a schedule: N→R for none-router, E→E for experts.
+    """The paper's name of a schedule: N→R for none-router, E→E for experts; "base" without one.
 
-    A learning rate of the routers follows.
+    A learning rate of the routers follows: "N→R, router 1e-05".
     """
     schedule = coordinates.get(SCHEDULE, "-")
     if schedule == "-":

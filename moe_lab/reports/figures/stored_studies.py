@@ -32,6 +32,7 @@ class StudyInfo:
 
     @property
     def minimizes(self) -> bool:
+        """Whether a lower metric is better."""
         return self.direction == "minimize"
 
 
@@ -60,7 +61,7 @@ class StoredStudy:
 
     @property
     def untuned(self) -> float | None:
-        """The metric of the untuned model, which is trial 0."""
+        """The metric of the untuned model, which is trial 0; None if that is not complete."""
         values = self.complete["value"][self.complete["trial"] == 0]
         return next(iter(values), None)
 
@@ -102,7 +103,10 @@ def studies_of(cells: Sequence[TableCell]) -> list[StoredStudy]:
 
 
 def read_study(folder: Path) -> StoredStudy:
-    """Read a study's folder; best.yaml is missing until trial 0 ends."""
+    """The study in a folder. Without best.yaml, which is written after trial 0, it has no temperatures.
+
+    Raises DamagedError if study.json or trials.csv is missing or cannot be read.
+    """
     file = folder / "study.json"
     try:
         info: StudyInfo = typed(StudyInfo, read_mapping(file) or {})

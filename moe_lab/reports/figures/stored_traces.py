@@ -39,6 +39,7 @@ class StoredTraces:
 
     @property
     def top_k(self) -> int:
+        """K of the model."""
         assert self.result.model.top_k is not None
         return self.result.model.top_k
 
@@ -60,6 +61,7 @@ class StoredTraces:
 
     @property
     def label(self) -> str:
+        """Model, tasks and number of questions, for a panel's title."""
         return f"{', '.join(self.key.values())} ({len(self.traces)} questions)"
 
     @cached_property
@@ -86,7 +88,7 @@ class TracedQuestion(NamedTuple):
 
 
 def traces_of(cells: Sequence[TableCell]) -> list[StoredTraces]:
-    """The traces of the cells' runs, where they have some."""
+    """The traces of the first run of each cell; cells without a run or traces are left out."""
     results = [cell.results[0] for cell in cells if cell.results]
     return [read_traces(result) for result in results if (result.stored_in / TRACES).is_file()]
 
@@ -152,7 +154,8 @@ def _question(
 
 
 def _right_choice(sample: Sample) -> int:
-    """The index of the right choice. lm-eval logs either the index or its text."""
+    """The index of the right choice. lm-eval logs either the index or its text. Raises ValueError for
+    any other text."""
     target = str(sample.target)
     if target.isdigit() and int(target) < len(sample.requests):
         return int(target)

@@ -150,9 +150,10 @@ def draw_training_curves(table: CellTable) -> Drawing:
 
 def _panel_name(cell: TableCell, axes: Sequence[str]) -> str:
     """The coordinates of a cell on some axes, numbers with the name of their key."""
-    coordinates = {
-        axis.rpartition(".")[2].replace("_", " "): cell.coordinates[axis] for axis in axes
-    }
+    coordinates = {}
+    for axis in axes:
+        name = axis.rpartition(".")[2].replace("_", " ")
+        coordinates[name] = cell.coordinates[axis]
     parts = []
     for name, value in coordinates.items():
         parts.append(f"{name}: {value}" if value.isdigit() else value)
@@ -160,7 +161,8 @@ def _panel_name(cell: TableCell, axes: Sequence[str]) -> str:
 
 
 def _logged_losses(result: RunResult) -> list[dict[str, Any]]:
-    """Step and loss of the lines of a training's log that have a training loss."""
+    """`step` and `loss` of the lines of a training's log that have a training loss; empty if the
+    model's folder or the log is gone."""
     folder = model_folder(result)
     if folder is None:
         return []

@@ -20,7 +20,11 @@ or 1."""
 
 
 def kind_alone(is_right: bool | None) -> str:
-    """The kind of an answer without one of the base model."""
+    """The kind of an answer that has no answer of the base model next to it.
+
+    Args:
+        is_right: None for a score that is not 0 or 1.
+    """
     if is_right is None:
         return ANSWERED
     return RIGHT if is_right else WRONG
@@ -32,13 +36,16 @@ def kind_of_pair(
     """The kind of a run's answer next to the base model's.
 
     Args:
-        answers: the base model's and the run's own; `scores` and `rights` (whether it is right)
-            likewise.
+        answers: the base model's, then the run's own.
+        scores: their values of the metric.
+        rights: whether they are right; None for a score that is not 0 or 1.
     """
-    contents = []
-    for answer, score in zip(answers, scores, strict=True):
-        contents.append((answer.text, answer.picked, score))
-    is_same = contents[0] == contents[1]
+    base_answer, own_answer = answers
+    base_score, own_score = scores
+    # tuples, in which a missing value (NaN) of both answers is the same
+    base_content = (base_answer.text, base_answer.picked, base_score)
+    own_content = (own_answer.text, own_answer.picked, own_score)
+    is_same = base_content == own_content
 
     base_is_right, own_is_right = rights
     if base_is_right is None or own_is_right is None:

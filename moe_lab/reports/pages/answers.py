@@ -67,9 +67,8 @@ def answer_of(sample: Sample, metric: str) -> Answer | None:
     if len(set(prompts)) > 1 and len(set(endings)) == 1:
         prompt = endings[0]
         choices = prompts
-        if (
-            metric != "acc"
-        ):  # acc_norm divides by the length of the ending, which is the same for all
+        if metric != "acc":
+            # acc_norm divides by the length of the ending, which is the same for all
             rule = None
 
     picked = None

@@ -17,7 +17,7 @@ ESCAPED |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\texta
 
 
 def latex_of(columns: Sequence[Column], caption: str) -> str:
-    """A LaTeX table with booktabs' rules; what is the same in all rows is in its caption."""
+    """A LaTeX table with booktabs' rules. Names that all rows share are in its caption."""
     from pandas import DataFrame
 
     shared, kept = split_title(columns)

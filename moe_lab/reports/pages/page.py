@@ -72,7 +72,7 @@ def differences_picture(lines: Iterable[ScoreLine]) -> str | None:
 
 
 def pictures_in(folder: Path) -> list[tuple[str, str]]:
-    """Name and data URI of each figure in `<folder>/figures`."""
+    """(name, data URI) of each figure in `<folder>/figures`; empty without that folder."""
     files = sorted((folder / "figures").glob("*.svg"))
     return [(file.stem, picture_of(file.read_bytes())) for file in files]
 

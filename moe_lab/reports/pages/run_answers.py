@@ -16,6 +16,8 @@ SamplesByTask = Mapping[str, Sequence[Sample]]
 
 
 class ScoredAnswer(NamedTuple):
+    """An answer of a run, with its score."""
+
     answer: Answer
     score: Any
     """By the headline metric."""
@@ -44,10 +46,17 @@ class BaseSamples:
         return self._by_run_id[base_run.run_id]
 
 
-def shown_answers(
-    runs: Sequence[RunResult], labels: Sequence[str]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """The answers of all runs (`shown_answer`), changed ones first, and why others are not there.
+class ShownAnswers(NamedTuple):
+    """The answers on a page."""
+
+    answers: list[dict[str, Any]]
+    """As `shown_answer` returns them, changed ones first."""
+    problems: list[str]
+    """Why answers of a run are not there, one line each."""
+
+
+def shown_answers(runs: Sequence[RunResult], labels: Sequence[str]) -> ShownAnswers:
+    """The answers of all runs.
 
     A baseline's answers are shown only next to those of the other runs.
 
@@ -71,19 +80,20 @@ def shown_answers(
         if samples_of_base is None and run.base_id is not None:
             problems.append(f"{label}: the run of the base model is not stored here.")
     answers.sort(key=_place_of_kind)
-    return answers, problems
+    return ShownAnswers(answers, problems)
 
 
 def _place_of_kind(answer: Mapping[str, Any]) -> int:
+    """A key that orders answers by KINDS."""
     return KINDS.index(answer["kind"])
 
 
 def _answers(
     run: RunResult, label: str, samples_of_base: SamplesByTask | None
 ) -> Iterator[dict[str, Any]]:
-    """All answers of a run.
+    """The answers of a run (`shown_answer`); next to the base model's, if its samples are given.
 
-    With the samples of the base model, only to documents that both answered.
+    Then documents that only one of the two answered are left out.
     """
     for task, samples in read_samples(run).items():
         place = {"run": label, "task": task}
@@ -100,6 +110,7 @@ def _answers(
 
 
 def _shown_alone(scored: ScoredAnswer, place: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of a run without one of the base model."""
     kind = kind_alone(scored.is_right)
     return shown_answer([scored.answer], [scored.score], kind, **place, right=scored.is_right)
 
@@ -117,9 +128,9 @@ def _shown_pair(
 
 
 def _scored(run: RunResult, task: str, samples: Sequence[Sample]) -> dict[int, ScoredAnswer]:
-    """The answers of one run to a task by document, by the filter of its headline metric.
+    """The answers of one run to a task by document, those of the filter of its headline metric.
 
-    A text that is scored as a whole has no answer.
+    Documents whose text is scored as a whole have no answer and are left out.
     """
     key = headline(run.lm_eval.scores(task), run.metric)
     metric, _, filter_name = key.partition(",")

@@ -33,9 +33,9 @@ def routing_of(run: RunResult, label: str) -> RunRouting | None:
 
 
 def profiles_of(routings: Sequence[RunRouting]) -> dict[tuple[float, ...], list[str]]:
-    """The different temperatures of all runs, each with the labels of its runs.
+    """The labels of the runs with the same temperatures, by these temperatures (one per MoE layer).
 
-    They are in the order of the runs.
+    Runs without temperatures are left out.
     """
     labels: dict[tuple[float, ...], list[str]] = {}
     for routing in routings:
@@ -45,7 +45,7 @@ def profiles_of(routings: Sequence[RunRouting]) -> dict[tuple[float, ...], list[
 
 
 def facts_columns(routings: Sequence[RunRouting]) -> list[Column]:
-    """What the methods report, a row per run."""
+    """What the methods report, a row per run that reports something."""
     shown = [routing for routing in routings if routing.facts]
     columns = [texts("run", [routing.label for routing in shown])]
     names: dict[str, None] = {}
@@ -58,6 +58,7 @@ def facts_columns(routings: Sequence[RunRouting]) -> list[Column]:
 
 
 def _fact_text(value: str | int | float) -> str:
+    """A reported word as it is, a number with six digits."""
     if isinstance(value, str | bool):
         return str(value)
     return f"{value:.6g}"

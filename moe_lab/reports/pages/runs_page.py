@@ -82,6 +82,7 @@ def _name(run: RunResult, label: str) -> str:
 
 
 def _csv(table: CommandTable) -> str:
+    """The table as CSV: the columns of `Score.columns`, and the settings."""
     rows = []
     for line in table.lines:
         rows.append(line.score.columns() | {"settings": line.label})
@@ -89,7 +90,11 @@ def _csv(table: CommandTable) -> str:
 
 
 def _answers_content(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the template needs of the answers; the page has the first MOST of them."""
+    """What the template needs of the answers; the page has the first MOST of them.
+
+    `documents` counts the answers that have one of the base model next to them, `left_out` those
+    beyond MOST.
+    """
     kinds = {answer["kind"] for answer in answers}
     named_kinds = [kind for kind in CHANGES if kind != CHANGED]
     return {
@@ -117,9 +122,10 @@ def _routing_content(runs: Sequence[RunResult], names: Sequence[str]) -> dict[st
 
 
 def cost_columns(runs: Sequence[RunResult], names: Sequence[str]) -> list[Column]:
-    """The cost of each run."""
+    """The cost of each run; an empty cell for a number that is missing."""
 
     def column(heading: str, key: str, text: Callable[[Any], str]) -> Column:
+        """A column of a key of `cost`."""
         return numbers(heading, [getattr(run.cost, key) for run in runs], text)
 
     return [

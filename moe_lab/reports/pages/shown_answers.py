@@ -19,13 +19,16 @@ def shown_answer(
 ) -> dict[str, Any]:
     """The answer of a run as the page's script reads it, alone or next to the base model's.
 
-    Texts are cut.
+    Texts are cut to LONGEST_ANSWER. Its keys:
 
-    It has `prompt` (the whole prompt as the model saw it), `target`, `kind`, whether it is
-    `changed`, and of the others those that apply: `scores` of each answer if one is not 0 or 1; the
-    texts `base` and `own`, the position at which the two differ (in units of UTF-16, as the script
-    counts), and what the metric reads of each (`extracted`); `options`, the choices with their
-    log-probability for each answer, and the choices that are `picked`.
+    - `prompt` (the whole prompt as the model saw it), `target`, `kind`, `changed` (true or false)
+    - those of `place` that are not None
+    - `scores` of each answer, if one is not 0 or 1
+    - of generated texts: `own`, with a base model also `base` and `differs`, the position at which
+      the two differ (in units of UTF-16, as the script counts); `extracted`, what the metric reads
+      of each, if it is not the whole text
+    - of choices: `options`, each with its log-probability for each answer, and `picked`, the index
+      of each answer's choice
 
     Args:
         answers: the base model's, if there is one, and the run's own.
@@ -60,13 +63,15 @@ def shown_answer(
 
 def _options(answers: Sequence[Answer]) -> dict[str, Any]:
     """The choices with their log-probability for each answer, and what each answer picked."""
+    scores_of_answers = [answer.scores for answer in answers]
     options = []
-    for option in zip(answers[-1].choices, *(answer.scores for answer in answers), strict=True):
-        options.append(list(option))
+    for choice, *scores in zip(answers[-1].choices, *scores_of_answers, strict=True):
+        options.append([choice, *scores])
     return {"options": options, "picked": [answer.picked for answer in answers]}
 
 
 def _cut(text: str | None) -> str | None:
+    """The first characters of a text; None stays None."""
     return None if text is None else text[:LONGEST_ANSWER]
 
 
@@ -91,10 +96,11 @@ def _length_in_script(text: str) -> int:
 
 
 def answer_data(answers: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """The data for the script of a page: `answers` and `prompts`.
+    """The data for the script of a page.
 
-    With each prompt is the number of characters that are left out. Each prompt is stored once. Its
-    beginning, which has the few-shot examples, is cut to an equal share of PROMPTS.
+    `prompts` has each prompt once, as [text, number of characters that are left out]: its beginning,
+    which has the few-shot examples, is cut so that all prompts have an equal share of PROMPTS.
+    `answers` are the answers, whose `prompt` is an index in `prompts`.
     """
     prompts = list(dict.fromkeys(answer["prompt"] for answer in answers))
     numbers = {prompt: number for number, prompt in enumerate(prompts)}

@@ -43,9 +43,7 @@ class ShownTable:
 def write_tables_page(folder: Path) -> Path:
     """Write `index.html` from the tables' JSON files in the folder, and return its path.
 
-    Raises ResultsError.
-
-    A file that is no table is left out, with a line on stderr.
+    A file that is no table is left out, with a line on stderr. Raises ResultsError.
     """
     tables = [shown_table(table, folder) for table in _stored_tables(folder)]
     papers: dict[str, list[ShownTable]] = {}
@@ -180,7 +178,7 @@ def _attributes(row: Row, paper: str) -> dict[str, str]:
 
 
 def _stored_columns(csv_file: Path) -> list[Column]:
-    """The columns of a table of settings, as its CSV file has them."""
+    """The columns of a table of settings, as its CSV file has them; none without the file."""
     from pandas import read_csv
 
     if not csv_file.is_file():
@@ -190,11 +188,13 @@ def _stored_columns(csv_file: Path) -> list[Column]:
 
 
 def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
-    """Coordinates, score, differences, the published number, and the state.
+    """The columns of the rows: coordinates, score, differences, published number, state, and notes.
 
-    The differences are to base, then to other runs.
+    A row without a score, a difference or a published number has empty cells there.
     """
     scores = [row.score or NO_SCORE for row in rows]
+    states = [_state_text(row) for row in rows]
+    notes = [" ".join(score.marks) for score in scores]
     columns = _coordinate_columns(table, rows)
     for column in value_columns(scores):
         if column.heading == "n":  # n is RoE's number of samples
@@ -203,20 +203,33 @@ def cell_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
 
     columns += difference_columns(scores)
     for other in table.compared:
-        other_name = other.replace("_", " ")
-        for column in difference_columns([row.compared.get(other, NO_SCORE) for row in rows]):
-            columns.append(replace(column, heading=f"{column.heading}, {other_name}"))
-
-    published = [row.published.fraction if row.published else None for row in rows]
-    places = [row.published.where if row.published else "" for row in rows]
-    columns += [
-        numbers("published", published, "{:.4g}".format),
-        texts("place", places),
-        numbers("value - published", [row.minus_published for row in rows], signed_number),
-        texts("state", [_state_text(row) for row in rows]),
-        texts("notes", [" ".join(score.marks) for score in scores]),
-    ]
+        columns += _columns_against(other, rows)
+    columns += _published_columns(rows)
+    columns.append(texts("state", states))
+    columns.append(texts("notes", notes))
     return columns
+
+
+def _columns_against(other: str, rows: Sequence[Row]) -> list[Column]:
+    """The differences to another run than the base model's, whose name is in the headings."""
+    scores = [row.compared.get(other, NO_SCORE) for row in rows]
+    other_name = other.replace("_", " ")
+    columns = []
+    for column in difference_columns(scores):
+        columns.append(replace(column, heading=f"{column.heading}, {other_name}"))
+    return columns
+
+
+def _published_columns(rows: Sequence[Row]) -> list[Column]:
+    """The published number, its place in the paper, and how far the measured one is from it."""
+    values = [row.published.fraction if row.published else None for row in rows]
+    places = [row.published.where if row.published else "" for row in rows]
+    differences = [row.minus_published for row in rows]
+    return [
+        numbers("published", values, "{:.4g}".format),
+        texts("place", places),
+        numbers("value - published", differences, signed_number),
+    ]
 
 
 def _coordinate_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
@@ -237,6 +250,7 @@ def _coordinate_columns(table: Table, rows: Sequence[Row]) -> list[Column]:
 
 
 def _state_text(row: Row) -> str:
+    """`<state>: <reason>`; the state alone where it has no reason."""
     if not row.reason:
         return str(row.state)
     return f"{row.state}: {row.reason}"

@@ -17,9 +17,8 @@ NOTE = (
 def averages(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
     """One average for each line of cells that differ in `experiment.average` alone.
 
-    None without that axis.
-
-    The average of an incomplete line has no score.
+    Empty for an experiment without that axis, and where the cells have one value on it. The average
+    of an incomplete line is a cell whose score is None.
     """
     axis = experiment.average
     if axis is None:
@@ -50,9 +49,8 @@ def averages(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCe
 def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[TableCell]:
     """The cells of a table and their averages.
 
-    The averages alone where their axis is neither row nor column.
-
-    Numbers of trainings belong to no task and are shown with the averages.
+    If the axis of the averages is neither row nor column, only the averages, and the numbers of
+    trainings, which belong to no task.
     """
     shown = list(cells)
     if averages_alone(experiment, cells):
@@ -61,7 +59,7 @@ def shown_cells(experiment: Experiment, cells: Sequence[TableCell]) -> list[Tabl
 
 
 def averages_alone(experiment: Experiment, cells: Sequence[TableCell]) -> bool:
-    """Whether averages are shown in place of the cells that they are of."""
+    """Whether averages are shown instead of the cells whose averages they are."""
     if experiment.average in [*experiment.rows, *experiment.columns]:
         return False
     return bool(averages(experiment, cells))

@@ -46,7 +46,7 @@ class TableCell:
     """The cells whose mean it is; such a cell has no results of its own."""
 
     def score(self, other: str = BASE) -> Score | None:
-        """The score of the cell's first task.
+        """The score of the cell's first task; None if nothing is stored for it.
 
         It is that of its run, the mean over its seeds, or the mean of its parts.
 
@@ -90,10 +90,8 @@ class TableCell:
         return scores
 
     def scores(self, family: Family = NO_COMPARISONS) -> dict[str, Score]:
-        """Its scores by the run to compare with, the base model's first.
-
-        They have the corrected p of the family.
-        """
+        """Its scores, with the corrected p of the family, by the run that they are compared with: the
+        base model's first, then the keys of `compared`. Empty without a score."""
         results = list(self.results)
         for part in self.parts:
             results += part.results
@@ -105,9 +103,9 @@ class TableCell:
         return scores
 
     def shows(self) -> str | None:
-        """The metric of the cell, with its unit, and whether lower is better.
+        """The metric of the cell in words: its unit, or its name and whether lower is better.
 
-        None without a score of its own.
+        None for an average, and for a cell without a score.
         """
         if self.parts:
             return None

@@ -93,7 +93,7 @@ class Experiment:
         self._check_published()
 
     def _check_published(self) -> None:
-        """The paper's values are numbers. Raises ConfigError."""
+        """Raise ConfigError for a published value that is no number."""
         if self.figure == "recipe":  # settings, of which some are texts
             return
         for i, published in enumerate(self.paper):
@@ -101,10 +101,8 @@ class Experiment:
                 raise ConfigError(f"paper[{i}].value={published.value}: expected a number.")
 
     def _check_metrics(self) -> None:
-        """Several metrics need the axis MEASURE, and the axis needs several metrics.
-
-        Raises ConfigError.
-        """
+        """Raise ConfigError for several metrics without the axis MEASURE, and for that axis without
+        several metrics."""
         metrics = [self.metric]
         for scale in self.scales.values():
             if scale.metric is not None:
@@ -117,7 +115,7 @@ class Experiment:
     def metrics(self, scale: str) -> dict[str, str]:
         """The metrics of a scale's cells by their names on the axis MEASURE.
 
-        A single metric is its own name.
+        A single metric has its own name: {"acc,none": "acc,none"}.
         """
         metric = self.scale(scale).metric or self.metric
         if isinstance(metric, dict):
@@ -149,14 +147,14 @@ OWN = "own"
 
 
 def find_experiments(names: str, config_dirs: Sequence[Path] = ()) -> list[Experiment]:
-    """The experiments of `experiment=<name>,...|all`.
-
-    A name is a file's, with its folder if needed.
-
-    `all` has those of the papers, not this project's own studies in `experiments/own/`.
+    """The experiments of `experiment=<name>,...|all`, each once.
 
     They are the package's and those in `experiments/` of the folders of `--config-dir`. Raises
     ConfigError for an unknown or ambiguous name and for a malformed file.
+
+    Args:
+        names: names of files, separated by commas, with the folder if needed: `figure3` or
+            `roe/figure3`. "all" means all but this project's own studies in `experiments/own/`.
     """
     files = experiment_files(config_dirs)
     if names == "all":
@@ -168,7 +166,7 @@ def find_experiments(names: str, config_dirs: Sequence[Path] = ()) -> list[Exper
 
 
 def load_experiment(name: str, file: Path) -> Experiment:
-    """Read one file, every key checked."""
+    """The experiment in a file. Raises ConfigError for a malformed file or an unknown key."""
     with reading(file):
         values = yaml.load(file.read_text(encoding="utf-8"), Loader=LOADER)
         scales = {}

@@ -25,6 +25,8 @@ KIND = re.compile(r"^def draw_(\w+)\(\s*(\w+):", re.MULTILINE)
 
 
 class FigureKind(NamedTuple):
+    """Where a kind is drawn, and from what."""
+
     data: str
     """A value of DATA."""
     module: str

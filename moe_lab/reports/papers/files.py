@@ -23,6 +23,7 @@ def typed_settings(overrides: Sequence[str]) -> list[str]:
 
 
 def _changes_table(override: str) -> bool:
+    """Whether an override changes the numbers or the contents of a table."""
     key = override.partition("=")[0].partition("@")[0]
     first_part = re.split(r"[./]", key)[0]
     if first_part in SAME_TABLE or first_part == "hydra":

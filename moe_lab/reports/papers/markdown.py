@@ -94,10 +94,15 @@ def _grid(experiment: Experiment, table: Table) -> str:
         for optional_row in rows:
             cells += _texts(optional_row, table.compared, has_published)
         lines.append(cells)
-    return column_lines(list(map(texts, header, zip(*lines, strict=True))))
+    cells_of_columns = zip(*lines, strict=True)
+    columns = [
+        texts(heading, cells) for heading, cells in zip(header, cells_of_columns, strict=False)
+    ]
+    return column_lines(columns)
 
 
 def _column_axes(experiment: Experiment) -> list[str]:
+    """The axes of the cells that are not rows."""
     return [key for key in experiment.keys if key not in experiment.rows]
 
 
@@ -173,6 +178,7 @@ def _column_name(axes: Sequence[str], column: Place) -> str:
 
 
 def _place(row: Row, axes: Sequence[str]) -> Place:
+    """The coordinates of a row on some axes."""
     return tuple(row.coordinates[axis] for axis in axes)
 
 

@@ -11,6 +11,7 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
+    """A line of a table. A bar in a cell is escaped."""
     escaped = [cell.replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(escaped)} |"
 

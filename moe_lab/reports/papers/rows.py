@@ -66,6 +66,7 @@ class Row:
 
     @property
     def of_training(self) -> bool:
+        """Whether it is a number of a training, which belongs to no task."""
         return self.metric.startswith(TRAINING)
 
     @property

@@ -33,6 +33,7 @@ def stated_numbers(experiment: Experiment, scale: str, folder: Path) -> list[Row
 
 
 def _unmeasured_row(published: Published) -> Row:
+    """The row of a stated number without the figure's data."""
     return Row(coordinates=published.cell, metric=published.cell["quantity"], published=published)
 
 

@@ -61,6 +61,7 @@ class Table:
 
     @property
     def paper(self) -> str:
+        """The folder of the experiment: a key of PAPERS, or a folder of the user's."""
         return self.name.partition("/")[0]
 
     @property
@@ -109,6 +110,7 @@ class Table:
 
 
 def _columns_of_published(published: Published | None) -> dict[str, object]:
+    """`published`, `place` and `mark`; all None without a published number."""
     if published is None:
         return dict.fromkeys(("published", "place", "mark"))
     return {
@@ -119,6 +121,7 @@ def _columns_of_published(published: Published | None) -> dict[str, object]:
 
 
 def _columns_of_score(score: Score | None) -> dict[str, object]:
+    """The columns OF_CELLS; all None without a score."""
     columns = {} if score is None else score.columns()
     return {name: columns.get(name) for name in OF_CELLS}
 

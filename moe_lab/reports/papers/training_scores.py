@@ -58,10 +58,11 @@ METRICS = {
 def training_score(results: Sequence[RunResult], metric: str) -> Score | None:
     """The score of a model, or the mean over models that differ in the seed.
 
-    None without a result of a training.
-
     One model has an interval over held-out rows. Several have their standard deviation over seeds,
-    and Student's interval over seeds alone. Raises ConfigError.
+    and Student's interval over seeds alone.
+
+    None without a result of a training; a score whose value is None if a design has no such number.
+    Raises ConfigError for an unknown metric.
     """
     one_of("metric", metric, list(METRICS))
     trained = [result for result in results if training_of(result)]

@@ -6,7 +6,7 @@ from moe_lab.reports.papers.training_scores import TRAINING
 
 
 def unit_of(metric: str) -> str:
-    """The unit of an expert metric."""
+    """The unit of an expert metric: bits, or "accuracy lost" for an intervention."""
     counted = counted_metrics().get(metric.removeprefix(EXPERT))
     if counted is None:
         return "accuracy lost"

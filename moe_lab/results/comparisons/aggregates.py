@@ -10,7 +10,7 @@ from moe_lab.results.statistics import Aggregate
 
 
 def aggregate_of(evaluation: Evaluation, task: str, metric: str) -> Aggregate | None:
-    """The function of a score.
+    """lm-eval's function from the documents' values to a score.
 
     It is the one that the task's configuration names for the metric, else the metric's own.
     None for the mean, and for a metric that the configuration does not list.
@@ -29,7 +29,8 @@ def aggregate_of(evaluation: Evaluation, task: str, metric: str) -> Aggregate | 
 
 
 def reproduces(evaluation: Evaluation, task: str, metric: str, aggregate: Aggregate | None) -> bool:
-    """Whether the function turns the logged values into the stored score."""
+    """Whether the function turns the logged values into the stored score; False without values, and
+    where the score or, for a mean, a value is no number."""
     name, _, filter_name = metric.partition(",")
     values = []
     for sample in evaluation.samples[task]:
@@ -48,4 +49,5 @@ def reproduces(evaluation: Evaluation, task: str, metric: str, aggregate: Aggreg
 
 
 def score_of(values: list[Any], aggregate: Aggregate | None) -> float:
+    """The score of at least one value; `aggregate` None is the mean."""
     return aggregate(values) if aggregate else sum(values) / len(values)

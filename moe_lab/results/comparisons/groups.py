@@ -14,7 +14,7 @@ from moe_lab.results.task_scores import reported
 def compare_group(
     a: Evaluation, b: Evaluation, group: str, of_tasks: Mapping[tuple[str, str], Score]
 ) -> PartialComparison:
-    """The scores of a group that are shares of its documents.
+    """The scores of a group that are shares of its documents, and a note on each other score of it.
 
     Args:
         of_tasks: the compared scores by task and lm-eval's `metric,filter`.

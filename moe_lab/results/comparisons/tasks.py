@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from moe_lab.errors import first_line
 from moe_lab.results.comparisons.aggregates import aggregate_of, reproduces, score_of
@@ -23,8 +23,10 @@ from moe_lab.results.task_scores import reported
 
 
 def compare_task(a: Evaluation, b: Evaluation, task: str) -> PartialComparison:
-    """The scores of a task. Raises ConfigError if the documents, prompts or right answers
-    differ."""
+    """The scores of a task that both evaluations report, and notes on those that only one has.
+
+    Raises ConfigError if the documents, prompts or right answers differ.
+    """
     pairs = paired_examples(a, b, task)
     rounding = rounding_of(a, b)
     notes = []
@@ -63,6 +65,7 @@ def _compare_metric(
     for evaluation in (a, b):
         if _is_infinite(evaluation.results.scores(task)[metric]):
             return _left_out(f"{metric} of {task}, which is infinite in {evaluation.key}.")
+
     aggregate = aggregate_of(a, task, metric)
     if not all(reproduces(evaluation, task, metric, aggregate) for evaluation in (a, b)):
         return _left_out(
@@ -70,55 +73,79 @@ def _compare_metric(
             "function that the file names."
         )
     name, _, filter_name = metric.partition(",")
-    pairs = pairs_by_filter[filter_name]
-    measured: list[ExamplePair] = []
-    for pair in pairs:
-        if not any(is_missing(sample.values.get(name)) for sample in pair):
-            measured.append(pair)
+    all_pairs = pairs_by_filter[filter_name]
+    pairs = _with_values(all_pairs, name)
     notes = []
-    if len(measured) < len(pairs):
-        without = len(pairs) - len(measured)
+    if len(pairs) < len(all_pairs):
+        without = len(all_pairs) - len(pairs)
         notes.append(f"{metric} of {task}: {without:,} documents without a value are left out.")
-    if not measured:
+    if not pairs:
         return PartialComparison(notes=notes)
-    values_a = [sample_a.values[name] for sample_a, _ in measured]
-    values_b = [sample_b.values[name] for _, sample_b in measured]
-    words = [sample_a.scored_words for sample_a, _ in measured]
+
+    values = _values(pairs, name)
     lower_is_better = _lower_is_better(a, b, task, metric)
     try:
         difference = paired(
-            values_b,
-            values_a,
+            values.b,
+            values.a,
             aggregate,
             lower_is_better=lower_is_better is True,
-            equal=rounding.equal_examples(values_a, values_b, words),
+            equal=rounding.equal_examples(values.a, values.b, values.words),
         )
     except Exception as error:  # of the metric's own function, on resampled documents
         reason = f"{type(error).__name__}: {first_line(error)}"
         return joined([PartialComparison(notes=notes), _left_out(f"{metric} of {task}: {reason}.")])
+
     score = Score(
         model=b.label,
         method="",
         task=task,
         metric=metric,
         run_id=b.key,
-        n=len(measured),
-        value=float(score_of(values_b, aggregate)),
-        baseline=float(score_of(values_a, aggregate)),
+        n=len(pairs),
+        value=float(score_of(values.b, aggregate)),
+        baseline=float(score_of(values.a, aggregate)),
         other=a.key,
         lower_is_better=lower_is_better,
         marks=b.marks,
     )
     score = compared(score, difference)
-    if score.changed is None:
-        return PartialComparison(scores=[score], notes=notes)
-    changed = _changed_examples(measured, values_a, values_b, lower_is_better is True)
-    return PartialComparison(
-        scores=[score], changed_examples={score.comparison: changed}, notes=notes
+    changed_examples = {}
+    if score.changed is not None:
+        changed = _changed_examples(pairs, values, lower_is_better is True)
+        changed_examples[score.comparison] = changed
+    return PartialComparison(scores=[score], changed_examples=changed_examples, notes=notes)
+
+
+def _with_values(pairs: Sequence[ExamplePair], name: str) -> list[ExamplePair]:
+    """The pairs of which both samples have a value of the metric `name`."""
+    with_values = []
+    for pair in pairs:
+        if not any(is_missing(sample.values.get(name)) for sample in pair):
+            with_values.append(pair)
+    return with_values
+
+
+class _Values(NamedTuple):
+    """A metric's values by example, in both evaluations."""
+
+    a: list[Any]
+    b: list[Any]
+    words: list[int]
+    """`Sample.scored_words`."""
+
+
+def _values(pairs: Sequence[ExamplePair], name: str) -> _Values:
+    """The values of the metric `name` in pairs that have one."""
+    return _Values(
+        a=[sample_a.values[name] for sample_a, _ in pairs],
+        b=[sample_b.values[name] for _, sample_b in pairs],
+        words=[sample_a.scored_words for sample_a, _ in pairs],
     )
 
 
 def _left_out(what: str) -> PartialComparison:
+    """A note alone: what is not compared, and why."""
     return PartialComparison(notes=[f"Not compared: {what}"])
 
 
@@ -137,15 +164,12 @@ def _lower_is_better(a: Evaluation, b: Evaluation, task: str, metric: str) -> bo
 
 
 def _changed_examples(
-    pairs: Sequence[ExamplePair],
-    values_a: Sequence[Any],
-    values_b: Sequence[Any],
-    lower_is_better: bool,
+    pairs: Sequence[ExamplePair], values: _Values, lower_is_better: bool
 ) -> ChangedExamples:
     """The documents whose scores of 0 and 1 differ."""
     up: list[ExamplePair] = []
     down: list[ExamplePair] = []
-    for pair, value_a, value_b in zip(pairs, values_a, values_b, strict=True):
+    for pair, value_a, value_b in zip(pairs, values.a, values.b, strict=True):
         if value_b > value_a:
             up.append(pair)
         elif value_b < value_a:
@@ -156,7 +180,11 @@ def _changed_examples(
 
 
 def rounding_of(a: Evaluation, b: Evaluation) -> Rounding:
-    """Which values of two evaluations are equal within rounding."""
+    """Which values of two evaluations are equal within rounding.
+
+    In float32 the bound is computed. Else it is the larger measured bound of the two; without any,
+    only equal values are equal.
+    """
     bounds = [a.rounding, b.rounding]
     if all(bound.dtype == "float32" for bound in bounds):
         return a.rounding

@@ -46,10 +46,9 @@ logger = logging.getLogger("moe_lab")
 
 
 def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) -> None:
-    """Raise ConfigError for what has no expert metrics, ModelError for a dense model.
-
-    These are methods that mix routings, and tasks without an accuracy.
-    """
+    """Raise ConfigError for a method that mixes routings, a model whose routing is fixed or takes all
+    experts, predict_only, and judged tasks: none of these has expert metrics. Raise ModelError for a
+    dense model."""
     name = facts.path or facts.name
     if method.expert_metrics == "none":
         raise ConfigError(
@@ -82,7 +81,7 @@ def check(method: Method, config: Config, facts: ModelFacts, tasks: TaskDict) ->
 def _evaluate_policy(
     run: Run, models: ModelPool, name: str, policy: Any
 ) -> tuple[Log, dict[str, Any]]:
-    """Evaluate the run's documents under a routing policy: lm-eval's samples, and their cost.
+    """Evaluate the run's documents under a routing policy: (lm-eval's samples, the cost).
 
     The log of the policy (by its `identity`) keeps the answers, so that an interrupted evaluation
     continues.
@@ -175,7 +174,12 @@ def _interventions(
 
 
 def _compared(run: Run, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """The base model's metrics, and the differences to the runs that have metrics."""
+    """`baseline`, the base model's metrics (absent if it has none), and `differences` to the other
+    runs that have metrics, by name.
+
+    Args:
+        arrays: the arrays of this run's metrics (`without_arrays`).
+    """
     compared: dict[str, Any] = {}
     if run.baseline is not None:
         baseline = run.baseline.stored_metrics()
@@ -190,16 +194,18 @@ def _compared(run: Run, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def entropies(counts: Counts) -> dict[str, Any]:
-    """Every counted metric by phase: {metric: {"all", "prefill", "decode"}}.
+    """Every counted metric by phase: {metric: {"all": ..., "prefill": ..., "decode": ...}}.
 
-    `metrics/entropies.py: entropies_of` computes them.
+    The values are those of `metrics/entropies.py: entropies_of`, None for a metric that it does not
+    compute.
     """
     by_phase = {"all": _entropies_in(counts, list(range(len(PHASES))))}
     for number, phase in enumerate(PHASES):
         has_other_tokens = sum(counts.tokens_P) > counts.tokens_P[number]
-        by_phase[phase] = by_phase["all"]
         if has_other_tokens:
             by_phase[phase] = _entropies_in(counts, [number])
+        else:
+            by_phase[phase] = by_phase["all"]
     metrics: dict[str, Any] = {}
     for metric in counted_metrics():
         metrics[metric] = {phase: values.get(metric) for phase, values in by_phase.items()}
@@ -222,7 +228,7 @@ def write_counts(path: Path, counts: Counts) -> None:
     for number, phase in enumerate(PHASES):
         pairs_LEE = counts.pairs_GPLEE[:, number].sum(axis=0, dtype=np.int64)
         selections_LE = np.diagonal(pairs_LEE, axis1=-2, axis2=-1)
-        off = 1 - np.eye(pairs_LEE.shape[-1], dtype=np.int64)
+        off_diagonal_EE = 1 - np.eye(pairs_LEE.shape[-1], dtype=np.int64)
         tensors[f"selections.{phase}"] = np.ascontiguousarray(selections_LE)
-        tensors[f"pairs.{phase}"] = np.ascontiguousarray(pairs_LEE * off)
+        tensors[f"pairs.{phase}"] = np.ascontiguousarray(pairs_LEE * off_diagonal_EE)
     write_file(path, save(tensors))

@@ -11,7 +11,7 @@ from moe_lab.tasks.judges.toy import ToyJudge
 
 
 def verdicts_of(judges: Sequence[Judge], samples: Log) -> dict[str, JudgeVerdicts]:
-    """The verdicts of each judge by its name."""
+    """The verdicts of each judge by its name; a task whose answers are not judged is left out."""
     verdicts: dict[str, JudgeVerdicts] = {}
     for judge in judges:
         counts: dict[str, JudgeCounts] = {}

@@ -59,6 +59,7 @@ class RecordedLM(AnsweringLM):
 
     @cached_property
     def model(self) -> EngineLM:
+        """The model, which the first use opens."""
         return self._open_model()
 
     def forget_model(self) -> None:
@@ -70,8 +71,8 @@ class RecordedLM(AnsweringLM):
         missing: dict[str, Request] = {}
         repeats: Counter[int] = Counter()
         for instance in requests:
-            # lm-eval lists one Instance `repeats` times
-            # equal prompts of two documents are one request
+            # lm-eval lists one Instance `repeats` times; equal prompts of two documents are one
+            # request
             repeat = repeats[id(instance)]
             repeats[id(instance)] += 1
             arguments = request_arguments(instance)

@@ -37,59 +37,82 @@ def run_block(
         others: the runs that this one is compared with, the base model's as "baseline".
         template: {"chat_template"} (`template_block`); empty without one.
     """
-    config = run.config
-    tasks = run.tasks["tasks"]
     task = _task_part(run, evaluated.results)
     counters = {name: int(amount) for name, amount in log.cost.items()}
     report = run.method.report(run.facts, counters, log.session_info)
-    measured = log.cost.get("peak_rounding")
-    if "baseline" in others:
-        measured = others["baseline"].rounding
-    rounding = Rounding(run.facts.dtype, measured)
-    scored = Scored(tasks, evaluated.samples, evaluated.failures)
+    rounding = _rounding(run, log, others)
+    scored = Scored(run.tasks["tasks"], evaluated.samples, evaluated.failures)
     intervals = scored.intervals()
-    compared = {}
-    for name, other in others.items():
-        compared[name] = OtherRun(
-            run_id=other.run_id,
-            results=_scores_of(other, tasks),
-            paired=scored.differences(other, rounding),
-        )
+    compared = _compared_runs(run, scored, others, rounding)
+
     baseline = compared.pop("baseline", None)
     differences: Comparisons = {}
     if baseline is not None:
         differences = baseline.paired
         baseline = baseline.model_copy(update={"paired": {}})
         if run.method.reports_changed_answers:
-            report[config.method.name] |= _changed_answers(task.metric, differences)
-    parts: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": run.run_id,
+            report[run.config.method.name] |= _changed_answers(task.metric, differences)
+
+    what_came_out = {
         "status": "failed" if evaluated.failures else "success",
-        "partial": run.partial,
-        "model": _model_part(run, log),
-        "method": MethodPart(name=config.method.name, config=asdict(config.method)),
-        "task": task,
-        "seed": _seed(run),
-        "overrides": list(config.overrides),
-        "config_dirs": config.config_dirs,
-        "versions": versions(),
-        "statistics": VERSION,
-        "rounding": measured,
-        "samples": run.samples,
         "cost": cost_of(log),
         "intervals": intervals,
         "paired": differences,
         "baseline": baseline,
         "compared": compared,
         "failed": [asdict(failure) for failure in evaluated.failures],
-        **template,
         "judges": verdicts_of(run.judges, evaluated.samples),
     }
-    return RunBlock(**(parts | report))
+    what_ran = _what_ran(run) | {
+        "model": _model_part(run, log),
+        "task": task,
+        "rounding": rounding.measured,
+    }
+    return RunBlock(**(what_ran | what_came_out | dict(template) | report))
+
+
+def _what_ran(run: Run) -> dict[str, Any]:
+    """The fields of the block that are known before the run."""
+    config = run.config
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run.run_id,
+        "partial": run.partial,
+        "method": MethodPart(name=config.method.name, config=asdict(config.method)),
+        "seed": _seed(run),
+        "overrides": list(config.overrides),
+        "config_dirs": config.config_dirs,
+        "versions": versions(),
+        "statistics": VERSION,
+        "samples": run.samples,
+    }
+
+
+def _rounding(run: Run, log: ResponseLog, others: Mapping[str, StoredScores]) -> Rounding:
+    """Which values are equal within rounding: by the bound that the base model's run measured, or
+    this run if it is compared with none."""
+    measured = log.cost.get("peak_rounding")
+    if "baseline" in others:
+        measured = others["baseline"].rounding
+    return Rounding(run.facts.dtype, measured)
+
+
+def _compared_runs(
+    run: Run, scored: Scored, others: Mapping[str, StoredScores], rounding: Rounding
+) -> dict[str, OtherRun]:
+    """The other runs, each with its scores and the differences to it, by name."""
+    compared = {}
+    for name, other in others.items():
+        compared[name] = OtherRun(
+            run_id=other.run_id,
+            results=_scores_of(other, run.tasks["tasks"]),
+            paired=scored.differences(other, rounding),
+        )
+    return compared
 
 
 def _model_part(run: Run, log: ResponseLog) -> ModelPart:
+    """The model, and the implementations of experts and attention on which it ran last."""
     facts = run.facts
     environment = dict(log.environment)
     environment.pop("device", None)
@@ -109,6 +132,7 @@ def _model_part(run: Run, log: ResponseLog) -> ModelPart:
 
 
 def _task_part(run: Run, results: Mapping[str, Any]) -> TaskPart:
+    """The tasks, and the headline metric of lm-eval's scores (`results`)."""
     tasks = run.tasks["tasks"]
     first = next(iter(tasks))
     settings = run.config.task
@@ -131,7 +155,7 @@ def _seed(run: Run) -> int | None:
 
 
 def _scores_of(other: StoredScores, tasks: Iterable[str]) -> Scores:
-    """The other run's scores of the tasks."""
+    """The other run's scores by task; a task that it does not have is left out."""
     results: Scores = {}
     for name in tasks:
         if name in other.results:
@@ -141,9 +165,10 @@ def _scores_of(other: StoredScores, tasks: Iterable[str]) -> Scores:
 
 
 def _changed_answers(metric: str | None, differences: Comparisons) -> dict[str, int | None]:
-    """The answers that the method changed by the headline metric, over all tasks.
+    """`flipped_to_right` and `flipped_to_wrong`: the numbers of answers that the method changed by the
+    headline metric, over all tasks.
 
-    None where no task has scores of 0 or 1.
+    Both are None if no task has scores of 0 or 1.
     """
     changed = []
     for of_task in differences.values():

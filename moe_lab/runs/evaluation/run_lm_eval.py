@@ -42,6 +42,7 @@ from moe_lab.tasks.sandbox.programs import unconfined
 logger = logging.getLogger("moe_lab")
 
 ROUNDING_EXAMPLES = 32
+"""Stored answers of each task that are computed again to measure rounding."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,9 @@ def _opened_lm(
     *,
     together: bool,
 ) -> Any:
-    """The LM of the run's method on its model, which is loaded. `opened` closes it.
+    """The LM of the run's method on its model, which is loaded; a `SharedLM` with `together`.
+
+    `opened` closes it.
 
     The log keeps the cost of loading, and where the model is.
     """
@@ -155,7 +158,8 @@ def _chosen_documents(run: Run) -> dict[str, list[int] | None]:
 def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
     """The largest difference of a scored text's log-likelihood, in nats, at another batch size.
 
-    It is the bound within which results of the dtype are equal (`moe_lab.results.rounding`). Up to
+    Under the key `peak_rounding`, 0 without a scored text; empty for a model without a `KVEngine`. It
+    is the bound within which results of the dtype are equal (`moe_lab.results.rounding`). Up to
     ROUNDING_EXAMPLES of the stored answers of each task are computed once more. Tasks of choices or
     of generated texts need no bound: changed answers are counted.
     """
@@ -182,7 +186,8 @@ def _rounding(run: Run, models: ModelPool, samples: Log) -> dict[str, float]:
 
 
 def _likelihood(answer: Any) -> float:
-    """Of a continuation (log-likelihood, whether greedy), or of a text."""
+    """The log-likelihood in an answer: of a continuation (log-likelihood, whether greedy), or of a text
+    the number itself."""
     return float(answer[0] if isinstance(answer, tuple | list) else answer)
 
 

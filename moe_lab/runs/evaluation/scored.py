@@ -49,7 +49,8 @@ class Scored:
                     self._values[name][metric] = values
 
     def intervals(self) -> dict[str, dict[str, Interval | None]]:
-        """By task and metric."""
+        """The 95% interval of each score by task and metric; None for one document, and where the
+        metric's own aggregation fails."""
         intervals: dict[str, dict[str, Interval | None]] = {}
         for name, task in self._tasks.items():
             intervals[name] = {}
@@ -61,7 +62,11 @@ class Scored:
         return intervals
 
     def differences(self, other: StoredScores, rounding: Rounding) -> Comparisons:
-        """The differences to another run, by task and metric, on the documents that both have."""
+        """The differences to another run, by task and metric, on the documents that both have.
+
+        A metric is left out if the other run lacks it or could not compute it, if no document has a
+        value in both, and if the metric's own aggregation fails.
+        """
         differences: Comparisons = {}
         for name in self._tasks:
             differences[name] = {}
@@ -112,7 +117,11 @@ class Scored:
         )
 
     def _computed(self, task: str, metric: str, what: str, compute: Callable[[], T]) -> T | None:
-        """What is computed; None with a failure for an error of the metric."""
+        """What `compute` returns. If it raises, a failure is noted, and None returned.
+
+        Args:
+            what: what is computed, for the failure: "its interval".
+        """
         try:
             return compute()
         except Exception as error:

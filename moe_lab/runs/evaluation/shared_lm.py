@@ -75,6 +75,7 @@ def _answer_into(log: ResponseLog, lm: EngineLM, kind: str, requests: Sequence[R
     meter = CostMeter(lm)
 
     def cost() -> dict[str, float]:
+        """What this process adds to the cost of the run."""
         counted = {*lm.cost, "energy_joules"}  # time and memory are those of process 0
         return {name: amount for name, amount in meter.spent().items() if name in counted}
 

@@ -59,7 +59,8 @@ def prepare_cells(
     its error.
 
     Args:
-        known: the jobs of earlier experiments by configuration. Equal cells share a job.
+        known: the jobs of earlier experiments by `_job_key`; new ones are added. Equal cells share
+            a job.
         compute: whether missing results will be computed. If so, the judges are checked.
     """
     study = cache(lambda: _study(composed.study))
@@ -67,22 +68,31 @@ def prepare_cells(
     prepared: set[str] = set()
     for cell, config in composed.cells:
         with_profile = cell.values["method"].get("temperature") == PROFILE
-        name = repr((replace(config, overrides=[]), composed.study if with_profile else None))
-        if name in prepared:
+        key = _job_key(config, composed.study if with_profile else None)
+        if key in prepared:
             continue
-        prepared.add(name)
+        prepared.add(key)
         try:
-            if name not in known:
+            if key not in known:
                 job = job_after(study(), config) if with_profile else job_of(config)
                 if compute:
                     job.check_judges()
-                known[name] = job
+                known[key] = job
             if composed.experiment.figure == "overhead":  # it shows time and power
-                known[name].timed = True
-            cells.append(PreparedCell(cell, config, known[name]))
+                known[key].timed = True
+            cells.append(PreparedCell(cell, config, known[key]))
         except MoeLabError as error:
             cells.append(PreparedCell(cell, config, None, error))
     return cells
+
+
+def _job_key(config: Config, study: Config | None) -> str:
+    """A text that is equal for configurations with the same job, whatever their overrides.
+
+    Args:
+        study: the configuration of the study whose profile is used; None without one.
+    """
+    return repr((replace(config, overrides=[]), study))
 
 
 def _study(config: Config | None) -> Study:

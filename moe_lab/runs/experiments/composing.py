@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from moe_lab.config.compose import Cell, compose_cell
 from moe_lab.config.hydra_errors import REQUEST_ERRORS, explain
@@ -20,13 +21,21 @@ COMMAND_KEYS = ("experiment", "scale", "mode")
 """Keys of the command, which its cells do not get."""
 
 
+class ComposedCell(NamedTuple):
+    """A cell of an experiment, as Hydra composed it, and its typed configuration."""
+
+    cell: Cell
+    config: Config
+
+
 @dataclass(frozen=True)
 class Composed:
-    """An experiment at one scale: the configurations of its cells and of its scale's study."""
+    """An experiment at one scale."""
 
     experiment: Experiment
-    cells: list[tuple[Cell, Config]]
+    cells: list[ComposedCell]
     study: Config | None
+    """The configuration of the study in the scale's `profile`; None without one."""
 
 
 def compose_experiments(config: Config, base: Cell) -> list[Composed]:
@@ -47,7 +56,7 @@ def compose_experiments(config: Config, base: Cell) -> list[Composed]:
         cells = [_compose(experiment, overrides, base) for overrides in scale.overrides()]
         study = None
         if scale.profile:
-            _, study = _compose(experiment, scale.profile, base)
+            study = _compose(experiment, scale.profile, base).config
         with_typed = replace(
             experiment, typed=typed_texts if cells else [], config_dirs=base.config_dirs
         )
@@ -83,19 +92,19 @@ def _check_method_keys(
             )
 
 
-def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> tuple[Cell, Config]:
+def _compose(experiment: Experiment, overrides: list[str], base: Cell) -> ComposedCell:
     """A cell of the experiment, with the typed keys that its method has."""
     method_keys: list[str] = []
     if base.method_keys:
         known_keys = _keys_of_method(experiment, overrides, base)
-        method_keys = [
-            override for override in base.method_keys if _method_key(override) in known_keys
-        ]
+        for override in base.method_keys:
+            if _method_key(override) in known_keys:
+                method_keys.append(override)
     with _naming(experiment, overrides):
         cell = compose_cell(
             [*overrides, *_typed_overrides(base), *method_keys], base.config_dirs, TEXT_KEYS
         )
-    return cell, to_config(cell)
+    return ComposedCell(cell, to_config(cell))
 
 
 def _keys_of_method(experiment: Experiment, overrides: list[str], base: Cell) -> list[str]:
@@ -135,6 +144,7 @@ def _typed_overrides(base: Cell) -> list[str]:
 
 
 def _key(override: str) -> str:
+    """The key of an override, without "+"."""
     return override.partition("=")[0].lstrip("+")
 
 

@@ -119,7 +119,7 @@ def _calibrated(cell: TableCell, score: Score) -> float | None:
 
 
 def _ratio(perplexity: float | None, base: float) -> float | None:
-    """The ratio of sizes of two perplexities.
+    """`size_ratio` of two perplexities; None without a perplexity, as for a limit that is missing.
 
     The logarithms of perplexities per word are proportional to the losses per token.
     """

@@ -50,7 +50,7 @@ def make_figure(
 def _write_settings_table(
     experiment: Experiment, scale: str, cells: Sequence[TableCell], folder: Path
 ) -> list[Path]:
-    """Write the rows of a kind of TABLES, if it has any."""
+    """Write the rows of a kind of TABLES; returns the files, none without rows."""
     if experiment.figure == "setup":
         rows = setup_rows(experiment)
     elif experiment.figure == "recipe":

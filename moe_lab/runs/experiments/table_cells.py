@@ -55,7 +55,8 @@ def filled(
         for place, settings in zip(places, _own_overrides(cells, places), strict=True):
             place[SETTINGS] = settings
         experiment = replace(experiment, rows=[*experiment.rows, SETTINGS])
-    table_cells: dict[Hashable, TableCell] = {}
+    table_cells: list[TableCell] = []
+    of_trainings: dict[Hashable, int] = {}  # the index of a training's cell by its coordinates
     for cell, place in zip(cells, places, strict=True):
         whole_cell = _whole_cell(cell, place, outcomes, failures)
         for name, metric in experiment.metrics(scale).items():
@@ -67,13 +68,15 @@ def filled(
             if experiment.average and metric.startswith(TRAINING):
                 coordinates[experiment.average] = NO_TASK
             table_cell = replace(whole_cell, metric=metric, coordinates=coordinates)
-            key: Hashable = len(table_cells)
-            if table_cell.of_training:
-                key = tuple(coordinates.items())
-            earlier = table_cells.get(key)
-            if earlier is None or len(table_cell.results) > len(earlier.results):
-                table_cells[key] = table_cell
-    return FilledExperiment(experiment, list(table_cells.values()))
+            if not table_cell.of_training:
+                table_cells.append(table_cell)
+                continue
+            index = of_trainings.setdefault(tuple(coordinates.items()), len(table_cells))
+            if index == len(table_cells):
+                table_cells.append(table_cell)
+            elif len(table_cell.results) > len(table_cells[index].results):
+                table_cells[index] = table_cell
+    return FilledExperiment(experiment, table_cells)
 
 
 def _own_overrides(
@@ -95,8 +98,8 @@ def _own_overrides(
         common = common_at[frozenset(coordinate_by_axis.items())]
         # the last override of a key applies
         applied = {override.partition("=")[0]: override for override in overrides}
-        own = [override for override in applied.values() if override not in common]
-        own_overrides.append(" ".join(own) or "-")
+        distinct = [override for override in applied.values() if override not in common]
+        own_overrides.append(" ".join(distinct) or "-")
     return own_overrides
 
 
@@ -132,7 +135,7 @@ def _whole_cell(
 def _failure_of(
     job: Job, run_ids: Sequence[str], failures: Sequence[Failure]
 ) -> BaseException | None:
-    """The first error of the job's trainings, studies and runs."""
+    """The first error of the job's trainings, studies and runs; None without one."""
     for failure in failures:
         is_of_job = failure.run_id in run_ids
         if failure.run_id is None:

@@ -33,7 +33,7 @@ def measure_in_turns(
     new_tokens: int = NEW_TOKENS,
     repetitions: int = REPETITIONS,
 ) -> dict[str, dict[str, float]]:
-    """The median of the seconds and the most memory of a generation, by setting.
+    """The median of `seconds` and the largest `memory_bytes` of a generation, by setting.
 
     Batch 1, greedy, no end token. Every setting is measured once per round, so that other load
     affects all equally. The first round is a warm-up.
@@ -58,7 +58,7 @@ def measure_in_turns(
 
 
 def _generate_once(lm: EngineLM, new_tokens: int) -> TimedGeneration:
-    """Raises RuntimeError if it generates another number of tokens."""
+    """Time and memory of one generation. Raises RuntimeError if it has another number of tokens."""
     lm.progress = False
     options = {
         "until": [],
@@ -83,7 +83,7 @@ def _generate_once(lm: EngineLM, new_tokens: int) -> TimedGeneration:
 
 
 def _end_tokens(lm: EngineLM) -> list[int]:
-    """The tokens that end a generation of the model."""
+    """The tokens that end a generation of the model; none if its configuration names none."""
     tokens = lm.model.generation_config.eos_token_id
     if tokens is None:
         return []

@@ -32,7 +32,7 @@ class Budget:
     """Bytes of the checkpoints of the largest training."""
 
     def add(self, work: Run | Study | Training, trains: bool = False) -> None:
-        """Count the weights that it reads, and if it `trains`, the model that it writes."""
+        """Count the weights that the work downloads, and if it `trains`, the model that it writes."""
         design = design_of(work)
         method: Any = work.method
         path = work.facts.path
@@ -54,7 +54,8 @@ class Budget:
             self.checkpoint = max(self.checkpoint, checkpoints)
 
     def lines(self) -> list[str]:
-        """The lines below a plan on the required disk space."""
+        """The lines below a plan on the required disk space; none if nothing is downloaded or
+        trained."""
         lines = []
         if self.weights:
             models = []
@@ -79,7 +80,8 @@ class Budget:
 
 def _parameters(design: Any) -> int:
     """The number of parameters of a model."""
-    model = once(f"empty {design.to_json_string()}", lambda: meta_model(design, torch.float32))
+    key = f"empty {design.to_json_string()}"
+    model = once(key, lambda: meta_model(design, torch.float32))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -89,7 +91,7 @@ def _bytes_of(dtype: str) -> int:
 
 
 def _gigabytes(size: float) -> str:
-    """The text of a number of bytes."""
+    """A number of bytes as text: "1.25 GB"."""
     if size < 100 * GIGABYTE:
         return f"{size / GIGABYTE:,.3g} GB"
     return f"{size / GIGABYTE:,.0f} GB"

@@ -34,11 +34,11 @@ def gpu_memory() -> list[int]:
 
 
 def planned_memory(work: Run | Study, workload: Workload) -> int | None:
-    """The bytes of a GPU that a run or study needs (`engine/pass_size.py`).
+    """The bytes of a GPU that a run or study needs (`engine/pass_size.py`); None for an embedded model.
 
-    None for an embedded model. A training counts where it takes more. Quantized weights count as
-    dequantized. It is the weights alone for a model without a `KVEngine`, and for a family whose
-    own code reads values of tensors.
+    If a training is left and takes more, its bytes. Quantized weights count as dequantized. Only the
+    weights are counted for a model without a `KVEngine`, and for a family whose own code reads
+    values of tensors, which a model without weights does not have.
     """
     config = work.config
     method = work.method
@@ -46,17 +46,16 @@ def planned_memory(work: Run | Study, workload: Workload) -> int | None:
         return None
     design = design_of(work)
     slots, logit_rows = method.held(workload, work.facts)
-    size = once(
-        f"memory {design.to_json_string()} {config.model} {config.dtype} {(slots, logit_rows)}",
-        lambda: _evaluation_bytes(config, design, slots, logit_rows),
-    )
+    model = f"{design.to_json_string()} {config.model} {config.dtype}"
+    key = f"memory {model} {(slots, logit_rows)}"
+    size = once(key, lambda: _evaluation_bytes(config, design, slots, logit_rows))
     if isinstance(method, TrainingMethod) and method.training_left(config, work.facts):
         size = max(size, method.planned_memory(config, work.facts))
     return size
 
 
 def _evaluation_bytes(config: Config, design: Any, slots: float, logit_rows: float) -> int:
-    """The bytes of an evaluation, with the arguments of `pass_size.planned_memory`."""
+    """The bytes of an evaluation. `slots` and `logit_rows` as in `pass_size.planned_memory`."""
     dtype = config.dtype
     if dtype == "auto":
         dtype = str(design.dtype or "float32")

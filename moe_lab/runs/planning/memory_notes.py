@@ -10,9 +10,9 @@ from moe_lab.runs.planning.rows import Row
 
 
 def memory_notes(rows: Sequence[Row]) -> list[str]:
-    """The row that takes the most memory, and its GPUs.
+    """A note on the row that takes the most memory, and its GPUs; none without planned memory.
 
-    Another note is about the largest training that has to fit on one GPU and does not.
+    A second note if a smaller training has to fit on one GPU and does not: on the largest of these.
     """
     planned = [row for row in rows if row.gpu_memory is not None]
     if not planned:
@@ -35,6 +35,7 @@ def memory_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _bytes_of(row: Row) -> int:
+    """The memory of a row that has it planned."""
     assert row.gpu_memory is not None
     return row.gpu_memory
 

@@ -55,21 +55,35 @@ def task_name(config: Config) -> str:
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:
-    """The columns of the table."""
-    names = [row.names for row in rows]
-    columns = [Column(heading="run", cells=[row.run or "-" for row in rows], name=True)]
+    """The columns of the table. What is not known of a row is an empty cell, or a dash for its id and
+    seed."""
+    return [*_name_columns(rows), *_work_columns(rows)]
+
+
+def _name_columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns that say what the rows are: id, names, and the settings in which they differ."""
+    ids = [row.run or "-" for row in rows]
+    columns = [Column(heading="run", cells=ids, name=True)]
     for key, empty in NAMES.items():
-        cells = [row_names[key] or empty for row_names in names]
+        cells = [row.names[key] or empty for row in rows]
         columns.append(Column(heading=key, cells=cells, name=True))
-    labels = settings([row.config.overrides for row in rows], [0] * len(rows))
+    no_seeds = [None] * len(rows)
+    labels = settings([row.config.overrides for row in rows], no_seeds)
     columns.append(Column(heading="settings", cells=labels, name=True))
-    memory = []
-    for row in rows:
-        memory.append(None if row.gpu_memory is None else row.gpu_memory / GIGABYTE)
-    columns += [
-        numbers("documents", [row.examples for row in rows], count, spare=2),
-        numbers("forward tokens left (estimated)", [row.tokens for row in rows], count),
-        numbers("memory (GB)", memory, "{:.3g}".format, spare=1),
-        texts("state", [row.state for row in rows]),
-    ]
     return columns
+
+
+def _work_columns(rows: Sequence[Row]) -> list[Column]:
+    """Documents, tokens and memory of the rows, and their state."""
+    documents = [row.examples for row in rows]
+    tokens = [row.tokens for row in rows]
+    states = [row.state for row in rows]
+    gigabytes = []
+    for row in rows:
+        gigabytes.append(None if row.gpu_memory is None else row.gpu_memory / GIGABYTE)
+    return [
+        numbers("documents", documents, count, spare=2),
+        numbers("forward tokens left (estimated)", tokens, count),
+        numbers("memory (GB)", gigabytes, "{:.3g}".format, spare=1),
+        texts("state", states),
+    ]

@@ -76,7 +76,8 @@ class MethodSettings(Search):
         return settings
 
     def at_bound(self, params: dict[str, float], logit_scale: float) -> list[str]:
-        """Of the keys that the method takes beyond their upper bound."""
+        """As in `Search`, without the keys whose upper bound is the largest value that the method
+        takes."""
         names = super().at_bound(params, logit_scale)
         return [name for name in names if name in self.method.open_ended]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval.tasks.manager import TaskDict
 
@@ -41,42 +41,28 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
 
     Raises the errors of `moe_lab.runs.prepare.prepare`, and ConfigError for an impossible search.
     """
-    method_class = get_method(config.method.name)
-    tunings = method_class.tunings if issubclass(method_class, TunableMethod) else ()
-    if config.tuning.name not in tunings:
-        raise ConfigError(
-            f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. "
-            f"Use tuning={' or '.join([*tunings, 'none'])}."
-        )
-    if config.predict_only:
-        raise ConfigError(
-            f"predict_only computes no metric: leave it or tuning={config.tuning.name} out."
-        )
+    _check_tuning(config)
     facts = trained or facts_of(config)
     search = search_of(config, facts)
     config = replace(config, method=search.method.config)
     evaluation = prepare(replace(config, tuning=TuningConfig(), baseline=False), trained)
     holdout = Holdout(num_samples=search.num_samples, seed=config.sample_seed)
     tasks = load_tasks(config, holdout)
-    name, task = _tuned_task(tasks, search)
+    tuned = _tuned_task(tasks, search)
     if search.metric == "accuracy":
-        search = replace(search, lower_is_better=is_error(task, config.task.metric))
+        search = replace(search, lower_is_better=is_error(tuned.task, config.task.metric))
     evaluated = config
-    if search.metric == "perplexity" and has_bare_answers(task):
+    if search.metric == "perplexity" and has_bare_answers(tuned.task):
         config, tasks = on_gsm8k(config, holdout)
-        [(name, task)] = tasks["tasks"].items()
-    documents = sorted(frozenset[str]().union(*document_hashes(task)))
+        tuned = _only_task(tasks)
+
+    documents = sorted(frozenset[str]().union(*document_hashes(tuned.task)))
+    # raises the error of a test set of which nothing is left without the tuning documents
     select_documents(evaluated, evaluation.tasks, frozenset(documents))
-    dataset = task.config.custom_dataset
-    samples = {name: dataset.numbers}
-    held_out = {name: list(range(len(evaluated_documents(task))))}
-    content = identity(config, search.method, facts, tasks, samples, held_out)
-    headline = config.task.metric if search.metric == "accuracy" else None
-    content["search"] = search.identity | {"headline": headline}
-    if facts.commit is not None:  # trials of another state of the model are another study
-        content["commit"] = facts.commit
-    digest = run_id(content)
-    folder = folder_name(config.model.name, task_label(name), search.metric, digest=digest)
+    dataset = tuned.task.config.custom_dataset
+    samples = {tuned.name: dataset.numbers}
+    digest = _study_id(config, search, facts, tasks, samples)
+    folder = folder_name(config.model.name, task_label(tuned.name), search.metric, digest=digest)
     return Study(
         config=config,
         evaluated=evaluated,
@@ -91,22 +77,72 @@ def prepare_study(config: Config, trained: ModelFacts | None = None) -> Study:
     )
 
 
-def _tuned_task(tasks: TaskDict, search: Search) -> tuple[str, Any]:
-    """The tuned task and its name.
+def _check_tuning(config: Config) -> None:
+    """Raise ConfigError if `tuning=` has nothing to search in the method, or nothing to measure."""
+    method_class = get_method(config.method.name)
+    tunings = method_class.tunings if issubclass(method_class, TunableMethod) else ()
+    if config.tuning.name not in tunings:
+        raise ConfigError(
+            f"tuning={config.tuning.name} has nothing to search in method={config.method.name}. "
+            f"Use tuning={' or '.join([*tunings, 'none'])}."
+        )
+    if config.predict_only:
+        raise ConfigError(
+            f"predict_only computes no metric: leave it or tuning={config.tuning.name} out."
+        )
 
-    Raises ConfigError for several tasks, or one without the search's metric.
+
+def _study_id(
+    config: Config,
+    search: Search,
+    facts: ModelFacts,
+    tasks: TaskDict,
+    samples: dict[str, list[int]],
+) -> str:
+    """SHA-256 of everything that determines the trials (`Study.study_id`).
+
+    Args:
+        tasks: the task over its tuning documents.
+        samples: the row numbers of the tuning documents in their split.
     """
+    [(name, task)] = tasks["tasks"].items()
+    numbers_in_task = {name: list(range(len(evaluated_documents(task))))}
+    content = identity(config, search.method, facts, tasks, samples, numbers_in_task)
+    headline = config.task.metric if search.metric == "accuracy" else None
+    content["search"] = search.identity | {"headline": headline}
+    if facts.commit is not None:  # trials of another state of the model are another study
+        content["commit"] = facts.commit
+    return run_id(content)
+
+
+class TunedTask(NamedTuple):
+    """The task that is tuned."""
+
+    name: str
+    task: Any
+    """lm-eval's task over the tuning documents."""
+
+
+def _only_task(tasks: TaskDict) -> TunedTask:
+    """The task of a dictionary with one task."""
+    [(name, task)] = tasks["tasks"].items()
+    return TunedTask(name, task)
+
+
+def _tuned_task(tasks: TaskDict, search: Search) -> TunedTask:
+    """The tuned task. Raises ConfigError for several tasks, or one without the search's metric."""
     if len(tasks["tasks"]) > 1:
         raise ConfigError(
             f"A study tunes on one task, not on {', '.join(tasks['tasks'])}. "
             "Tune each: -m task=<one>,<other>."
         )
-    [(name, task)] = tasks["tasks"].items()
+    tuned = _only_task(tasks)
+    name, task = tuned
     if search.metric == "accuracy" and task.get_config("output_type") == "loglikelihood_rolling":
         raise ConfigError(f"{name} has no accuracy: tuning.metric=perplexity.")
     if search.metric == "perplexity" and task.get_config("unsafe_code"):
         raise ConfigError(f"{name} has no reference answers to score: tuning.metric=accuracy.")
-    return name, task
+    return tuned
 
 
 def search_of(config: Config, facts: ModelFacts) -> Search:

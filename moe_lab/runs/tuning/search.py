@@ -80,11 +80,12 @@ class Search(ABC):
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that determine the trials, without their number."""
-        identity = {
-            name: value for name, value in self.all_settings.items() if name not in NOT_HASHED
-        }
+        identity = {}
+        for name, value in self.all_settings.items():
+            if name not in NOT_HASHED:
+                identity[name] = value
         if not self.lower_is_better:
-            del identity["lower_is_better"]  # ids of before it existed stay
+            del identity["lower_is_better"]  # studies from before it existed keep their ids
         return identity
 
     @property
@@ -137,9 +138,10 @@ class Search(ABC):
 
     def at_bound(self, params: dict[str, float], logit_scale: float) -> list[str]:
         """The parameters at their upper bound, and "logit_scale" if it is at any of its bounds."""
-        names = [
-            name for name, (_, largest) in self.bounds.items() if params[name] >= NEAR * largest
-        ]
+        names = []
+        for name, (_, largest) in self.bounds.items():
+            if params[name] >= NEAR * largest:
+                names.append(name)
         if at_bound(logit_scale):
             names.append("logit_scale")
         return names

@@ -84,13 +84,15 @@ class Study:
     def finished(self) -> int:
         """The number of finished trials, as trials.csv has it; 0 without one that can be read."""
         try:
-            return int(pd.read_csv(self.folder / TABLE)["state"].isin(["COMPLETE", "PRUNED"]).sum())
+            states = pd.read_csv(self.folder / TABLE)["state"]
         except (OSError, ValueError, KeyError):
             return 0
+        return int(states.isin(["COMPLETE", "PRUNED"]).sum())
 
     def profile(self) -> Profile | None:
         """The temperature profile; None before the study and its figures are finished."""
-        finished = (whole_mapping(self.folder / "study.json") or {}).get("finished")
+        content = whole_mapping(self.folder / "study.json") or {}
+        finished = content.get("finished")
         if not isinstance(finished, int) or finished < self.search.n_trials:
             return None
         try:

@@ -143,25 +143,7 @@ def temperature_search(config: Config, facts: ModelFacts) -> TemperatureSearch:
     skip_layers = config.method.skip_layers
     if skip_layers is None:
         skip_layers = 0 if is_uniform else usual.skip_layers
-    if _is_given(config, "temperature"):
-        raise ConfigError(
-            f"tuning={tuning.name} searches the temperatures: "
-            "leave method.temperature out, or tuning."
-        )
-    if 2 * skip_layers >= facts.moe_layers:
-        raise ConfigError(
-            f"method.skip_layers={skip_layers} leaves none of the {facts.moe_layers} MoE layers to "
-            "tune. Choose a smaller one."
-        )
-    if tuning.logit_scale and metric != "perplexity":
-        raise ConfigError(
-            "tuning.logit_scale=true is searched by perplexity: add tuning.metric=perplexity."
-        )
-    if is_uniform and tuning.n_trials is not None:
-        raise ConfigError(
-            f"tuning=uniform tries every step of {tuning.step} up to tuning.max_temperature: "
-            "leave tuning.n_trials out."
-        )
+    _check_settings(config, facts, metric, skip_layers)
     settings: dict[str, Any] = {
         "method": _tuned_method(config, usual, skip_layers),
         "tuning": tuning.name,
@@ -183,8 +165,40 @@ def temperature_search(config: Config, facts: ModelFacts) -> TemperatureSearch:
     )
 
 
+def _check_settings(config: Config, facts: ModelFacts, metric: str, skip_layers: int) -> None:
+    """Raise ConfigError for settings that contradict a search of temperatures.
+
+    Args:
+        metric: that of the search.
+        skip_layers: MoE layers without noise at either end.
+    """
+    tuning = config.tuning
+    if _is_given(config, "temperature"):
+        raise ConfigError(
+            f"tuning={tuning.name} searches the temperatures: "
+            "leave method.temperature out, or tuning."
+        )
+    if 2 * skip_layers >= facts.moe_layers:
+        raise ConfigError(
+            f"method.skip_layers={skip_layers} leaves none of the {facts.moe_layers} MoE layers to "
+            "tune. Choose a smaller one."
+        )
+    if tuning.logit_scale and metric != "perplexity":
+        raise ConfigError(
+            "tuning.logit_scale=true is searched by perplexity: add tuning.metric=perplexity."
+        )
+    if tuning.name == "uniform" and tuning.n_trials is not None:
+        raise ConfigError(
+            f"tuning=uniform tries every step of {tuning.step} up to tuning.max_temperature: "
+            "leave tuning.n_trials out."
+        )
+
+
 def _tuned_method(config: Config, usual: Preset, skip_layers: int) -> Any:
-    """The method at temperature 0, with n and cache of the preset where they are not given."""
+    """The method at temperature 0, with n and cache of the preset where they are not given.
+
+    Raises ConfigError for n=1, which has no noise.
+    """
     method_config = config.method
     n = method_config.n if _is_given(config, "n") else usual.n
     cache = method_config.cache if _is_given(config, "cache") else usual.cache

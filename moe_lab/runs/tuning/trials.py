@@ -62,7 +62,7 @@ class Trials:
         self.minimizes = search.direction == "minimize"
         self.lock = lock_on(folder / ".lock")
         """The study's lock: one process at a time."""
-        self._mine: BaseFileLock | None = None
+        self._trial_lock: BaseFileLock | None = None
         """The lock on this process's trial."""
 
     def __enter__(self) -> Trials:
@@ -88,8 +88,8 @@ class Trials:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        if self._mine is not None:
-            self._mine.release()
+        if self._trial_lock is not None:
+            self._trial_lock.release()
 
     def claim(self) -> Trial | None:
         """The next trial with its parameters.
@@ -115,15 +115,16 @@ class Trials:
                 trial.set_user_attr(name, number)
             state = TrialState.PRUNED if value is None else TrialState.COMPLETE
             self.study.tell(trial, value, state=state)
-            assert self._mine is not None
-            self._mine.release()
+            assert self._trial_lock is not None
+            self._trial_lock.release()
 
     def finished(self) -> list[FrozenTrial]:
         """Complete and pruned trials, by number."""
         return self._of(TrialState.COMPLETE, TrialState.PRUNED)
 
     def best(self) -> FrozenTrial | None:
-        """The first complete trial with the best value, which may be the untuned model."""
+        """The first complete trial with the best value, which may be the untuned model; None before
+        a trial is complete."""
         sign = 1 if self.minimizes else -1
 
         def rank(trial: FrozenTrial) -> tuple[float, int]:
@@ -140,10 +141,12 @@ class Trials:
         return max(values) if self.minimizes else min(values)
 
     def _of(self, *states: TrialState) -> list[FrozenTrial]:
+        """The trials in one of these states, by number."""
         return self.study.get_trials(deepcopy=False, states=states)
 
     def _abandoned(self) -> Trial | None:
-        """A running trial whose process is gone; this process holds it then."""
+        """A running trial whose process is gone, which this process holds from now on; None if there
+        is none."""
         for frozen in self._of(TrialState.RUNNING):
             if self._hold(frozen.number):
                 return Trial(self.study, frozen._trial_id)
@@ -151,10 +154,11 @@ class Trials:
 
     def _hold(self, number: int) -> bool:
         """Lock a trial for this process; False if another one holds it."""
-        self._mine = acquire(self.folder / ".trials" / f"{number}.lock")
-        return self._mine is not None
+        self._trial_lock = acquire(self.folder / ".trials" / f"{number}.lock")
+        return self._trial_lock is not None
 
     def _next(self) -> Trial | None:
+        """A waiting or new trial, which this process holds from now on; None after `n_trials`."""
         waiting = self._of(TrialState.WAITING)
         number = len(self.study.get_trials(deepcopy=False))
         if not waiting:

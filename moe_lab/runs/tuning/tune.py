@@ -72,6 +72,7 @@ def tune(study: Study, models: ModelPool, group: str | None = None) -> Profile:
 
 
 def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger) -> None:
+    """Compute the missing trials, each stored, written to trials.csv and logged when it ends."""
     search = study.search
     progress = Progress(search.n_trials, "tuning", "trial", initial=len(trials.finished()))
     with ExitStack() as opened, progress:
@@ -92,9 +93,10 @@ def _run_trials(study: Study, trials: Trials, models: ModelPool, logger: Logger)
             state = "PRUNED" if measured.value is None else "COMPLETE"
             logger.log_trial(trial.number, measured.value, search.temperatures(trial), state)
             best = trials.best()
-            progress.at(
-                len(trials.finished()), best and f"best={best.value:.5g} in trial {best.number}"
-            )
+            note = None
+            if best is not None:
+                note = f"best={best.value:.5g} in trial {best.number}"
+            progress.at(len(trials.finished()), note)
 
 
 def measure(

@@ -4,7 +4,7 @@ The model wrote none of them.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval.tasks.manager import TaskDict
 
@@ -21,9 +21,9 @@ SOURCE = TaskConfig(name="gsm8k", metric="exact_match,strict-match", category="m
 
 
 def has_bare_answers(task: Any) -> bool:
-    """Whether a generation task's data has final answers without steps.
+    """Whether a generation task's data has final answers without steps, such as "72".
 
-    The task's filters extract such answers from the output.
+    Only for tasks whose filters extract the answer from a longer text. False without documents.
     """
     if task.get_config("output_type") != "generate_until" or not _extracts_answers(task):
         return False
@@ -49,7 +49,15 @@ def _is_bare(answer: str) -> bool:
     return len(words) <= 1
 
 
-def on_gsm8k(config: Config, holdout: Holdout) -> tuple[Config, TaskDict]:
+class WorkedAnswers(NamedTuple):
+    """The task whose answers a study scores in the place of another task's."""
+
+    config: Config
+    tasks: TaskDict
+    """The task over its tuning documents."""
+
+
+def on_gsm8k(config: Config, holdout: Holdout) -> WorkedAnswers:
     """GSM8K's configuration with the settings of another task's study, and its tuning documents.
 
     Settings of generation are left out: they do not change the perplexity of given answers. Raises
@@ -66,4 +74,4 @@ def on_gsm8k(config: Config, holdout: Holdout) -> tuple[Config, TaskDict]:
             f"{str(error).splitlines()[0]}\n"
             "tuning.metric=accuracy tunes on the task itself."
         ) from error
-    return source, tasks
+    return WorkedAnswers(source, tasks)

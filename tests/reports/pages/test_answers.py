@@ -2,6 +2,7 @@
 is paired with another one or lost."""
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from moe_lab.reports.pages import runs_page
 from moe_lab.reports.pages import shown_answers as module
-from moe_lab.reports.pages.answer_kinds import CHANGED, KINDS
+from moe_lab.reports.pages.answer_kinds import CHANGED, KINDS, UNCHANGED, kind_of_pair
 from moe_lab.reports.pages.answers import Answer, answer_of
 from moe_lab.reports.pages.run_answers import shown_answers
 from moe_lab.reports.pages.shown_answers import answer_data, first_difference, shown_answer
@@ -227,6 +228,14 @@ def test_scores_that_are_no_right_or_wrong(tmp_path):
     answers = paired(tmp_path, [("a", 0.3), ("b", 0.5)], [("c", 0.4), ("b", 0.5)])
     assert changed_kinds(answers) == {0: CHANGED}
     assert answers[0]["scores"] == [0.3, 0.4]
+
+
+@pytest.mark.parametrize(("text", "kind"), [("b", UNCHANGED), ("c", CHANGED)])
+def test_equal_answers_without_a_score_are_unchanged(text, kind):
+    """The score is NaN where a log has null. NaN equals no number, not even NaN."""
+    base = answer_of(Sample.of(generated_line(0, ("b", None))), "exact_match")
+    own = answer_of(Sample.of(generated_line(0, (text, None))), "exact_match")
+    assert kind_of_pair([base, own], [math.nan, math.nan], [None, None]) == kind
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.models.facts import without_rope_lengths
+from moe_lab.models.transformers_internals import attention_of
 
 SMALL = 256
 """Tokens of a metered pass."""
@@ -219,7 +220,7 @@ def footprint_of(model: Any) -> Footprint:
     config = model.config
     config_class: Any = type(config)
     config_json = config.to_json_string(use_diff=False)
-    metered = _metered(config_class, config_json, model.dtype, config._attn_implementation)
+    metered = _metered(config_class, config_json, model.dtype, attention_of(config))
     if metered is None:
         return Footprint(model)
     return metered
@@ -227,7 +228,7 @@ def footprint_of(model: Any) -> Footprint:
 
 @lru_cache(maxsize=64)
 def _metered(
-    config_class: Any, config_json: str, dtype: torch.dtype, attention: str
+    config_class: Any, config_json: str, dtype: torch.dtype, attention: str | None
 ) -> Footprint | None:
     """The footprint of an empty model on the meta device.
 

@@ -125,6 +125,7 @@ class ReferenceDocuments:
 
     @property
     def dropped(self) -> int:
+        """Test documents that were left out of all sources."""
         return sum(source["dropped"] for source in self.sources)
 
 
@@ -248,8 +249,8 @@ def _load(config: Config, source: Source) -> LoadedSource:
 
 
 def _task_names(config: Config, source: Source) -> tuple[str, ...]:
-    """The `hub_tasks` of a source that has some, if no folder of its `tasks` is in data_dir;
-    else its `tasks`."""
+    """The tasks of a source: its `hub_tasks`, if it has some and no folder of its `tasks` is in
+    data_dir."""
     if not source.hub_tasks:
         return source.tasks
     if config.data_dir is None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SETS = ("positive", "negative")
 SHARE = 8
-"""`tuning=grid` steers at most 1 of 8 experts:
-the paper's largest numbers for OLMoE are 125 of 1024."""
+"""`tuning=grid` steers at most 1 of 8 experts: the paper's largest numbers for OLMoE are 125 of
+1024."""
 
 
 class Steer(GridMethod):
@@ -119,14 +119,18 @@ class Steer(GridMethod):
 def steered_experts(
     difference_LE: Tensor, experts: list[int], top_k: int, activate: int, deactivate: int
 ) -> Tensor:
-    """int8 [L, E]: 1 for experts that are forced in, -1 for experts that are forced out,
-    0 for the others.
+    """int8 [L, E]: 1 for experts that are forced in, -1 for experts that are forced out, 0 for the
+    others.
 
     The `activate` experts with the largest differences above 0 in all layers are forced in, and the
     `deactivate` experts with the smallest differences below 0 are forced out. Of equal experts the
     first one is taken. A layer forces at most `top_k` experts in, those with the largest
     differences, and at most its other experts out. An expert that exceeds this limit is not
     replaced by one of another layer.
+
+    Args:
+        difference_LE: activation rates in the positive set minus those in the negative set.
+        experts: the number of experts of each layer.
     """
     import torch
 

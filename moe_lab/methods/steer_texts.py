@@ -1,5 +1,5 @@
-"""The sets of texts of `method=steer`: conversations of a data set,
-or choices of a task's training documents."""
+"""The sets of texts of `method=steer`: conversations of a data set, or choices of a task's training
+documents."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ Pair = tuple[str, str]
 
 
 class Texts(NamedTuple):
-    """One of the two sets: conversations or pairs."""
+    """One of the two sets: conversations or pairs; the other list is empty."""
 
     conversations: list[Conversation]
     pairs: list[Pair]

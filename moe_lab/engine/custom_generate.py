@@ -62,11 +62,7 @@ def custom_generate(
     prompts = _without_padding(input_ids, model_kwargs)
     if texts is None:
         texts = tokenizer.batch_decode(prompts)
-    answers_per_prompt = config.num_return_sequences or 1
-    states = []
-    for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        answer = b % answers_per_prompt
-        states.append(GenerationState(b, prompt, document_key(prompt), answer, text))
+    states = _states(prompts, texts, config.num_return_sequences or 1)
     if isinstance(streamer, TextStreamer) and streamer.skip_prompt:
         _show_prompt(streamer, prompts[0])
     sampler = _PreparedSampler(model, config, seed, logits_processor, input_ids, streamer, states)
@@ -85,6 +81,23 @@ def custom_generate(
     for name, rows in sampler.kept.items():
         scores[name] = _by_step(rows, len(states), sampler.pad)
     return GenerateDecoderOnlyOutput(sequences=sequences, **scores)
+
+
+def _states(
+    prompts: Sequence[Sequence[int]], texts: Sequence[str], answers_per_prompt: int
+) -> list[GenerationState]:
+    """The states before the first new token.
+
+    Args:
+        prompts: token ids. A prompt with several answers is there once for each, one after the
+            other.
+        texts: of the prompts.
+    """
+    states = []
+    for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        answer = b % answers_per_prompt
+        states.append(GenerationState(b, prompt, document_key(prompt), answer, text))
+    return states
 
 
 def _padded(generated: list[list[int]], pad: int | None) -> list[list[int]]:
@@ -113,9 +126,7 @@ def _show_prompt(streamer: TextStreamer, prompt: list[int]) -> None:
 def next_scores(engine: Engine, prompts: Sequence[Sequence[int]], texts: Sequence[str]) -> Tensor:
     """float32 [B, V]: `Ensemble.next_scores` of the token after each prompt (token ids, and their
     texts)."""
-    states = []
-    for b, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        states.append(GenerationState(b, prompt, document_key(prompt), text=text))
+    states = _states(prompts, texts, answers_per_prompt=1)
     scores_of: dict[int, Tensor] = {}
 
     def keep_scores(scores_AV: Tensor, states: list[GenerationState]) -> list[int]:

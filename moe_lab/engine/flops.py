@@ -11,20 +11,33 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+
+def _grouped_flops(left: torch.Size, right: torch.Size, *args: Any, **kwargs: Any) -> int:
+    """Of a grouped product, from the shapes of its factors.
+
+    These are [T, D] x [E, D, O], tokens sorted by expert; or [D, T] x [T, O], one product for each
+    part of T.
+    """
+    return 2 * left[0] * left[1] * right[-1]
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+def _attention_backward_flops(
+    gradient: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
+) -> int:
+    return sdpa_backward_flop_count(gradient, query, key, value)
+
+
 _aten = torch.ops.aten
 _FORMULAS: dict[Any, Any] = {
-    # [T, D] x [E, D, O], tokens sorted by expert; or [D, T] x [T, O], one product for each part of
-    # T
-    _aten._grouped_mm: lambda one, other, *args, **kwargs: 2 * one[0] * one[1] * other[-1],
-    _aten._scaled_dot_product_flash_attention_for_cpu: (
-        lambda query, key, value, *args, **kwargs: sdpa_flop_count(query, key, value)
-    ),
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda gradient, query, key, value, *args, **kwargs: sdpa_backward_flop_count(
-            gradient, query, key, value
-        )
-    ),
+    _aten._grouped_mm: _grouped_flops,
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }
+"""The missing formulas: shapes of an operation's arguments -> floating-point operations."""
 
 
 class FlopCount(FlopCounterMode):

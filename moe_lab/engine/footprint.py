@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from moe_lab.engine.forward.kv_cache import KVCache
 from moe_lab.models.facts import without_rope_lengths
+from moe_lab.models.transformers_internals import attention_of
 
 SMALL = 256
 """Tokens of a metered pass."""
@@ -41,7 +42,8 @@ class MemoryMeter(TorchDispatchMode):
 
     def __init__(self, known: Sequence[Tensor]):
         super().__init__()
-        self.live = self.peak = 0
+        self.live = 0
+        self.peak = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         self._held: set[int] = set()
         self._device = known[0].device if known else None
@@ -50,7 +52,8 @@ class MemoryMeter(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
-        if _has_kernel(function.name(), "CompositeImplicitAutograd"):  # in inference mode
+        # in inference mode a composite operation comes here whole: its parts are counted
+        if _has_kernel(function.name(), "CompositeImplicitAutograd"):
             with self:
                 return function.decompose(*args, **options)
         if function is torch.ops.aten._grouped_mm.default and args[0].is_meta:
@@ -62,6 +65,7 @@ class MemoryMeter(TorchDispatchMode):
         return output
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage until it is freed, unless it is counted or known already."""
         key = storage._cdata
         if key in self._known or key in self._held:
             return
@@ -113,6 +117,14 @@ class OneOperation(TorchFunctionMode):
         return _Attention.apply(*args[:3], mask)
 
 
+class PassBytes(NamedTuple):
+    """What a metered pass takes."""
+
+    in_layers: int
+    """Inside the layers at most, without its keys and values."""
+    keys_and_values: int
+
+
 class Footprint:
     """The bytes that passes of a model take, in addition to its weights.
 
@@ -127,15 +139,15 @@ class Footprint:
         self.layers: int = config.num_hidden_layers
         self.row: int = config.vocab_size * model.dtype.itemsize
         """A row of logits, in the model's dtype."""
-        self._of_small_pass, key_value_bytes = self._pass(SMALL)
-        self.slot: int = key_value_bytes // SMALL
+        self._small_pass = self._pass(SMALL)
+        self.slot: int = self._small_pass.keys_and_values // SMALL
         """Keys and values of a token in all layers."""
 
     @cached_property
     def token(self) -> int:
         """A token in a pass, at its widest place."""
-        of_large_pass, _ = self._pass(LARGE)
-        return math.ceil((of_large_pass - self._of_small_pass) / (LARGE - SMALL))
+        more_bytes = self._pass(LARGE).in_layers - self._small_pass.in_layers
+        return math.ceil(more_bytes / (LARGE - SMALL))
 
     @cached_property
     def kept(self) -> int:
@@ -145,8 +157,8 @@ class Footprint:
         return math.ceil((of_large_pass - of_small_pass) / (LARGE - SMALL))
 
     @torch.no_grad()
-    def _pass(self, tokens: int) -> tuple[int, int]:
-        """(bytes inside the layers at most, bytes of the keys and values of the pass)."""
+    def _pass(self, tokens: int) -> PassBytes:
+        """The bytes of a pass of one text with this number of tokens."""
         device = self.model.device
         dtype = self.model.dtype
         cache = KVCache(self.layers, tokens)
@@ -161,7 +173,7 @@ class Footprint:
                 cache=cache,
                 use_cache=True,
             )
-        return meter.peak - cache.nbytes, cache.nbytes
+        return PassBytes(meter.peak - cache.nbytes, cache.nbytes)
 
 
 def kept_in_training(model: Any, tokens: int) -> int:
@@ -205,15 +217,24 @@ def known_of(model: nn.Module, *others: Tensor) -> list[Tensor]:
 
 def footprint_of(model: Any) -> Footprint:
     """The footprint of a loaded model, metered once for models of the same configuration."""
-    text = model.config.to_json_string(use_diff=False)
-    kind: Any = type(model.config)
-    return _metered(kind, text, model.dtype, model.config._attn_implementation) or Footprint(model)
+    config = model.config
+    config_class: Any = type(config)
+    config_json = config.to_json_string(use_diff=False)
+    metered = _metered(config_class, config_json, model.dtype, attention_of(config))
+    if metered is None:
+        return Footprint(model)
+    return metered
 
 
 @lru_cache(maxsize=64)
-def _metered(kind: Any, text: str, dtype: torch.dtype, attention: str) -> Footprint | None:
-    """None for a family whose own code reads values of tensors."""
-    model = meta_model(kind.from_dict(json.loads(text)), dtype)
+def _metered(
+    config_class: Any, config_json: str, dtype: torch.dtype, attention: str | None
+) -> Footprint | None:
+    """The footprint of an empty model on the meta device.
+
+    None for a family whose own code reads values of tensors.
+    """
+    model = meta_model(config_class.from_dict(json.loads(config_json)), dtype)
     model.set_attn_implementation(attention)
     try:
         return Footprint(model)

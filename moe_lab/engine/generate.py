@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moe_lab.engine.forward.batch import Group, Tokens, group_by_prefix, in_runs
 from moe_lab.engine.forward.decode_step import DecodeStep
+from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import EnsembleForward
 from moe_lab.engine.forward.kv_cache import KVCache, Store
 from moe_lab.engine.pass_size import CACHE_SHARE, cache_memory, sequence_bytes
@@ -39,56 +40,78 @@ def generate(
         prompt_store: prompts are read without noise, and their keys and values are kept there. It
             has no effect on samples that read the prompt with noise.
     """
-    for batch, prefill in _batches(forward, states, budget, decoding, prompt_store):
+    store = _store_of_prompts(forward.ensemble, prompt_store)
+    ordered: list[GenerationState] = []
+    group_of: dict[int, Group] = {}
+    for group in _groups(forward, states, store):
+        for i in group.members:
+            ordered.append(states[i])
+            group_of[states[i].index] = group
+    prefill = Prefill(forward, budget, decoding.max_new_tokens, group_of, store)
+    for batch in _batches(forward, ordered, group_of, budget, decoding):
         _Batch(forward, batch, prefill).run(decoding, on_done)
+
+
+def _store_of_prompts(ensemble: Ensemble, given: Store | None) -> Store | None:
+    """The store for prompts that are read without noise; None: prompts are read with their batch.
+
+    Samples with their own histories and `prefill="clean"` need one, which may be empty.
+    """
+    if ensemble.cache == "none":
+        given = None
+    if not ensemble.own_history:
+        return given
+    if ensemble.prefill == "noisy":
+        return None
+    return Store(0) if given is None else given
+
+
+def _groups(
+    forward: EnsembleForward, states: Sequence[GenerationState], store: Store | None
+) -> list[Group]:
+    """The sequences by the beginning that their prompts share, as indices into `states`.
+
+    Groups are ordered by their longest prompts, and each group by the lengths of its prompts, the
+    longest first. One group without a shared beginning has all sequences where a beginning cannot
+    be read once for several: with a store, with own histories, and without a cache.
+    """
+    ensemble = forward.ensemble
+    prompts = [state.prompt for state in states]
+    if (
+        store is not None
+        or not forward.shares_beginnings
+        or ensemble.own_history
+        or ensemble.cache == "none"
+    ):
+        groups = [Group(list(range(len(prompts))), 0)]
+    else:
+        kinds = [forward.rotary.kind(len(prompt)) for prompt in prompts]
+        groups = group_by_prefix(prompts, kinds)
+    longest_first = []
+    for group in groups:
+        members = sorted(group.members, key=lambda i: -len(prompts[i]))
+        longest_first.append(Group(members, group.shared))
+    return sorted(longest_first, key=lambda group: -len(prompts[group.members[0]]))
 
 
 def _batches(
     forward: EnsembleForward,
-    states: list[GenerationState],
+    ordered: list[GenerationState],
+    group_of: dict[int, Group],
     budget: Budget,
     decoding: Decoding,
-    prompt_store: Store | None,
-) -> Iterator[tuple[list[GenerationState], Prefill]]:
-    """Pairs: sequences that generate together, those with a common beginning next to one another,
-    and their prefill.
+) -> Iterator[list[GenerationState]]:
+    """Sequences that generate together, neighbours in `ordered`.
 
     A step costs little more with more sequences, so a batch takes them whatever their beginnings
     are, unless more than half of the slots of a further group would be padding.
+
+    Args:
+        ordered: the sequences of all groups, group by group.
+        group_of: the group of a sequence, by the index of its state.
     """
-    ensemble = forward.ensemble
     max_new_tokens = decoding.max_new_tokens
-    if ensemble.cache == "none":
-        prompt_store = None
-    if ensemble.own_history:
-        if ensemble.prefill == "noisy":
-            prompt_store = None
-        elif prompt_store is None:
-            prompt_store = Store(0)
-
-    shares_beginnings = (
-        forward.shares_beginnings
-        and prompt_store is None
-        and not ensemble.own_history
-        and ensemble.cache != "none"
-    )
-    prompts = [state.prompt for state in states]
-    if shares_beginnings:
-        groups = group_by_prefix(prompts, [forward.rotary.kind(len(prompt)) for prompt in prompts])
-    else:
-        groups = [Group(list(range(len(prompts))), 0)]
-    for group in groups:
-        group.members.sort(key=lambda i: -len(prompts[i]))
-    groups.sort(key=lambda group: -len(prompts[group.members[0]]))
-
-    ordered: list[GenerationState] = []
-    group_of: dict[int, Group] = {}
-    for group in groups:
-        for i in group.members:
-            ordered.append(states[i])
-            group_of[states[i].index] = group
-    prefill = Prefill(forward, budget, max_new_tokens, group_of, prompt_store)
-    most_sequences = _most_sequences(forward, states, budget, max_new_tokens)
+    most_sequences = _most_sequences(forward, ordered, budget, max_new_tokens)
 
     def fits(batch: list[GenerationState], state: GenerationState) -> bool:
         """Whether a batch may take one more sequence. Its first sequence is the longest."""
@@ -101,8 +124,7 @@ def _batches(
         most_slots = len(batch[0].prompt) + max_new_tokens
         return 2 * slots >= most_slots
 
-    for batch in in_runs(ordered, fits):
-        yield batch, prefill
+    return in_runs(ordered, fits)
 
 
 def _most_sequences(
@@ -146,6 +168,7 @@ class _Batch:
         self._real_B1 = real.to(self.forward.device)
 
     def run(self, decoding: Decoding, on_done: OnDone) -> None:
+        """Add tokens until each sequence has ended."""
         while True:
             unfinished = [self.states[b] for b in self.active]
             decoding.extend(unfinished, self.scores_AV)
@@ -170,6 +193,8 @@ class _Batch:
         return self._step()
 
     def _must_read_again(self) -> bool:
+        """Whether `generate` of transformers would read some unfinished sequence without a cache
+        (`RotaryHooks.reads_again`)."""
         return any(
             self.forward.rotary.reads_again(self.states[b].position + 1) for b in self.active
         )
@@ -184,6 +209,7 @@ class _Batch:
         return scores_AV
 
     def _drop_finished(self) -> None:
+        """Remove the finished sequences from the batch and from the cache."""
         self._in_place = None
         self.cache.select(self._active_A, len(self.states))
         self.real_BT = self.real_BT[self._active_A]
@@ -227,6 +253,7 @@ class _Batch:
         return self.forward.ensemble.next_scores(self.forward(tokens, self.cache))
 
     def _names(self) -> np.ndarray:
+        """int64 [B, 1]: `prefix_names` of the newest tokens; 0 for finished sequences."""
         names = np.zeros((len(self.states), 1), dtype=np.int64)
         names[self.active, 0] = [self.states[b].name for b in self.active]
         return names

@@ -63,8 +63,8 @@ class CountedHF(HFLM):
         """Answer all requests.
 
         Prompts are answered one by one where answers are sampled, or where the model or logits
-        processors might read
-        padding: each answer then depends only on its prompt and on which of several answers it is.
+        processors might read padding: each answer then depends only on its prompt and on which of
+        several answers it is.
 
         Raises ConfigError for a generation setting that is not supported.
         """
@@ -127,6 +127,7 @@ class CountedHF(HFLM):
             self._tokenized.clear()
 
     def _tokenize(self, texts: list[str], options: dict[str, bool]) -> None:
+        """Keep the token ids of these texts for `tok_encode`."""
         if texts:
             ids = self.tokenizer(texts, **options).input_ids
             self._tokenized.update(zip(texts, ids, strict=True))
@@ -157,7 +158,7 @@ class CountedHF(HFLM):
         counted."""
         text = self.new_text(prompt, new)
         text_alone = self.tokenizer.decode(new, skip_special_tokens=True)
-        self.counted["decoded_in_context"] += text != text_alone
+        self.counted["decoded_in_context"] += int(text != text_alone)
         return text
 
     def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
@@ -191,6 +192,8 @@ def _sampled(requests: Sequence[Request]) -> bool:
 
 
 def _of_a_given_model(record: logging.LogRecord) -> bool:
+    """A filter of lm-eval's log: False for its warning about a model that it did not load
+    itself."""
     return "`pretrained`" not in record.getMessage()
 
 
@@ -209,19 +212,23 @@ class Encoder:
     @cached_property
     def adds_begin(self) -> bool:
         """Whether the tokenizer puts a beginning token in front of a text."""
-        return self._with_special[0] == self.lm.prefix_token_id != self._alone[0]
+        begin = self.lm.prefix_token_id
+        return self._with_special[0] == begin and self._alone[0] != begin
 
     @cached_property
     def adds_end(self) -> bool:
         """Whether the tokenizer puts an end token after a text."""
-        return self._with_special[-1] == self.lm.eot_token_id != self._alone[-1]
+        end = self.lm.eot_token_id
+        return self._with_special[-1] == end and self._alone[-1] != end
 
     @cached_property
     def _with_special(self) -> list[int]:
+        """The tokens of a letter, with those that the tokenizer puts around a text."""
         return list(self.lm.tok_encode("a"))
 
     @cached_property
     def _alone(self) -> list[int]:
+        """The tokens of the letter alone."""
         return list(self.lm.tok_encode("a", add_special_tokens=False))
 
     @property
@@ -291,7 +298,8 @@ class Encoder:
                 f"and {most} (max_length)."
             )
         room = most + 1 - len(continuation)
-        self.cut += len(context) > room
+        if len(context) > room:
+            self.cut += 1
         return tuple(context[-room:]), tuple(continuation)
 
 

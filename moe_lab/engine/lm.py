@@ -25,9 +25,7 @@ from moe_lab.engine.forward.rotary import RotaryHooks
 from moe_lab.engine.hf import THINK_END, CountedHF, Encoder, OnAnswer, Pair, Request
 from moe_lab.engine.pass_size import LEAST_TOKENS, pass_budget
 from moe_lab.engine.recurrent import RecurrentEngine, RecurrentForward
-from moe_lab.engine.sampling import (
-    GenerationState,
-)
+from moe_lab.engine.sampling import GenerationState
 from moe_lab.errors import ConfigError
 from moe_lab.models.facts import leave_out_cudnn_attention
 from moe_lab.models.lm_eval_internals import answers_for_lm_eval, request_arguments
@@ -43,7 +41,7 @@ _ANSWER = {
     "loglikelihood_rolling": lm_answers.score_texts,
     "generate_until": lm_answers.generate,
 }
-"""By kind of request."""
+"""The function that answers requests, by their kind."""
 
 
 class EngineLM(CountedHF):
@@ -102,12 +100,7 @@ class EngineLM(CountedHF):
         if self.ensemble.n > 1:
             require_routers(model)
         if make_engine or not self.ensemble.plain:
-            require_masks(model)
-            if quantized:
-                raise ConfigError(
-                    f"{quantized}: what shares a pass would change the numbers. Use method=base, "
-                    "or a checkpoint that is not quantized so."
-                )
+            _require_separate_tokens(model, quantized)
         self.progress = progress
         self.seed = seed
         self.session_info: dict[str, Any] = {}
@@ -119,7 +112,8 @@ class EngineLM(CountedHF):
             most_sequences = max_batch_size
             hf_batch_size = max_batch_size or 8
         else:
-            most_sequences = hf_batch_size = int(batch_size)
+            most_sequences = int(batch_size)
+            hf_batch_size = most_sequences
         super().__init__(
             pretrained=model,
             tokenizer=tokenizer,
@@ -138,27 +132,33 @@ class EngineLM(CountedHF):
         obstacle = kv_cache_obstacle(model) or quantized
         if make_engine:
             self.engine = make_engine(self)
-        elif not obstacle:
+        elif obstacle is None:
             self.engine = KVEngine(EnsembleForward(model, self.ensemble), self.budget, reuse)
         else:
             # quantized layers read no padding, which is not counted then
             counts_padding = counts_tokens and not quantized
-            if counts_padding or not self.ensemble.plain:
-                self.engine = RecurrentEngine(RecurrentForward(model, self.ensemble))
-                how = "one request at a time"
-            else:
-                self.engine = None
-                how = "by lm-eval's own code"
-            logger.warning(
-                "%s does not run over the shared KV cache, because %s. It runs %s, which is "
-                "slower.",
-                type(model).__name__,
-                obstacle,
-                how,
-            )
+            self.engine = self._engine_without_kv_cache(obstacle, counts_padding)
 
     label = "moe_lab.lm"
     """Name of this LM in the messages of `running`."""
+
+    def _engine_without_kv_cache(
+        self, obstacle: str, counts_padding: bool
+    ) -> RecurrentEngine | None:
+        """A `RecurrentEngine` for ensembles, and where padding is counted; None: lm-eval's own code
+        runs the model. Warns, with the obstacle, that either is slower."""
+        engine = None
+        how = "by lm-eval's own code"
+        if counts_padding or not self.ensemble.plain:
+            engine = RecurrentEngine(RecurrentForward(self.model, self.ensemble))
+            how = "one request at a time"
+        logger.warning(
+            "%s does not run over the shared KV cache, because %s. It runs %s, which is slower.",
+            type(self.model).__name__,
+            obstacle,
+            how,
+        )
+        return engine
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -207,18 +207,21 @@ class EngineLM(CountedHF):
 
     @property
     def cost(self) -> dict[str, int]:
-        """Counts of all work so far.
+        """Counts of all work so far. A count may be missing instead of 0.
 
-        tokens_in: tokens put through the model (routing samples included, padding excluded).
-            tokens_out: generated
-        tokens. near_ties: greedy tokens whose runner-up was within the dtype's rounding
-        (`sampling.near`), so that other shapes or machines may choose it. cut_prompts: requests
-        whose prompt was longer than the model's input and lost its beginning. cut_reasoning:
-        replies that ended in the reasoning. decoded_in_context: answers whose text is not that of
-        their tokens alone (`moe_lab.models.new_text`). eos_added, bos_scored, no_end_token:
-        requests that the tokenizer adds an end token to, texts whose added beginning token is
-        scored, and replies that no token ends. changed_decisions, noisy_decisions: see
-        `GumbelTopK.counts`.
+        - tokens_in: tokens put through the model (routing samples included, padding excluded)
+        - tokens_out: generated tokens
+        - near_ties: greedy tokens whose runner-up was within the dtype's rounding
+          (`sampling.near`), so that other shapes or machines may choose it
+        - cut_prompts: requests whose prompt was longer than the model's input and lost its
+          beginning
+        - cut_reasoning: replies that ended in the reasoning
+        - decoded_in_context: answers whose text is not that of their tokens alone
+          (`moe_lab.models.new_text`)
+        - eos_added: requests that the tokenizer adds an end token to
+        - bos_scored: texts whose added beginning token is scored
+        - no_end_token: replies that no token ends
+        - changed_decisions, noisy_decisions: see `GumbelTopK.counts`
         """
         cost = Counter(self.counted)
         cost.update(self._decisions)
@@ -228,7 +231,7 @@ class EngineLM(CountedHF):
 
     @property
     def _decisions(self) -> dict[str, int]:
-        """Counts of the current ensemble."""
+        """What the policy of the current ensemble counted; empty for the base model."""
         if not self.ensemble.routing:
             return {}
         return self.ensemble.routing.counts()
@@ -245,12 +248,16 @@ class EngineLM(CountedHF):
         return self._answers("generate_until", requests)
 
     def _answers(self, kind: str, instances: list[Any]) -> list[Any]:
-        """Number the answers to a prompt: lm-eval requests k of them by repeating the same
-        instance."""
+        """The answers to lm-eval's instances, in order.
+
+        lm-eval requests several answers to a prompt by repeating the same instance: they are
+        numbered.
+        """
         seen: Counter[int] = Counter()
         requests = []
         for instance in instances:
-            requests.append(Request(request_arguments(instance), seen[id(instance)]))
+            repeat = seen[id(instance)]
+            requests.append(Request(request_arguments(instance), repeat))
             seen[id(instance)] += 1
         answers: dict[int, Any] = {}
         self.answer(kind, requests, answers.__setitem__)
@@ -287,8 +294,8 @@ class EngineLM(CountedHF):
     def _answer_by_engine(
         self, engine: Engine, kind: str, requests: Sequence[Request], on_answer: OnAnswer
     ) -> None:
-        """Answer all requests. Where memory runs out, those that are left are put again, in smaller
-        passes."""
+        """Answer all requests. Where memory runs out, the unanswered ones are put again, in smaller
+        passes; raises the error where passes cannot be smaller."""
         unanswered = dict(enumerate(requests))
         while unanswered:
             indices = list(unanswered)
@@ -312,10 +319,10 @@ class EngineLM(CountedHF):
             clear_device_cache(garbage_collection=True)
 
     def _check_encoding(self, kind: str, requests: Sequence[Request]) -> None:
-        """Raise ConfigError for what cannot be scored, and warn of cut contexts: lm-eval's own code
-        says neither."""
+        """Raise ConfigError for texts that cannot be scored, and warn of cut contexts: lm-eval's
+        own code does neither."""
         if kind == "loglikelihood_rolling":
-            assert self.encoder.prefix is not None
+            assert self.encoder.prefix is not None  # raises the error of a tokenizer without one
         if kind == "loglikelihood":
             with self.warning_of_cuts(len(requests)):
                 list(self.encoder.pairs([request.args for request in requests]))
@@ -375,6 +382,20 @@ class EngineLM(CountedHF):
                 f"{requests:,}",
                 f"{self.max_length:,}",
             )
+
+
+def _require_separate_tokens(model: Any, quantized: str | None) -> None:
+    """Raise ConfigError for a model that cannot keep the tokens of a pass apart.
+
+    Args:
+        quantized: `quantizes_passes` of the model.
+    """
+    require_masks(model)
+    if quantized:
+        raise ConfigError(
+            f"{quantized}: what shares a pass would change the numbers. Use method=base, or a "
+            "checkpoint that is not quantized so."
+        )
 
 
 def _reason(requests: Sequence[Request]) -> bool:

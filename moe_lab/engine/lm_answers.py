@@ -80,35 +80,39 @@ class ReadContext(NamedTuple):
     """Of the texts that begin with it (`RotaryHooks.kind`)."""
 
 
+IndicesByContinuation = dict[tuple[int, ...], list[int]]
+"""The indices of the requests for each continuation (token ids) of a context."""
+
+
 def score_pairs(
     lm: AnsweringLM, engine: Engine, requests: Sequence[Request], report: OnAnswer
 ) -> None:
     """Score each continuation after its context. Equal pairs are scored once."""
     with lm.warning_of_cuts(len(requests)):
         pairs = list(lm.encoder.pairs([request.args for request in requests]))
-    requests_of: dict[ReadContext, dict[tuple[int, ...], list[int]]] = {}
+    of_contexts: dict[ReadContext, IndicesByContinuation] = {}
     for i, (context_ids, continuation_ids) in enumerate(pairs):
         kind = lm.rotary.kind(len(context_ids) + len(continuation_ids) - 1)
-        of_context = requests_of.setdefault(ReadContext(context_ids, kind), {})
+        of_context = of_contexts.setdefault(ReadContext(context_ids, kind), {})
         of_context.setdefault(continuation_ids, []).append(i)
 
     scoring_requests = []
-    requesters: list[list[list[int]]] = []
-    for context, indices_of in requests_of.items():
-        first_requests = [requests[indices[0]] for indices in indices_of.values()]
+    for context, of_context in of_contexts.items():
+        first_requests = [requests[indices[0]] for indices in of_context.values()]
         scoring_requests.append(
             ScoringRequest(
                 context.ids,
-                list(indices_of),
+                list(of_context),
                 document_key(context.ids),
                 text=first_requests[0].args[0],
                 texts=[request.args[1] for request in first_requests],
             )
         )
-        requesters.append(list(indices_of.values()))
+    indices_of_contexts = list(of_contexts.values())
 
     def on_scores(number: int, scores: Scores) -> None:
-        for answer, indices in zip(scores, requesters[number], strict=True):
+        indices_of_continuations = indices_of_contexts[number].values()
+        for answer, indices in zip(scores, indices_of_continuations, strict=True):
             for i in indices:
                 report(i, answer)
                 context_ids, continuation_ids = pairs[i]
@@ -156,7 +160,7 @@ def generate(
     """Generate for all requests with the same generation options together."""
     by_options: dict[str, dict[int, Request]] = {}
     for i, request in enumerate(requests):
-        options = repr(sorted(request.args[1].items()))
+        options = repr(sorted(request.args[1].items()))  # some have lists as values
         by_options.setdefault(options, {})[i] = request
     for alike in by_options.values():
         _generate_alike(lm, engine, alike, report)
@@ -165,8 +169,69 @@ def generate(
 def _generate_alike(
     lm: AnsweringLM, engine: Engine, requests: dict[int, Request], report: OnAnswer
 ) -> None:
+    """`generate` for requests with the same options, by their indices."""
     first = next(iter(requests.values()))
-    options = normalize_gen_kwargs(first.args[1], lm.max_gen_toks)
+    settings = _settings(lm, first.args[1])
+    with lm.warning_of_cuts(len(requests)):
+        prompts = []
+        for request in requests.values():
+            prompts.append(lm.encoder.prompt(request.args[0], settings.room))
+    bounds = _bounds(settings.config, settings.max_length, prompts)
+    states = []
+    for (i, request), prompt in zip(requests.items(), prompts, strict=True):
+        text = request.args[0]
+        states.append(GenerationState(i, prompt, document_key(prompt), request.repeat, text))
+
+    def on_done(state: GenerationState) -> None:
+        lm.counted["tokens_out"] += len(state.generated)
+        text = _answer_text(lm, state, settings.think_end)
+        if lm.kept_states is not None:
+            lm.kept_states[state.text] = state
+        report(state.index, postprocess_generated_text(text, settings.stop, None))
+        read = state.generated[:-1]
+        lm.observer.read("generate_until", requests[state.index], state.prompt, read)
+
+    sampler = Sampler(lm.model, settings.config, lm.seed)
+    # a task's stop words may be in the reasoning, too
+    stop_texts = settings.stop if settings.think_end is None else [settings.end_text]
+    stopping = StoppingCriteria(lm.tokenizer, stop_texts, settings.config, bounds.max_length)
+    cut_before = lm.counted["cut_reasoning"]
+    engine.generate(states, Decoding(sampler, stopping, bounds.max_new_tokens), on_done)
+    lm.counted["near_ties"] += sampler.near_ties
+    cut = lm.counted["cut_reasoning"] - cut_before
+    if cut:
+        logger.warning(
+            "%s of %s replies end before %s, within %s new tokens: their answers are empty. "
+            "Allow more with gen_kwargs=max_gen_toks=<n>.",
+            f"{cut:,}",
+            f"{len(states):,}",
+            settings.think_end,
+            f"{bounds.max_new_tokens:,}",
+        )
+
+
+class GenerationSettings(NamedTuple):
+    """How answers with the same options are generated."""
+
+    config: GenerationConfig
+    stop: list[str]
+    """Texts at which an answer is cut: the task's, and `end_text`."""
+    end_text: str
+    """The text of the tokenizer's end token."""
+    think_end: str | None
+    """The text that ends the reasoning; None: the model does not reason first."""
+    room: int
+    """The most tokens of a prompt."""
+    max_length: int | None
+    """The task's bound on the tokens of prompt and answer."""
+
+
+def _settings(lm: AnsweringLM, given: dict[str, Any]) -> GenerationSettings:
+    """The settings for the options of a request.
+
+    Raises ConfigError for options that leave no room for a prompt, or that are not supported.
+    """
+    options = normalize_gen_kwargs(given, lm.max_gen_toks)
     end_text = lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
     stop = handle_stop_sequences(options.pop("until", None), eos=end_text)
     think_end = options.pop(THINK_END, None)
@@ -183,45 +248,15 @@ def _generate_alike(
     config = generation_config(lm.model, options)
     if config.max_new_tokens is None and max_length is None:
         config.max_new_tokens = max_gen_toks
+    return GenerationSettings(config, stop, end_text, think_end, room, max_length)
 
-    with lm.warning_of_cuts(len(requests)):
-        prompts = [lm.encoder.prompt(request.args[0], room) for request in requests.values()]
-    bounds = _bounds(config, max_length, prompts)
-    states = []
-    for (i, request), prompt in zip(requests.items(), prompts, strict=True):
-        text = request.args[0]
-        states.append(GenerationState(i, prompt, document_key(prompt), request.repeat, text))
 
-    def on_done(state: GenerationState) -> None:
-        lm.counted["tokens_out"] += len(state.generated)
-        if think_end is None:
-            text = lm.decode_answer(state.prompt, state.generated)
-        else:
-            reply = lm.tok_decode(state.generated, skip_special_tokens=False)
-            text = _after_reasoning(lm, reply, think_end)
-        if lm.kept_states is not None:
-            lm.kept_states[state.text] = state
-        report(state.index, postprocess_generated_text(text, stop, None))
-        read = state.generated[:-1]
-        lm.observer.read("generate_until", requests[state.index], state.prompt, read)
-
-    sampler = Sampler(lm.model, config, lm.seed)
-    # a task's stop words may be in the reasoning, too
-    stop_texts = stop if think_end is None else [end_text]
-    stopping = StoppingCriteria(lm.tokenizer, stop_texts, config, bounds.max_length)
-    cut_before = lm.counted["cut_reasoning"]
-    engine.generate(states, Decoding(sampler, stopping, bounds.max_new_tokens), on_done)
-    lm.counted["near_ties"] += sampler.near_ties
-    cut = lm.counted["cut_reasoning"] - cut_before
-    if cut:
-        logger.warning(
-            "%s of %s replies end before %s, within %s new tokens: their answers are empty. "
-            "Allow more with gen_kwargs=max_gen_toks=<n>.",
-            f"{cut:,}",
-            f"{len(states):,}",
-            think_end,
-            f"{bounds.max_new_tokens:,}",
-        )
+def _answer_text(lm: AnsweringLM, state: GenerationState, think_end: str | None) -> str:
+    """The text of the generated tokens; with `think_end` the part after the reasoning."""
+    if think_end is None:
+        return lm.decode_answer(state.prompt, state.generated)
+    reply = lm.tok_decode(state.generated, skip_special_tokens=False)
+    return _after_reasoning(lm, reply, think_end)
 
 
 class Bounds(NamedTuple):
@@ -254,10 +289,10 @@ def _bounds(
 
 
 def _after_reasoning(lm: AnsweringLM, reply: str, think_end: str) -> str:
-    """The answer in a reply: the text after the last `think_end`, up to a special token; empty
-    without one.
+    """The answer in a reply: the text after the last `think_end`, up to a special token.
 
-    lm-eval takes the whole reply without one, and so what the model thought as its answer.
+    A reply without `think_end` ended in the reasoning: it is counted, and its answer is empty.
+    lm-eval would take the reasoning as the answer.
     """
     _, separator, answer = reply.rpartition(think_end)
     if not separator:

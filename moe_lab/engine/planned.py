@@ -43,8 +43,13 @@ class Asked:
     """By generation settings and text."""
 
     def read(self, encoder: Encoder, kind: str, args: tuple, repeats: int = 1) -> None:
-        """Add a request of lm-eval, with `repeats` answers of the greatest length if they are
-        generated."""
+        """Add a request of lm-eval.
+
+        Args:
+            args: the request's arguments.
+            repeats: the number of answers, if they are generated. Each counts with its greatest
+                length.
+        """
         if kind == "loglikelihood":
             context, continuation = encoder.pair(*args)
             self.scored.setdefault(context, {})[continuation] = None
@@ -68,8 +73,12 @@ class Asked:
             self.generated.setdefault(settings, {}).update(prompts)
 
     def alone(self, each_continuation: bool) -> Iterator[Asked]:
-        """Each request by itself: a context with its continuations or with one of them, a window,
-        an answer."""
+        """Each request by itself: a context with its continuations, a window of a text, a generated
+        answer.
+
+        Args:
+            each_continuation: whether each continuation of a context is a request by itself.
+        """
         for context, continuations in self.scored.items():
             if each_continuation:
                 for ids in continuations:
@@ -108,12 +117,12 @@ class Asked:
 
     @property
     def answers(self) -> int:
-        """Scored and generated answers."""
+        """The number of scored and generated answers."""
         return len(self.pairs) + len(self.texts) + len(self.new_tokens)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request with its answer."""
+        """Tokens of the longest request with its answer; 0 without requests."""
         lengths = [len(context) + len(ids) for context, ids in [*self.pairs, *self.windows]]
         lengths += [prompt.longest for prompt in self.prompts]
         return max(lengths, default=0)

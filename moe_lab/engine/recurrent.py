@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,15 @@ class RecurrentState:
         self.entries = len(entries)
 
 
+class BegunPrompt(NamedTuple):
+    """A prompt that is read in part."""
+
+    state: RecurrentState
+    """After the tokens that were read."""
+    rest: Sequence[int]
+    """The other tokens of the prompt, at least one."""
+
+
 class RecurrentForward:
     """A causal language model that reads tokens after a `RecurrentState`, for an ensemble of
     routing samples.
@@ -93,19 +102,19 @@ class RecurrentForward:
         """Set the number of tokens of the text that the next tokens belong to."""
         self.rotary.expect([length])
 
-    def begin(
-        self, prompt: Sequence[int], noise_key: int, sample_index: int = 0
-    ) -> tuple[RecurrentState, Sequence[int]]:
-        """(state after the tokens that are read before samples fork, the other tokens of the
-        prompt)."""
+    def begin(self, prompt: Sequence[int], noise_key: int, sample_index: int = 0) -> BegunPrompt:
+        """Read the tokens of a prompt that are read before samples fork.
+
+        These are all but the last one; none where samples read the prompt with noise.
+        """
         if self.ensemble.own_history and self.ensemble.prefill == "noisy":
-            return RecurrentState(self.ensemble.n, noise_key, sample_index), prompt
+            return BegunPrompt(RecurrentState(self.ensemble.n, noise_key, sample_index), prompt)
         state = RecurrentState(1, noise_key, sample_index)
         if len(prompt) > 1:
             self._read(state, prompt[:-1], noise=False)
         if self.ensemble.own_history:
             state.take([0] * self.ensemble.n)
-        return state, prompt[-1:]
+        return BegunPrompt(state, prompt[-1:])
 
     def step(self, state: RecurrentState, ids: Sequence[int]) -> Tensor:
         """Logits [n, V] after the last of `ids`, the clean sample first.
@@ -129,6 +138,7 @@ class RecurrentForward:
         return logits_RV
 
     def _pass(self, state: RecurrentState, ids: Sequence[int], noise: bool) -> Tensor:
+        """`_read` in one pass of the model."""
         if self.ensemble.routing:
             noisy_tokens = self._noisy_tokens(state, len(ids)) if noise else None
             self.ensemble.routing.expect(noisy_tokens)
@@ -145,6 +155,7 @@ class RecurrentForward:
         return output.logits[:, -1]
 
     def _noisy_tokens(self, state: RecurrentState, count: int) -> NoisyTokens:
+        """The next `count` tokens of all entries but the first, entry by entry."""
         index = torch.arange(count, state.entries * count, device=self.device)
         return NoisyTokens(
             index=index,
@@ -201,7 +212,10 @@ class RecurrentEngine(Engine):
 def _after_nodes(
     forward: RecurrentForward, request: ScoringRequest, tree: TokenTree
 ) -> Iterator[Tensor]:
-    """Logits [1, n, V] after each logit node, in order."""
+    """Logits [1, n, V] after each logit node, in order.
+
+    The state after a node is copied for each of its children but the last one, which takes it over.
+    """
     context_end, *branch_nodes = tree.logit_nodes
     unread_children = Counter(tree.parents[node] for node in branch_nodes)
     state, rest = forward.begin(request.context, request.noise_key)
@@ -210,20 +224,22 @@ def _after_nodes(
     for node in branch_nodes:
         parent = tree.parents[node]
         unread_children[parent] -= 1
-        if unread_children[parent]:
-            state = copy.deepcopy(state_after[parent])
-        else:
+        is_last_child = unread_children[parent] == 0
+        if is_last_child:
             state = state_after.pop(parent)
+        else:
+            state = copy.deepcopy(state_after[parent])
         yield forward.step(state, [tree.ids[node]])[None]
         if unread_children[node]:
             state_after[node] = state
 
 
 def _generate(forward: RecurrentForward, state: GenerationState, decoding: Decoding) -> None:
+    """Continue one prompt until it ends."""
     forward.expect(len(state.prompt))
-    cache, ids = forward.begin(state.prompt, state.noise_key, state.sample_index)
+    read, ids = forward.begin(state.prompt, state.noise_key, state.sample_index)
     while True:
-        logits_nV = forward.step(cache, ids)
+        logits_nV = forward.step(read, ids)
         decoding.extend([state], forward.ensemble.next_scores(logits_nV[None]))
         if decoding.ended([state])[0]:
             return
@@ -231,5 +247,5 @@ def _generate(forward: RecurrentForward, state: GenerationState, decoding: Decod
         length = state.position + 1
         forward.expect(length)
         if forward.ensemble.cache == "none" or forward.rotary.reads_again(length):
-            cache, ids = forward.begin(state.prompt, state.noise_key, state.sample_index)
-            ids = [*ids, *state.generated]
+            read, rest = forward.begin(state.prompt, state.noise_key, state.sample_index)
+            ids = [*rest, *state.generated]

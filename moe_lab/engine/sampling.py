@@ -35,19 +35,21 @@ class GenerationState:
     text: str = ""
     """The prompt's text."""
     generated: list[int] = field(default_factory=list)
-    _named: tuple[int, np.int64] = (0, np.int64(0))
-    """Tokens that `name` has read so far, and the name of the last one."""
+    _named_tokens: int = 0
+    """Tokens that `name` has read so far."""
+    _name: np.int64 = field(default_factory=np.int64)
+    """The name of the last one of these."""
 
     @property
     def name(self) -> np.int64:
         """`prefix_names` of the newest token."""
-        count, name = self._named
         length = len(self.prompt) + len(self.generated)
-        if count < length:
-            hashes = token_names(self.ids[count:], range(count, length))
-            name = np.add.reduce(hashes, initial=name)
-            self._named = length, name
-        return name
+        if self._named_tokens < length:
+            new_positions = range(self._named_tokens, length)
+            hashes = token_names(self.ids[self._named_tokens :], new_positions)
+            self._name = np.add.reduce(hashes, initial=self._name)
+            self._named_tokens = length
+        return self._name
 
     @property
     def position(self) -> int:
@@ -175,8 +177,10 @@ class Sampler:
         """Greedy choices between two tokens whose scores were closer than `near`."""
 
     def __call__(self, scores_AV: Tensor, states: list[GenerationState]) -> list[int]:
-        """The next token of each sequence. Reads the device once. Raises RoutingError where scores
-        are NaN."""
+        """The next token of each sequence. Raises RoutingError where scores are NaN.
+
+        The host reads the device once: tokens, near ties and whether there is a NaN in one tensor.
+        """
         nan = scores_AV.isnan().any()
         scores_AV = self.processed(scores_AV, states)
         if self.sample:
@@ -264,6 +268,7 @@ class StoppingCriteria:
         """Last tokens in which stop strings are searched."""
 
     def __call__(self, state: GenerationState) -> bool:
+        """Whether the newest token ends the sequence."""
         if state.generated[-1] in self.end_tokens:
             return True
         if self.max_length is not None and len(state.ids) >= self.max_length:
@@ -273,7 +278,8 @@ class StoppingCriteria:
 
 
 def _as_list(value: Any) -> list:
-    """A field of a GenerationConfig that may be None, a value or a list of values."""
+    """A field of a GenerationConfig, None, a value or a list of values, as a list; empty for
+    None."""
     if value is None:
         return []
     if isinstance(value, list):

@@ -7,7 +7,7 @@ M = logit positions, n = routing samples, V = vocabulary, P = tokens to score.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -29,9 +29,13 @@ SCORED_BYTES = 2**28
 times the memory."""
 
 
-TreeScores = tuple[Tensor, Tensor]
-"""Of one tree: float32 [P], the log-probability of each token to score, continuation by
-continuation; int64 [M], the most probable token after each logit node."""
+class TreeScores(NamedTuple):
+    """The scores of one tree's tokens."""
+
+    log_prob_P: Tensor
+    """float32: the log-probability of each token to score, continuation by continuation."""
+    greedy_M: Tensor
+    """int64: the most probable token after each logit node."""
 
 
 class TokenScores:
@@ -43,31 +47,43 @@ class TokenScores:
 
     def __init__(self, trees: Sequence[TokenTree], known: Sequence[TreeScores] | None = None):
         self.trees = trees
-        self._place_P, self._target_P = _targets(trees)
+        targets = _targets(trees)
+        self._place_P = targets.place_P
+        self._target_P = targets.token_P
         if known is None:
             M = sum(len(tree.logit_nodes) for tree in trees)
-            self._picked_P = torch.full((len(self._place_P),), torch.nan)
+            self._log_prob_P = torch.full((len(self._place_P),), torch.nan)
             self._greedy_M = torch.zeros(M, dtype=torch.long)
         else:
-            self._picked_P = torch.cat([picked_P for picked_P, _ in known])
-            self._greedy_M = torch.cat([greedy_M for _, greedy_M in known])
+            self._log_prob_P = torch.cat([scores.log_prob_P for scores in known])
+            self._greedy_M = torch.cat([scores.greedy_M for scores in known])
 
     def put(self, ensemble: Ensemble, place_M: Tensor, logits_MnV: Tensor) -> None:
-        """Set the scores after the logit nodes `place_M` (int64, on the CPU: numbers among all
-        trees' logit nodes)."""
+        """Set the scores after some logit nodes.
+
+        Args:
+            place_M: int64, on the CPU: the numbers of these nodes among the logit nodes of all
+                trees.
+            logits_MnV: of the tokens after these nodes.
+        """
         rows_at_once = max(1, SCORED_BYTES // (4 * math.prod(logits_MnV.shape[1:])))
-        device = logits_MnV.device
-        for place_R, logits_RnV in zip(
-            place_M.split(rows_at_once), logits_MnV.split(rows_at_once), strict=True
-        ):
-            row_of_M = torch.full_like(self._greedy_M, -1)
-            row_of_M[place_R] = torch.arange(len(place_R))
-            row_P = row_of_M[self._place_P]
-            scored = (row_P >= 0).nonzero()[:, 0]
-            at = row_P[scored].to(device)
-            target = self._target_P[scored].to(device)
-            self._picked_P[scored] = ensemble.score(logits_RnV, at, target).cpu()
-            self._greedy_M[place_R] = ensemble.greedy(logits_RnV).cpu()
+        places = place_M.split(rows_at_once)
+        for place_R, logits_RnV in zip(places, logits_MnV.split(rows_at_once), strict=True):
+            self._put_rows(ensemble, place_R, logits_RnV)
+
+    def _put_rows(self, ensemble: Ensemble, place_R: Tensor, logits_RnV: Tensor) -> None:
+        """`put` for R logit nodes, whose logits are converted to float32 together."""
+        device = logits_RnV.device
+        # the row of each logit node of all trees among the R; -1: it is none of them
+        row_M = torch.full_like(self._greedy_M, -1)
+        row_M[place_R] = torch.arange(len(place_R))
+        # several tokens may be scored after the same node
+        row_P = row_M[self._place_P]
+        scored = (row_P >= 0).nonzero()[:, 0]
+        at = row_P[scored].to(device)
+        target = self._target_P[scored].to(device)
+        self._log_prob_P[scored] = ensemble.score(logits_RnV, at, target).cpu()
+        self._greedy_M[place_R] = ensemble.greedy(logits_RnV).cpu()
 
     def after(self, ensemble: Ensemble, logits: Iterable[Tensor]) -> Self:
         """The scores after all logit nodes, from logits [M, n, V] in any number of parts."""
@@ -81,18 +97,21 @@ class TokenScores:
         """The values of each tree."""
         token_counts = [sum(map(len, tree.continuations)) for tree in self.trees]
         node_counts = [len(tree.logit_nodes) for tree in self.trees]
-        picked_of = self._picked_P.split(token_counts)
-        greedy_of = self._greedy_M.split(node_counts)
-        return [(P.clone(), M.clone()) for P, M in zip(picked_of, greedy_of, strict=True)]
+        log_probs = self._log_prob_P.split(token_counts)
+        greedy = self._greedy_M.split(node_counts)
+        scores_of_trees = []
+        for log_prob_P, greedy_M in zip(log_probs, greedy, strict=True):
+            scores_of_trees.append(TreeScores(log_prob_P.clone(), greedy_M.clone()))
+        return scores_of_trees
 
     def summed(self) -> list[Scores]:
         """The sums over each continuation's tokens, by tree. Raises RoutingError where they are
         NaN."""
-        if self._picked_P.isnan().any():
+        if self._log_prob_P.isnan().any():
             raise RoutingError(
                 "The model's log-probabilities are NaN. Try dtype=bfloat16 or dtype=float32."
             )
-        picked = self._picked_P.tolist()
+        log_probs = self._log_prob_P.tolist()
         greedy = (self._greedy_M[self._place_P] == self._target_P).tolist()
         scores_of_trees: list[Scores] = []
         start = 0
@@ -100,7 +119,7 @@ class TokenScores:
             scores: Scores = []
             for continuation in tree.continuations:
                 stop = start + len(continuation)
-                log_likelihood = math.fsum(picked[start:stop])
+                log_likelihood = math.fsum(log_probs[start:stop])
                 is_greedy = all(greedy[start:stop])
                 scores.append((log_likelihood, is_greedy))
                 start = stop
@@ -108,9 +127,17 @@ class TokenScores:
         return scores_of_trees
 
 
-def _targets(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
-    """For every token to score, continuation by continuation: (place among all logit nodes, the
-    token)."""
+class _Targets(NamedTuple):
+    """The tokens to score, continuation by continuation. Both int64 [P]."""
+
+    place_P: Tensor
+    """The logit node after which each one is predicted: its number among those of all trees."""
+    token_P: Tensor
+    """Token ids."""
+
+
+def _targets(trees: Sequence[TokenTree]) -> _Targets:
+    """The tokens to score of all trees, tree by tree."""
     places: list[int] = []
     tokens: list[int] = []
     first_place = 0
@@ -120,7 +147,7 @@ def _targets(trees: Sequence[TokenTree]) -> tuple[Tensor, Tensor]:
         for path, continuation in zip(tree.paths, tree.continuations, strict=True):
             places += [place_of[node] for node in path]
             tokens += continuation
-    return torch.tensor(places, dtype=torch.long), torch.tensor(tokens, dtype=torch.long)
+    return _Targets(torch.tensor(places, dtype=torch.long), torch.tensor(tokens, dtype=torch.long))
 
 
 @dataclass(frozen=True)
@@ -191,7 +218,7 @@ def score(
     budget: Budget,
     on_scores: OnScores,
 ) -> None:
-    """Score all requests."""
+    """Score all requests. `on_scores` gets the scores of each request as soon as they are known."""
     kinds = [forward.rotary.kind(request.length) for request in requests]
     for group in _groups(forward.ensemble, requests, kinds):
         for batch in batches(forward, requests, group, budget):
@@ -204,7 +231,11 @@ def score(
 def _groups(
     ensemble: Ensemble, requests: Sequence[ScoringRequest], kinds: Sequence[int] | None = None
 ) -> list[Group]:
-    """Requests with a common beginning that is read without noise."""
+    """The requests by the beginning of their contexts that is read once and without noise.
+
+    With own histories a group is a single request (`prefill="clean"`), or all requests, which share
+    nothing.
+    """
     if not ensemble.own_history:
         return group_by_prefix([request.context for request in requests], kinds)
     if ensemble.prefill == "clean":
@@ -252,10 +283,13 @@ def batches(
     most_slots = max(slots.values())
 
     def fits(batch: list[int], _: int) -> bool:
+        """Whether a batch may take one more request, padded to its first one, the longest."""
+        if len(batch) == budget.sequences:
+            return False
         count = len(batch) + 1
-        largest = sizes[batch[0]]
-        within = largest * count <= budget.tokens and most_slots * count <= budget.slots
-        return within and len(batch) != budget.sequences
+        tokens_fit = sizes[batch[0]] * count <= budget.tokens
+        slots_fit = most_slots * count <= budget.slots
+        return tokens_fit and slots_fit
 
     # the longest come first: too little memory shows at once
     for indices in in_runs(sorted(tree_of, key=lambda i: -sizes[i]), fits):
@@ -288,7 +322,7 @@ def _tree(request: ScoringRequest, group: Group) -> TokenTree:
 
 
 def _tokens(tree: TokenTree, ensemble: Ensemble) -> int:
-    """Tokens that pass the noisy layers."""
+    """Tokens that go through the noisy layers, routing samples included."""
     sampled = len(tree) if ensemble.own_history else len(tree.logit_nodes)
     return len(tree) + sampled * (ensemble.n - 1)
 
@@ -307,8 +341,10 @@ def tokens_to_score(ensemble: Ensemble, requests: Sequence[ScoringRequest]) -> i
 def _slices(
     tree: TokenTree, width: int, ensemble: Ensemble, budget: Budget
 ) -> Iterator[tuple[int, int]]:
-    """Consecutive nodes of a long tree, each slice with its routing samples within the limit, or a
-    single node."""
+    """(first node, the one after the last) of consecutive parts of a long tree.
+
+    Each part with its routing samples is within the budget, or is a single node.
+    """
     logit_nodes = set(tree.logit_nodes)
     start = 0
     size = 0.0

@@ -15,7 +15,7 @@ vocabulary.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,7 @@ class SuffixRecorder(RecordingForward):
         return super()._select(head, args)
 
     def _chosen(self, hidden_BSD: Tensor) -> Tensor:
+        """All of them, [B, S, hidden]."""
         return hidden_BSD
 
     def suffixes(
@@ -101,14 +102,15 @@ class SuffixRecorder(RecordingForward):
     ) -> list[PromptSuffix]:
         """The suffixes of a batch, after its passes; `shared` tokens of each prompt are a shared
         prefix."""
-        hidden_BSD, final_BSD = self.recorded()
+        states = self.recorded()
+        hidden_BSD = states.in_front_of_fork
         starts = [self.span.start(len(request.context)) for request in requests]
         # the host reads the device once for all prompts of the batch
         pathway_BWME = self._pathways([start - shared for start in starts]).cpu()
         means = []
         for b, request in enumerate(requests):
             unshared = len(request.context) - shared
-            means.append(self._mean(final_BSD[b, :unshared]))
+            means.append(self._mean(states.in_front_of_head[b, :unshared]))
         mean_BD = torch.stack(means).cpu()
 
         suffixes = []
@@ -128,10 +130,12 @@ class SuffixRecorder(RecordingForward):
         return suffixes
 
     def _pathways(self, starts: list[int]) -> Tensor:
-        """[B, W, M, E]: the routers' probabilities at the span of each prompt; `starts` are its
-        first tokens.
+        """[B, W, MoE layers, E]: the routers' probabilities at the span of each prompt.
 
-        The recorded logits are given up.
+        The recorded logits are dropped.
+
+        Args:
+            starts: the first token of each prompt's span, as an index after the shared prefix.
         """
         B = len(starts)
         at_BW = torch.tensor(starts)[:, None] + torch.arange(self.span.size)
@@ -146,7 +150,8 @@ class SuffixRecorder(RecordingForward):
         return torch.stack(probs_of_layers, dim=1).unflatten(0, at_BW.shape)
 
     def _mean(self, unshared_SD: Tensor) -> Tensor:
-        """float32 [D]: mean over a prompt's own tokens and those of the shared prefix."""
+        """float32 [D]: mean over a prompt's own tokens, `unshared_SD`, and those of the prefix that
+        it shares."""
         total_D = unshared_SD.float().sum(dim=0)
         count = len(unshared_SD)
         for shared_BSD in self._shared:
@@ -314,6 +319,31 @@ before."""
 DECAY = 0.5
 
 
+class _SequenceKey(NamedTuple):
+    """The keys by which a pass knows a sequence."""
+
+    noise_key: int
+    sample_index: int
+
+
+class _ReroutedPrompt(NamedTuple):
+    """A prompt of a `ReroutedForward`."""
+
+    number: int
+    """0 to N-1."""
+    length: int
+    """Tokens."""
+
+
+class _PathwayOfToken(NamedTuple):
+    """The pathway that a token takes."""
+
+    place: int
+    """0 to W-1: the re-routed token of the prompt whose pathway it is."""
+    share: float
+    """Its share; the rest are the token's own probabilities."""
+
+
 class ReroutedForward(EnsembleForward):
     """The base model with some tokens re-routed: tokens of the prompts, and new ones according to
     `persistence`.
@@ -341,11 +371,10 @@ class ReroutedForward(EnsembleForward):
         self.span = span
         self.persistence = persistence
         self._remix = Remix({layer: probs_NWE.detach() for layer, probs_NWE in probs.items()})
-        self._prompt_of: dict[tuple[int, int], tuple[int, int]] = {}
-        """Number and length of the prompt, by the keys of its sequence: `noise_key` and
-        `sample_index`."""
+        self._prompt_of: dict[_SequenceKey, _ReroutedPrompt] = {}
         for n, state in enumerate(states):
-            self._prompt_of[state.noise_key, state.sample_index] = n, len(state.prompt)
+            key = _SequenceKey(state.noise_key, state.sample_index)
+            self._prompt_of[key] = _ReroutedPrompt(n, len(state.prompt))
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -368,39 +397,39 @@ class ReroutedForward(EnsembleForward):
         W = self.span.size
         position_of = tokens.position_BS.tolist()
         is_real = tokens.real_BS.tolist()
-        keys = zip(tokens.noise_key_B.tolist(), tokens.sample_index_B.tolist(), strict=True)
-        for b, key in enumerate(keys):
-            n, length = self._prompt_of[key]
+        noise_keys = tokens.noise_key_B.tolist()
+        sample_indices = tokens.sample_index_B.tolist()
+        for b in range(len(noise_keys)):
+            prompt = self._prompt_of[_SequenceKey(noise_keys[b], sample_indices[b])]
             for s in range(S):
                 if not is_real[b][s]:
                     continue
-                pathway = self._pathway(position_of[b][s], length)
+                pathway = self._pathway(position_of[b][s], prompt.length)
                 if pathway is None:
                     continue
-                w, share = pathway
                 indices.append(b * S + s)
-                pathways.append(n * W + w)
-                shares.append(share)
+                pathways.append(prompt.number * W + pathway.place)
+                shares.append(pathway.share)
         return Places(
             torch.tensor(indices, dtype=torch.long),
             torch.tensor(pathways, dtype=torch.long),
             torch.tensor(shares),
         )
 
-    def _pathway(self, position: int, length: int) -> tuple[int, float] | None:
-        """(index of the pathway, its share) of the token at `position`, for a prompt of `length`
-        tokens.
+    def _pathway(self, position: int, length: int) -> _PathwayOfToken | None:
+        """The pathway of the token at `position`, for a prompt of `length` tokens.
 
         None: the token is routed as usual.
         """
         if position < length:
-            w = position - self.span.start(length)
-            if 0 <= w < self.span.size:
-                return w, 1.0
+            place = position - self.span.start(length)
+            if 0 <= place < self.span.size:
+                return _PathwayOfToken(place, 1.0)
             return None
+        last_place = self.span.size - 1
         if self.persistence == "prompt_last":
             return None
         if self.persistence == "all_new":
-            return self.span.size - 1, 1.0
+            return _PathwayOfToken(last_place, 1.0)
         new_tokens = position - length + 1
-        return self.span.size - 1, DECAY**new_tokens
+        return _PathwayOfToken(last_place, DECAY**new_tokens)

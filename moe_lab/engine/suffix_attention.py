@@ -79,6 +79,10 @@ def suffix_attention(model: nn.Module) -> AbstractContextManager[None]:
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
+    """An attention function of transformers: (the output [N, S, H, D], no attention weights).
+
+    It is `sdpa` for keys and values that are not a `SuffixLayer`'s, and where none needs gradients.
+    """
     new: _New | None = getattr(key, "moe_lab_new", None)
     # a model may change keys or values between the cache and its attention, which this function
     # would not follow
@@ -120,7 +124,9 @@ class _Attention(torch.autograd.Function):
         )
         share_NJQK = score_NJGSK.softmax(dim=-1).to(query_NHSD.dtype).flatten(2, 3)
         ctx.save_for_backward(query_NJQD, key_NJKD, value_NJKD, share_NJQK)
-        ctx.scale, ctx.new, ctx.shape = scale, new_keys.shape[2], query_NHSD.shape
+        ctx.scale = scale
+        ctx.new = new_keys.shape[2]
+        ctx.shape = query_NHSD.shape
         return (share_NJQK @ value_NJKD).reshape(*query_NHSD.shape[:3], -1)
 
     @staticmethod

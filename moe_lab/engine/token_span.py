@@ -27,9 +27,12 @@ class TokenSpan:
         shorter prompt."""
         if length < self.size:
             raise ValueError(f"A prompt of {length} tokens has no {self.size} to re-route.")
-        return {"first": 0, "middle": (length - self.size) // 2, "last": length - self.size}[
-            self.where
-        ]
+        last_start = length - self.size
+        if self.where == "first":
+            return 0
+        if self.where == "middle":
+            return last_start // 2
+        return last_start
 
 
 def named_tokens(given: str) -> TokenSpan:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from moe_lab.engine.forward.batch import TokenTree, group_by_prefix, in_runs
 from moe_lab.engine.forward.ensemble import Ensemble
 from moe_lab.engine.forward.forward import RecordingForward
-from moe_lab.engine.forward.kv_cache import JoinedKVLayer, KVCache, Store
+from moe_lab.engine.forward.kv_cache import JoinedKVLayer, KVCache, KVLayer, Store
 from moe_lab.engine.forward.layers import LayerMasks
 from moe_lab.engine.forward.suffix_forward import SuffixBatch, SuffixForward
 from moe_lab.engine.scoring import (
@@ -173,7 +173,13 @@ class TwoPhaseScorer:
     def _read(
         self, requests: Sequence[ScoringRequest], missing: list[int], budget: Budget
     ) -> Iterator[dict[int, CachedActivations]]:
-        """The first phase, batch by batch. Each step runs inside `self.clean`."""
+        """The first phase: the activations of each batch of requests, by the request's number.
+
+        The caller runs each step of this generator inside `self.clean`.
+
+        Args:
+            missing: the numbers of the requests to read.
+        """
         unread = [requests[i] for i in missing]
         kinds = [self.clean.rotary.kind(request.length) for request in unread]
         for group in group_by_prefix([request.context for request in unread], kinds):
@@ -195,9 +201,9 @@ class TwoPhaseScorer:
         logits = batch.passes(self.clean, budget)
         scores = TokenScores(batch.trees).after(self.clean.ensemble, logits).by_tree()
         sizes = [len(tree.logit_nodes) for tree in batch.trees]
-        fork_states, final_states = self.clean.recorded()
-        forks = fork_states.split(sizes)
-        finals = final_states.split(sizes)
+        states = self.clean.recorded()
+        forks = states.in_front_of_fork.split(sizes)
+        finals = states.in_front_of_head.split(sizes)
 
         activations = []
         for b, tree in enumerate(batch.trees):
@@ -223,7 +229,10 @@ class TwoPhaseScorer:
         budget: Budget,
         on_scores: OnScores,
     ) -> None:
-        """The second phase."""
+        """The second phase: the noisy samples of the requests in `activations`, by their numbers.
+
+        `on_scores` gets each request's scores.
+        """
         trees = {i: TokenTree(requests[i].context, requests[i].continuations) for i in activations}
         unscaled = ensemble.sweep is None and ensemble.logit_scale == 1
         if self.store and ensemble.noiseless and unscaled:
@@ -296,17 +305,13 @@ class TwoPhaseScorer:
         itself_BRR = torch.eye(R, dtype=torch.bool, device=device).expand(B, -1, -1)
         visible_BRK = torch.cat([for_each_sample(prefixes), itself_BRR], dim=-1)
 
-        layers = []
-        for layers_of_requests in zip(*(r.kv_cache.layers for r in requests), strict=True):
-            layers.append(JoinedKVLayer(list(layers_of_requests), T))
-
         real_BR = torch.arange(R) < counts[:, None]
         positions = [request.position_M[:, None] for request in requests]
         return SuffixBatch(
             hidden_BSD=for_each_sample([request.fork_MD for request in requests]),
             position_BS=for_each_sample(positions)[..., 0],
             masks=LayerMasks(visible_BRK, self.noisy.model.dtype),
-            layers=layers,
+            layers=_joined_layers(requests, T),
             logits_at=real_BR.reshape(-1).nonzero()[:, 0].to(device),
             count=int(counts.sum()),
             lengths=[request.length for request in requests],
@@ -314,7 +319,17 @@ class TwoPhaseScorer:
         )
 
 
+def _joined_layers(requests: Sequence[CachedActivations], T: int) -> list[KVLayer]:
+    """The cached keys and values of each decoder layer, those of all requests ending at slot T."""
+    caches = [request.kv_cache.layers for request in requests]
+    layers: list[KVLayer] = []
+    for layers_of_requests in zip(*caches, strict=True):
+        layers.append(JoinedKVLayer(list(layers_of_requests), T))
+    return layers
+
+
 def _key(request: ScoringRequest) -> Hashable:
+    """All that determines the activations of a request: its key in the store."""
     continuations = tuple(tuple(continuation) for continuation in request.continuations)
     return request.noise_key, tuple(request.context), continuations
 

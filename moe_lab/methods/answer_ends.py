@@ -26,8 +26,8 @@ class AnswerEnd:
     """How the answers of a chat template end."""
 
     token: int | None
-    """The token that the template writes after an answer;
-    None: it writes none that could end generation."""
+    """The token that the template writes after an answer; None: it writes none that could end
+    generation."""
     closing: tuple[int, ...]
     """Tokens up to `token` that the template writes after an answer when another turn follows.
     Empty where it ends the last answer of a conversation by itself."""
@@ -46,8 +46,8 @@ class AnswerEnd:
 
 
 def end_tokens(config: Config, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end generation: those of generation_config.json or config.json,
-    and the tokenizer's."""
+    """The tokens that end generation: those of generation_config.json, else of config.json, and the
+    tokenizer's end token; empty if none of them names one."""
     file = model_folder(config.model, offline=config.offline) / "generation_config.json"
     if file.is_file():
         with reading(file, "Correct or delete it.", raises=ModelError):
@@ -60,8 +60,8 @@ def end_tokens(config: Config, tokenizer: Any) -> frozenset[int]:
 
 
 def answer_end(tokenizer: Any, model_ends: frozenset[int]) -> AnswerEnd:
-    """How the answers of the tokenizer's chat template end,
-    found by rendering a question and an answer.
+    """How the answers of the tokenizer's chat template end, found by rendering a question and an
+    answer.
 
     Args:
         model_ends: `end_tokens` of the model.
@@ -78,8 +78,8 @@ def answer_end(tokenizer: Any, model_ends: frozenset[int]) -> AnswerEnd:
 
 
 def _after_answer(tokenizer: Any, turns: list[dict[str, str]]) -> list[int]:
-    """The tokens after the answer in the text of a conversation;
-    none if the template changes the answer."""
+    """The tokens after the answer in the text of a conversation; empty if the template changes the
+    answer."""
     text = tokenizer.apply_chat_template(turns, tokenize=False)
     if _ANSWER not in text:
         return []

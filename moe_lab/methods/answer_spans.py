@@ -27,22 +27,22 @@ class Located(NamedTuple):
 
 
 def located(tokenizer: Any, conversations: list[Conversation]) -> list[Located]:
-    """The conversations whose answers to train on are found.
+    """The conversations whose answers to train on are found; the others are left out.
 
     Raises TaskError for a conversation that the chat template refuses.
     """
     is_marked = re.search(r"{%-?\s*generation\b", tokenizer.get_chat_template())
     locate = _marked_answers if is_marked else _rendered_answers
-    found = []
+    with_answers = []
     for conversation in conversations:
         located_conversation = locate(tokenizer, conversation)
         if located_conversation is not None:
-            found.append(located_conversation)
-    return found
+            with_answers.append(located_conversation)
+    return with_answers
 
 
 def _marked_answers(tokenizer: Any, conversation: Conversation) -> Located | None:
-    """By the marks of the chat template.
+    """A conversation located by the marks of the chat template.
 
     None where an answer is not trained on and the template does not mark each answer once.
     """
@@ -63,7 +63,8 @@ def _marked_answers(tokenizer: Any, conversation: Conversation) -> Located | Non
 
 
 def _rendered_answers(tokenizer: Any, conversation: Conversation) -> Located | None:
-    """By rendering the first turns. None where their text is no prefix of the whole text."""
+    """A conversation located by rendering its first turns; None where their text is no prefix of
+    the whole text."""
     text = _applied(tokenizer, conversation, tokenize=False)
     spans = []
     for number, message in enumerate(conversation):
@@ -87,7 +88,7 @@ def _applied(tokenizer: Any, conversation: Conversation, **options: Any) -> Any:
 
 
 def _plain(conversation: Conversation) -> list[dict[str, str]]:
-    """The messages that the chat template reads, without weights."""
+    """The messages as the chat template reads them: role and content alone."""
     return [{"role": message["role"], "content": message["content"]} for message in conversation]
 
 

@@ -46,7 +46,11 @@ def base_lm(model: LoadedModel, config: RunConfig) -> EngineLM:
 def ensemble_lm(
     model: LoadedModel, context: Context, ensemble: Ensemble, seed: int = 0
 ) -> EngineLM:
-    """The LM of a method's ensemble, or of the trials of a study; `seed` is that of sampling."""
+    """The LM of a method's ensemble; in the trials of a study, that of the study's first ensemble.
+
+    Args:
+        seed: of sampling.
+    """
     from moe_lab.engine.lm import EngineLM
 
     options = engine_options(context.config)

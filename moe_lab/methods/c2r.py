@@ -149,12 +149,23 @@ def profile_of(config: RunConfig, data: Callable[[], Data], model: LoadedModel) 
     method = config.method
     if method.profile is not None:
         return read_profile(method.profile)
-    key = f"pairs {config.model} {model.facts.dtype} {data().digest}"
+    key = _PairsKey(repr(config.model), model.facts.dtype, data().digest)
     pairs_LEE = once(key, lambda: _count_pairs(config, data(), model))
     return PairProfile(pairs_LEE, Path(method.dataset).name, is_of_run=False)
 
 
+@dataclass(frozen=True)
+class _PairsKey:
+    """All that determines the pairs that are counted on conversations."""
+
+    model: str
+    """Its configuration as text, which is not hashable otherwise."""
+    dtype: str
+    data_digest: str
+
+
 def _count_pairs(config: RunConfig, data: Data, model: LoadedModel) -> Tensor:
+    """int64 [L, E, E]: how often the model selects two experts together on the conversations."""
     import torch
 
     from moe_lab.methods.tokenized import Rows, rows_to_count

@@ -1,5 +1,5 @@
-"""`method=icl`: in-context learning with the nearest references as demonstrations,
-a baseline of C3PO's Table 1.
+"""`method=icl`: in-context learning with the nearest references as demonstrations, a baseline of
+C3PO's Table 1.
 
 References and distances are those of C3PO. The model is the base model.
 """
@@ -65,8 +65,8 @@ class ICL(ReferenceMethod):
         return references_identity(config, self.config, facts)
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
-        """An estimate: demonstrations are as long as the question,
-        as far as the model's input has room."""
+        """An estimate: demonstrations are as long as the question, as far as the model's input has
+        room."""
         most = config.max_length or facts.max_length
         tokens = 0.0
         for weight, asked in workload.asked:

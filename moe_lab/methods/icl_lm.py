@@ -76,9 +76,9 @@ class DemonstrationLM(EngineLM):
         self._prompts = prompts
         self._folder = folder
         self._demonstrated = {"": ""}
-        """Prompts after their demonstrations, by prompt.
-        An empty one (of a choice that is scored alone) has none."""
-        self._of_references = {
+        """The text that the model reads for each prompt: the prompt after its demonstrations. An
+        empty prompt (of a choice that is scored alone) has none."""
+        self._reference_counts = {
             "reference_dropped": 0,
             "reference_none": 0,
             "demonstrations_dropped": 0,
@@ -88,7 +88,7 @@ class DemonstrationLM(EngineLM):
     def cost(self) -> dict[str, int]:
         """`EngineLM.cost` with the numbers of references that were too similar, questions without a
         neighbour, and demonstrations that did not fit."""
-        return super().cost | self._of_references
+        return super().cost | self._reference_counts
 
     def answer(self, kind: str, requests: Sequence[Request], on_answer: OnAnswer) -> None:
         assert kind == "loglikelihood", "data_identity refuses other tasks"
@@ -112,8 +112,8 @@ class DemonstrationLM(EngineLM):
             epsilon=None,
             most_similar=self._settings.most_similar,
         )
-        self._of_references["reference_dropped"] += int(near.dropped_Q.sum())
-        self._of_references["reference_none"] += int((near.index_QK < 0).all(dim=1).sum())
+        self._reference_counts["reference_dropped"] += int(near.dropped_Q.sum())
+        self._reference_counts["reference_none"] += int((near.index_QK < 0).all(dim=1).sum())
         for prompt, index_K in zip(new, near.index_QK.tolist(), strict=True):
             nearest = [number for number in index_K if number >= 0]
             self._demonstrated[prompt] = self._with_demonstrations(prompt, nearest)
@@ -144,7 +144,7 @@ class DemonstrationLM(EngineLM):
             if fits or not demonstrations:
                 return asked
             del demonstrations[0]
-            self._of_references["demonstrations_dropped"] += 1
+            self._reference_counts["demonstrations_dropped"] += 1
 
     def _longest(self, asked: str, scored: ScoredPrompt) -> int:
         """The tokens of a prompt with its longest continuation."""

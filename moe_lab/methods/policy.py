@@ -24,7 +24,7 @@ from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moe_lab.config.paths import user_path
 from moe_lab.config.validators import UserPath, did_you_mean
@@ -61,14 +61,16 @@ class FunctionPolicy(GridMethod):
 
     def __init__(self, config: Any):
         super().__init__(config)
-        self.function, self.digest = load_function(self.config.policy)
+        loaded = load_function(self.config.policy)
+        self.function = loaded.function
+        self.digest = loaded.file_sha256
         self.arguments = {key: getattr(self.config, key) for key in defaults_of(self.function)}
         """The values of the function's keys."""
         self.open_ended = tuple(self.config.space or ())
 
     @staticmethod
     def config_class(keys: Mapping[str, Any]) -> type[Method.Config]:
-        return _config_class(load_function(keys.get("policy"))[0])
+        return _config_class(load_function(keys.get("policy")).function)
 
     @property
     def tuning_block(self) -> dict[str, Any]:
@@ -76,9 +78,10 @@ class FunctionPolicy(GridMethod):
         return super().tuning_block if self.profile or self.arguments else {}
 
     def resolved(self, facts: ModelFacts) -> dict[str, Any]:
-        """The function's name, the SHA-256 of its file,
-        and the digest of the files next to it that it imports."""
-        imports = imports_digest(Path(str(self.config.policy).rpartition(":")[0]))
+        """{"function": its name, "file": the SHA-256 of its file, "imports": the digest of the
+        files next to it that it imports}; without "imports" if it imports none."""
+        file, _, _ = str(self.config.policy).rpartition(":")
+        imports = imports_digest(Path(file))
         code = {"function": self.function.__name__, "file": self.digest}
         if imports is not None:
             code["imports"] = imports
@@ -88,7 +91,11 @@ class FunctionPolicy(GridMethod):
         return {"policy": self.config.policy} | self.arguments
 
     def grid(self, facts: ModelFacts) -> list[Settings]:
-        """The function's defaults, then every combination of `space`."""
+        """The function's defaults for the keys of `space`, then every other combination of its
+        values.
+
+        Raises ConfigError without a `space`, and for a key that has no number.
+        """
         space = self.config.space
         defaults = {}
         for key, default in defaults_of(self.function).items():
@@ -113,6 +120,7 @@ class FunctionPolicy(GridMethod):
         return grid
 
     def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble:
+        """The base model; `open` installs the function on it."""
         from moe_lab.engine.forward.ensemble import Ensemble
 
         return Ensemble()
@@ -130,8 +138,16 @@ class FunctionPolicy(GridMethod):
             yield lm
 
 
-def load_function(policy: Any) -> tuple[Callable[..., Any], str]:
-    """(the function, the SHA-256 of its file) of `<file>.py:<function>`.
+class LoadedFunction(NamedTuple):
+    """A policy of the user's."""
+
+    function: Callable[..., Any]
+    file_sha256: str
+    """Of the file that it is in."""
+
+
+def load_function(policy: Any) -> LoadedFunction:
+    """The function `<file>.py:<function>`.
 
     Raises ConfigError for a file or function that is missing, a file that cannot be imported, and a
     function without two arguments for router and routing, or with another one that has no default.
@@ -160,11 +176,12 @@ def load_function(policy: Any) -> tuple[Callable[..., Any], str]:
             f"method.policy={policy}: its arguments must be router, routing, and keys with "
             f"defaults ({error})."
         ) from error
-    return function, hashlib.sha256(content).hexdigest()
+    return LoadedFunction(function, hashlib.sha256(content).hexdigest())
 
 
 @lru_cache(maxsize=64)
 def _module(path: Path, content: bytes) -> Any:
+    """The module of a file with this content. Raises ConfigError if it cannot be imported."""
     main = sys.modules["__main__"]
     main_file = getattr(main, "__file__", None)
     if main_file and Path(main_file).resolve() == path:
@@ -184,7 +201,7 @@ def _module(path: Path, content: bytes) -> Any:
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The function's keys: its arguments after router and routing, and their defaults."""
+    """The defaults of the function's keys, which are its arguments after router and routing."""
     parameters = list(inspect.signature(function).parameters.values())
     return {parameter.name: parameter.default for parameter in parameters[2:]}
 

@@ -1,5 +1,5 @@
-"""The base class of routing methods: a method is an ensemble of routing samples,
-or one policy on the model.
+"""The base class of routing methods: a method is an ensemble of routing samples, or one policy on
+the model.
 
 A subclass gives a `Config`, and `ensemble_for` or `policy`. Opening, identity and the block of
 results.json are written here. A method whose settings a study can choose is a `GridMethod` or a
@@ -29,8 +29,8 @@ class PolicyMethod(Method):
     data_keys: ClassVar[tuple[str, ...]] = ()
     """Keys that choose data. They are not part of the identity: `data_identity` has the content."""
     counted: ClassVar[tuple[str, str, str] | None] = None
-    """(key of its block, two counters of `EngineLM.cost`):
-    the block has the ratio of the counters."""
+    """(key of its block, two counters of `EngineLM.cost`): the block has the ratio of the
+    counters. None: no ratio."""
 
     def ensemble_for(self, facts: ModelFacts, seed: int) -> Ensemble | None:
         """The ensemble on a model with these facts; None if the method is a policy."""
@@ -43,8 +43,8 @@ class PolicyMethod(Method):
         raise NotImplementedError
 
     def resolved(self, facts: ModelFacts) -> dict[str, Any]:
-        """Values that replace or extend the configuration in the identity,
-        for example a default of this model."""
+        """Values that replace or extend the configuration in the identity, by key: for example a
+        default of this model in place of null."""
         return {}
 
     def reported(self, facts: ModelFacts) -> dict[str, Any]:
@@ -76,8 +76,8 @@ class PolicyMethod(Method):
     def report(
         self, facts: ModelFacts, counters: Counters, session_info: SessionInfo
     ) -> dict[str, Any]:
-        """`reported`, the ratio of the `counted` decisions (None without a decision),
-        and the session's information."""
+        """{the method's name: its block}: `reported`, the ratio of the `counted` decisions (None
+        without a decision), and the session's information."""
         block = self.reported(facts)
         if self.counted is not None:
             key, some, every = self.counted

@@ -18,8 +18,8 @@ from moe_lab.errors import ConfigError, reading
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One temperature per MoE layer and a logit scale, or a method's settings,
-    and the study that found them."""
+    """One temperature per MoE layer and a logit scale, or a method's settings, and the study that
+    found them."""
 
     model: str
     task: str
@@ -69,7 +69,7 @@ class Profile:
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     def text(self) -> str:
-        """The YAML file's content: what was found first, the documents last."""
+        """The YAML file's content: the best values first, the tuning documents last."""
         first = ("settings", "temperature", "logit_scale", "n", "noise")
         last = ("split", "samples", "documents")
         content = {name: getattr(self, name) for name in first} | asdict(self)
@@ -86,8 +86,8 @@ _expected: dict[Path, Profile] = {}
 
 @contextmanager
 def expecting(path: Path, profile: Profile) -> Iterator[None]:
-    """Inside the context a path has this profile:
-    plans know what a study writes before it has found the values."""
+    """Inside the context `read_profile` returns this profile for a path: a plan knows what a study
+    writes before it has found the values."""
     _expected[path] = profile
     try:
         yield

@@ -1,4 +1,4 @@
-"""Whether a policy decides alike in two equal passes.
+"""Whether a policy decides the same in two equal passes.
 
 A policy that draws random numbers, or that counts its calls, gives other results in each run of the
 same command.
@@ -52,6 +52,8 @@ def _gpus(device: torch.device) -> list[torch.device]:
 
 
 def _recorded(policy: PolicyFunction, decisions: list[Decision]) -> PolicyFunction:
+    """The policy, which adds each of its decisions to the list."""
+
     def recorded(router: Router, routing: Routing) -> Routing | None:
         before = Routing(*(tensor.clone() for tensor in routing))
         after = policy(router, routing)

@@ -36,11 +36,11 @@ class RoE(TemperatureMethod):
         name: str = "roe"
         n: PositiveInt = 32
         temperature: float | list[float] | UserPath = 0.1
-        """A number for all MoE layers that are not skipped,
-        a list with an entry for each MoE layer, or a profile."""
+        """A number for all MoE layers that are not skipped, a list with an entry for each MoE
+        layer, or a profile."""
         skip_layers: NonNegativeInt | None = None
-        """L: MoE layers without noise at each end; null: 1 for a number,
-        0 for a list or a profile."""
+        """L: MoE layers without noise at each end; null: 1 for a number, 0 for a list or a
+        profile."""
         cache: Literal["clean", "standard", "none"] = "clean"
         """The history that samples attend to: the clean one, or their own (none: computed again for
         every token)."""
@@ -117,6 +117,7 @@ class RoE(TemperatureMethod):
 
     @property
     def _skip_layers(self) -> int:
+        """`skip_layers`, or its default for the kind of `temperature`."""
         if self.config.skip_layers is not None:
             return self.config.skip_layers
         return 0 if isinstance(self.config.temperature, list | str) else 1
@@ -132,6 +133,7 @@ class RoE(TemperatureMethod):
         return self._skip_layers
 
     def planned_ensemble(self) -> Ensemble:
+        """The ensemble without its policy: what decides how many tokens it reads."""
         from moe_lab.engine.forward.ensemble import Ensemble
 
         return Ensemble(
@@ -192,8 +194,8 @@ class RoE(TemperatureMethod):
     @staticmethod
     def footnotes(block: dict[str, Any]) -> list[str]:
         roe = block["roe"]
-        total = len(roe["temperatures"])
-        noisy = [temperature for temperature in roe["temperatures"] if temperature]
+        temperatures = roe["temperatures"]
+        noisy = [temperature for temperature in temperatures if temperature]
         if not noisy:
             return [
                 "roe: temperature 0 in every MoE layer, so that all routing samples are the base "
@@ -202,12 +204,14 @@ class RoE(TemperatureMethod):
         smallest = f"{min(noisy):.3g}"
         largest = f"{max(noisy):.3g}"
         values = smallest if smallest == largest else f"{smallest} to {largest}"
+        total = len(temperatures)
         layers = f"all {total}" if len(noisy) == total else f"{len(noisy)} of {total}"
         return [f"roe: {roe['n']} routing samples, temperature {values} in {layers} MoE layers."]
 
 
 def _check_temperatures(given: Any) -> None:
-    """Raise ConfigError unless it is a number of at least 0, or a list of such numbers."""
+    """Raise ConfigError for a temperature that is no number of at least 0, nor a list of such
+    numbers."""
     values = given if isinstance(given, list) else [given]
     for value in values:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -49,6 +49,7 @@ class SelfContrast(GridMethod):
 
         @property
         def unread(self) -> set[str]:
+            """With beta 0 there is no weak sample, whose keys these are."""
             return {"rank", "cache"} if self.beta == 0 else set()
 
     def check(self, facts: ModelFacts) -> None:
@@ -87,8 +88,8 @@ class SelfContrast(GridMethod):
 
 
 def of_rank(rank: int) -> Choose:
-    """Chooses the expert with the score of this rank among all experts (equation 4),
-    int64 [N, 1]."""
+    """A function that chooses, for each sample, the expert whose score has this rank among all
+    experts (equation 4), int64 [N, 1]."""
 
     def choose(router: Router, routing: Routing, tokens: NoisyTokens) -> Tensor:
         return router.scores(routing.logits_TE).topk(rank, dim=-1).indices[:, rank - 1 :]

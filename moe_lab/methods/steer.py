@@ -10,7 +10,7 @@ L = MoE layers, E = experts (of the layer with the most).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.config.validators import NonNegativeInt, PositiveInt
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SETS = ("positive", "negative")
 SHARE = 8
-"""`tuning=grid` steers at most 1 of 8 experts:
-the paper's largest numbers for OLMoE are 125 of 1024."""
+"""`tuning=grid` steers at most 1 of 8 experts: the paper's largest numbers for OLMoE are 125 of
+1024."""
 
 
 class Steer(GridMethod):
@@ -86,17 +86,18 @@ class Steer(GridMethod):
         }
 
     def _texts(self, config: RunConfig, key: str) -> Texts:
+        """The set that the method's key ("positive" or "negative") names."""
         name = getattr(self.config, key)
         return read_texts(config, f"method.{key}", name, self.config.dataset_size)
 
     def policy(self, model: LoadedModel, config: RunConfig) -> tuple[Policy, dict[str, Any]]:
         from moe_lab.routing.policies import Steered
 
-        positive_LE, experts = activation_rates(config, self._texts(config, "positive"), model)
-        negative_LE, _ = activation_rates(config, self._texts(config, "negative"), model)
+        positive = activation_rates(config, self._texts(config, "positive"), model)
+        negative = activation_rates(config, self._texts(config, "negative"), model)
         sign_LE = steered_experts(
-            positive_LE - negative_LE,
-            experts,
+            positive.rate_LE - negative.rate_LE,
+            positive.experts,
             model.facts.top_k,
             self.config.activate,
             self.config.deactivate,
@@ -118,14 +119,18 @@ class Steer(GridMethod):
 def steered_experts(
     difference_LE: Tensor, experts: list[int], top_k: int, activate: int, deactivate: int
 ) -> Tensor:
-    """int8 [L, E]: 1 for experts that are forced in, -1 for experts that are forced out,
-    0 for the others.
+    """int8 [L, E]: 1 for experts that are forced in, -1 for experts that are forced out, 0 for the
+    others.
 
     The `activate` experts with the largest differences above 0 in all layers are forced in, and the
     `deactivate` experts with the smallest differences below 0 are forced out. Of equal experts the
     first one is taken. A layer forces at most `top_k` experts in, those with the largest
     differences, and at most its other experts out. An expert that exceeds this limit is not
     replaced by one of another layer.
+
+    Args:
+        difference_LE: activation rates in the positive set minus those in the negative set.
+        experts: the number of experts of each layer.
     """
     import torch
 
@@ -141,21 +146,33 @@ def steered_experts(
     return sign_LE
 
 
-def activation_rates(
-    config: RunConfig, texts: Texts, model: LoadedModel
-) -> tuple[Tensor, list[int]]:
-    """(activation rates, float64 [L, E]; the number of experts of each layer).
+class ActivationRates(NamedTuple):
+    """How often a model selects its experts."""
 
-    The rate of an expert is the share of a set's answer tokens that select it. It is counted under
-    the model's own routing, once in a command.
-    """
-    key = f"selections {config.model} {model.facts.dtype} {texts.digest}"
+    rate_LE: Tensor
+    """float64: the share of a set's answer tokens that select the expert; 0 where a layer has fewer
+    experts."""
+    experts: list[int]
+    """The number of experts of each layer."""
+
+
+def activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> ActivationRates:
+    """The rates on a set of texts, counted under the model's own routing, once in a command."""
+    key = _RatesKey(repr(config.model), model.facts.dtype, texts.digest)
     return once(key, lambda: _activation_rates(config, texts, model))
 
 
-def _activation_rates(
-    config: RunConfig, texts: Texts, model: LoadedModel
-) -> tuple[Tensor, list[int]]:
+@dataclass(frozen=True)
+class _RatesKey:
+    """All that determines activation rates."""
+
+    model: str
+    """Its configuration as text, which is not hashable otherwise."""
+    dtype: str
+    texts_digest: str
+
+
+def _activation_rates(config: RunConfig, texts: Texts, model: LoadedModel) -> ActivationRates:
     """`activation_rates`, counted now."""
     import torch
 
@@ -170,6 +187,6 @@ def _activation_rates(
         rows = Rows([Row.of(*lm.encode_pair(*pair)) for pair in texts.pairs])
     routes = Routes()
     right_tokens(model.model, rows, routes)
-    selections_LE, tokens = labelled_selections(routes, rows)
-    rate_LE = torch.from_numpy(selections_LE).double() / tokens
-    return rate_LE, [routes.experts[layer] for layer in routes.layers]
+    selections = labelled_selections(routes, rows)
+    rate_LE = torch.from_numpy(selections.counts_LE).double() / selections.tokens
+    return ActivationRates(rate_LE, [routes.experts[layer] for layer in routes.layers])

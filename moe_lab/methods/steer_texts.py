@@ -1,10 +1,10 @@
-"""The sets of texts of `method=steer`: conversations of a data set,
-or choices of a task's training documents."""
+"""The sets of texts of `method=steer`: conversations of a data set, or choices of a task's training
+documents."""
 
 import hashlib
 import json
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.errors import ConfigError, MoeLabError
@@ -25,7 +25,7 @@ Pair = tuple[str, str]
 
 
 class Texts(NamedTuple):
-    """One of the two sets: conversations or pairs."""
+    """One of the two sets: conversations or pairs; the other list is empty."""
 
     conversations: list[Conversation]
     pairs: list[Pair]
@@ -42,15 +42,42 @@ def read_texts(config: RunConfig, key: str, name: str, size: int | None) -> Text
     Raises ConfigError or TaskError, which name `key`, if they cannot be read.
     """
     if name.endswith((RIGHT, WRONG)):
-        content = f"choices {task_key(config)} {config.apply_chat_template} {name} {size}"
+        content = _ChoicesKey(task_key(config), config.apply_chat_template, name, size)
         return once(content, lambda: _choices(config, key, name, size))
     return Texts(read_data(config, name, size, key=key).train, [])
+
+
+@dataclass(frozen=True)
+class _ChoicesKey:
+    """All that determines the choices of a set."""
+
+    task: str
+    """`task_key` of the evaluated task."""
+    apply_chat_template: bool | str | None
+    name: str
+    size: int | None
+
+
+def _pairs_of_document(task: Any, instances: list[Any], wants_right: bool) -> list[Pair]:
+    """The right choice of a document, or all wrong ones, from its requests."""
+    document = instances[0].doc
+    gold = gold_choice(task, document)
+    pairs: list[Pair] = []
+    for number in range(number_of_choices(task, document)):
+        is_right = number == gold
+        if is_right == wants_right:
+            pairs.append(tuple(instances[number].args))
+    return pairs
 
 
 def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
     """The right or the wrong choices of a task's training documents, without few-shot examples.
 
-    Documents that are also test documents of the run are left out.
+    Documents that are also test documents of the run are left out. Raises ConfigError if none is
+    left, and for a task without choices.
+
+    Args:
+        size: the most documents of each task; None: all.
     """
     task_name, _, kind = name.rpartition(":")
     wants_right = kind == RIGHT[1:]
@@ -59,8 +86,7 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
     for task in load_tasks(config)["tasks"].values():
         test_hashes.update(*document_hashes(task))
     try:
-        task_config, _ = named_task(config, task_name)
-        named = replace(zero_shot, task=task_config)
+        named = replace(zero_shot, task=named_task(config, task_name).task)
         tasks = load_tasks(named, splits=("training_split",))["tasks"].values()
     except MoeLabError as error:
         raise ConfigError(f"{key}={name}: {error}") from error
@@ -72,18 +98,15 @@ def _choices(config: RunConfig, key: str, name: str, size: int | None) -> Texts:
                 f"{key}={name}: {task_name} has no choices. Give a multiple-choice task, or a file "
                 "of conversations."
             )
-        hashes = document_hashes(task)
-        free = [number for number in range(len(hashes)) if not hashes[number] & test_hashes]
+        free = []
+        for number, hashes in enumerate(document_hashes(task)):
+            if hashes.isdisjoint(test_hashes):
+                free.append(number)
         free = free[:size]
         if not free:
             continue
         for instances in build_requests(zero_shot, task, samples=free):
-            document = instances[0].doc
-            gold = gold_choice(task, document)
-            for number in range(number_of_choices(task, document)):
-                is_right = number == gold
-                if is_right == wants_right:
-                    pairs.append(tuple(instances[number].args))
+            pairs += _pairs_of_document(task, instances, wants_right)
     if not pairs:
         raise ConfigError(
             f"{key}={name}: all training documents of {task_name} are evaluated. Give another task."

@@ -1,5 +1,5 @@
-"""Routing methods with settings that a study can choose (`tuning=`),
-and whose profile a later run reads.
+"""Routing methods with settings that a study can choose (`tuning=`), and whose profile a later run
+reads.
 
 `GridMethod`: numbers on a grid that the method gives. `TemperatureMethod`: the temperatures of an
 ensemble.
@@ -46,8 +46,8 @@ class TunableMethod(PolicyMethod):
 
     @property
     def tuned_on(self) -> frozenset[str]:
-        """`document_hashes` of the examples that its settings were tuned on:
-        these are not evaluated."""
+        """`document_hashes` of the examples that its settings were tuned on, which are not
+        evaluated; empty without a profile."""
         return frozenset(self.profile.documents if self.profile else ())
 
     @property
@@ -65,10 +65,10 @@ class TunableMethod(PolicyMethod):
         return super().identity(facts) | {"study": study}
 
     def comparisons(self, greedy: bool) -> dict[str, tuple[Any, list[str]]]:
-        """The base model at its best logit scale, which a study of perplexity finds:
-        the control for a gain.
+        """{"calibration": (configuration, overrides)}: the base model at its best logit scale,
+        which a study of perplexity finds. It is the control for a gain.
 
-        Its greedy answers are those of the base model.
+        Empty for greedy answers, which are those of the base model, and without such a scale.
         """
         if greedy or self.profile is None or self.profile.calibrated_scale is None:
             return {}
@@ -118,11 +118,11 @@ class GridMethod(TunableMethod):
     tunings: ClassVar[tuple[str, ...]] = ("grid",)
     profile_key = "profile"
     begins_with_base: ClassVar[bool] = True
-    """Whether the first settings of the grid are those of the base model,
-    whose best logit scale is then a control."""
+    """Whether the first settings of the grid are those of the base model, whose best logit scale is
+    then a control."""
     open_ended: tuple[str, ...] = ()
-    """Keys that allow larger values than the grid's.
-    The largest one of the grid is marked as at the bound."""
+    """Keys that allow larger values than the grid's. A study that finds the largest one of the grid
+    reports it as at the bound."""
 
     @dataclass(kw_only=True)
     class Config(Method.Config):
@@ -145,8 +145,8 @@ class GridMethod(TunableMethod):
         return replace(self.config, **settings)
 
     def settings(self, tuned: Settings) -> dict[str, Any]:
-        """`Profile.settings`: the values of all keys,
-        with the best values for those of the grid."""
+        """`Profile.settings`: the values of all keys, with the best values `tuned` for those of the
+        grid."""
         keys = [field.name for field in fields(self.config) if field.name not in NOT_SETTINGS]
         return {key: getattr(self.config, key) for key in keys} | tuned
 
@@ -164,12 +164,13 @@ class GridMethod(TunableMethod):
 def _settled(config: Any, profile: Profile) -> Any:
     """The configuration with the profile's settings.
 
-    Raises ConfigError if the profile has other keys, or the command another value: its rows would
-    be labelled by that.
+    Raises ConfigError if the profile has other keys, or if the command gives another value for one
+    of them: its results would be labelled by that value.
     """
-    defaults = {
-        field.name: field.default for field in fields(config) if field.name not in NOT_SETTINGS
-    }
+    defaults = {}
+    for field in fields(config):
+        if field.name not in NOT_SETTINGS:
+            defaults[field.name] = field.default
     settings = profile.settings or {}
     if settings.keys() != defaults.keys():
         has = f"those of {', '.join(settings)}" if settings else "temperatures"
@@ -179,10 +180,10 @@ def _settled(config: Any, profile: Profile) -> Any:
             f"Use a profile of method={config.name} tuning=grid."
         )
     for key, value in settings.items():
-        typed = getattr(config, key)
-        if typed not in (defaults[key], value):
+        given = getattr(config, key)
+        if given not in (defaults[key], value):
             raise ConfigError(
-                f"method.{key}={typed} contradicts method.profile, which has {value}. Leave one "
+                f"method.{key}={given} contradicts method.profile, which has {value}. Leave one "
                 "out."
             )
     return build(type(config), vars(config) | settings, "method.")

@@ -33,9 +33,12 @@ def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The correlation of every pair of metrics over the measurements of one training.
 
     Each is a `Correlation` as JSON.
+
+    Args:
+        lines: of expert_metrics.jsonl, at least one.
     """
     measurements = [values_of(line) for line in lines]
-    found = []
+    of_pairs = []
     for x, y in combinations(measurements[0], 2):
         points = []
         for values in measurements:
@@ -43,8 +46,8 @@ def correlations(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             y_value = values[y].value
             if x_value is not None and y_value is not None:
                 points.append((x_value, y_value))
-        found.append(_correlation(x, y, points).to_json())
-    return found
+        of_pairs.append(_correlation(x, y, points).to_json())
+    return of_pairs
 
 
 def _correlation(x: str, y: str, points: Sequence[tuple[float, float]]) -> Correlation:

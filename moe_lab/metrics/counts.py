@@ -39,13 +39,17 @@ TOKENS_AT_ONCE = 4096
 """Tokens whose pairs are counted at once, padding included."""
 
 
-def documents_of(tasks: TaskDict) -> tuple[list[list[str]], dict[str, tuple[str, Request]]]:
-    """The requests that lm-eval built, as (the keys of each document's requests, kind and request
-    by key).
+class RequestsOfDocuments(NamedTuple):
+    """The requests of all tasks. Equal requests have the same key (`request_key`)."""
 
-    The documents of all tasks are in one list. Equal requests have the same key. Each of several
-    answers to a prompt is a request.
-    """
+    documents: list[list[str]]
+    """The keys of each document's requests, task by task."""
+    by_key: dict[str, tuple[str, Request]]
+    """Kind and request."""
+
+
+def documents_of(tasks: TaskDict) -> RequestsOfDocuments:
+    """The requests that lm-eval built. Each of several answers to a prompt is a request."""
     documents: list[list[str]] = []
     by_key: dict[str, tuple[str, Request]] = {}
     for task in tasks["tasks"].values():
@@ -57,7 +61,7 @@ def documents_of(tasks: TaskDict) -> tuple[list[list[str]], dict[str, tuple[str,
                 by_key[key] = instance.request_type, request
                 by_document.setdefault(instance.doc_id, []).append(key)
         documents += by_document.values()
-    return documents, by_key
+    return RequestsOfDocuments(documents, by_key)
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,14 @@ class RouteTable:
         return np.split(self.index[place], np.cumsum(self.top_k)[:-1], axis=1)
 
 
+class _RoutedTokens(NamedTuple):
+    """The tokens of a pass, without padding."""
+
+    names: np.ndarray
+    experts: np.ndarray
+    """[tokens, sum of K over layers]"""
+
+
 class Routes(Observer):
     """An observer of the unchanged model: records the experts of all tokens, and the tokens of each
     request.
@@ -105,11 +117,15 @@ class Routes(Observer):
         self.top_k: dict[int, int] = {}
         """Experts per token, per MoE layer."""
         self._prompts: dict[tuple[int, ...], np.ndarray] = {}
+        """The names of the tokens of each prompt (token ids)."""
         self._names = _joined([])
+        """The names of the tokens of the newest pass, 0 for padding."""
         self._pass: dict[int, Tensor] = {}
-        self._blocks: list[tuple[np.ndarray, np.ndarray]] = []
+        """The experts of these by MoE layer, int16 [T, K] on the device."""
+        self._passes: list[_RoutedTokens] = []
 
     def expect(self, tokens: Tokens) -> None:
+        """Keep the experts of the pass before, and name the tokens of the next one."""
         self._keep_pass()
         names_BS = tokens.names_BS()
         kind_B = np.array([self.kind(length) for length in tokens.lengths])
@@ -117,6 +133,7 @@ class Routes(Observer):
         self._names = names_BS.reshape(-1)
 
     def __call__(self, router: Router, routing: Routing) -> None:
+        """Note the experts of a layer's tokens. The routing is not changed."""
         self.experts[router.layer] = routing.logits_TE.shape[-1]
         self.top_k[router.layer] = routing.index_TK.shape[-1]
         # -1 in place of an expert with a weight of 0
@@ -126,6 +143,7 @@ class Routes(Observer):
     def read(
         self, kind: str, request: Request, prompt: Sequence[int], answer: Sequence[int]
     ) -> None:
+        """Note the names of a request's tokens, under its key."""
         key_of_prompt = tuple(prompt)
         if key_of_prompt not in self._prompts:
             self._prompts[key_of_prompt] = prefix_names(prompt)
@@ -135,26 +153,29 @@ class Routes(Observer):
         answer_names = np.cumsum(hashes) + prompt_names[-1:]
         if kind == "generate_until":
             # each new token is read when the text ends with it
-            kinds = [self.kind(end) for end in range(len(prompt), length + 1)]
+            kind_of_prompt = self.kind(len(prompt))
+            kinds = [self.kind(end) for end in range(len(prompt) + 1, length + 1)]
         else:
-            kinds = [self.kind(length)] * (1 + len(answer))
+            kind_of_prompt = self.kind(length)
+            kinds = [kind_of_prompt] * len(answer)
+        kind_of_answer = np.array(kinds, dtype=np.int64)
+        read = Read(prompt_names + kind_of_prompt, answer_names + kind_of_answer)
         key = request_key(kind, request.args, request.repeat)
-        kind_of_answer = np.array(kinds[1:], dtype=np.int64)
-        read = Read(prompt_names + kinds[0], answer_names + kind_of_answer)
         self.reads.setdefault(key, []).append(read)
 
     @property
     def layers(self) -> list[int]:
+        """The numbers of the MoE layers so far, ascending."""
         return sorted(self.experts)
 
     def table(self) -> RouteTable:
         """The experts of all tokens so far."""
         self._keep_pass()
-        names_N, first_N = np.unique(
-            np.concatenate([names for names, _ in self._blocks]), return_index=True
-        )
-        index = np.concatenate([index for _, index in self._blocks])[first_N]
-        return RouteTable(names_N, index, [self.top_k[layer] for layer in self.layers])
+        names = np.concatenate([tokens.names for tokens in self._passes])
+        index = np.concatenate([tokens.experts for tokens in self._passes])
+        names_N, first_N = np.unique(names, return_index=True)
+        top_k = [self.top_k[layer] for layer in self.layers]
+        return RouteTable(names_N, index[first_N], top_k)
 
     def _keep_pass(self) -> None:
         """Copy the experts of the last forward pass from the device, without its padding."""
@@ -164,7 +185,7 @@ class Routes(Observer):
         real = self._names != 0
         # -1 becomes 255 in uint8, which is no expert's number, either
         dtype = np.uint8 if max(self.experts.values()) < 256 else np.int16
-        self._blocks.append((self._names[real], index_TC[real].astype(dtype)))
+        self._passes.append(_RoutedTokens(self._names[real], index_TC[real].astype(dtype)))
         self._pass = {}
 
 
@@ -181,6 +202,7 @@ class Counts:
 
     @property
     def selections_GPLE(self) -> np.ndarray:
+        """int32: how often each expert is selected."""
         return np.diagonal(self.pairs_GPLEE, axis1=-2, axis2=-1)
 
 
@@ -277,24 +299,32 @@ def pair_counts(index: Sequence[np.ndarray], sizes: Sequence[int], E: int) -> np
 def _counted_names(
     routes: Routes, documents: Sequence[Sequence[str]], G: int
 ) -> list[list[np.ndarray]]:
-    """The counted tokens by phase and group."""
+    """The names of the counted tokens, by phase (`PHASES`) and group."""
     prompts_of_groups = []
     answers_of_groups = []
     for group in range(G):
         prompts: list[np.ndarray] = []
         answers: list[np.ndarray] = []
         for keys in documents[group::G]:
-            distinct_prompts: dict[tuple[int, int], np.ndarray] = {}
+            reads: list[Read] = []
             for key in keys:
-                for read in routes.reads[key]:
-                    last_name = int(read.prompt[-1])  # that of the whole prompt
-                    distinct_prompts[len(read.prompt), last_name] = read.prompt
-                    answers.append(read.answer)
-            prompts += distinct_prompts.values()
+                reads += routes.reads[key]
+            prompts += _distinct_prompts(reads)
+            answers += [read.answer for read in reads]
         prompts_of_groups.append(_joined(prompts))
         answers_of_groups.append(_joined(answers))
     return [prompts_of_groups, answers_of_groups]
 
 
+def _distinct_prompts(reads: Sequence[Read]) -> list[np.ndarray]:
+    """The prompts of a document's requests, equal ones once."""
+    prompts: dict[tuple[int, int], np.ndarray] = {}
+    for read in reads:
+        last_name = int(read.prompt[-1])  # that of the whole prompt
+        prompts[len(read.prompt), last_name] = read.prompt
+    return list(prompts.values())
+
+
 def _joined(names: list[np.ndarray]) -> np.ndarray:
+    """int64: all names, one array after the other; empty without any."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *names])

@@ -24,7 +24,7 @@ def differences(
     are differences of accuracies already, and use `statistics.interval_of_difference`. Arrays whose
     shapes differ are left out.
     """
-    found = {}
+    by_path = {}
     for path, array in mine.items():
         other = theirs.get(path)
         if other is None or other.shape != array.shape:
@@ -34,8 +34,8 @@ def differences(
             difference = _difference_of_entropies(array, other)
         else:
             difference = _difference_of_losses(array, other)
-        found[metric] = difference.to_json()
-    return found
+        by_path[metric] = difference.to_json()
+    return by_path
 
 
 def _difference_of_entropies(mine: np.ndarray, theirs: np.ndarray) -> Difference:

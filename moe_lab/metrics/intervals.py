@@ -3,6 +3,8 @@
 N = documents, G = groups of documents that the jackknife leaves out in turn.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from moe_lab.results.measured import Value
@@ -38,9 +40,16 @@ def student_interval(value: float, error: float, degrees_of_freedom: int) -> Int
     return value - half, value + half
 
 
-def jackknife(counted: float, without_G: np.ndarray) -> tuple[float, Interval]:
-    """The value corrected by the jackknife, and Student's 95% interval with the jackknife's
-    standard error.
+class Corrected(NamedTuple):
+    """A value that the jackknife corrects."""
+
+    value: float
+    interval: Interval
+    """Student's 95% interval with the jackknife's standard error."""
+
+
+def jackknife(counted: float, without_G: np.ndarray) -> Corrected:
+    """The value corrected by the jackknife.
 
     Args:
         counted: the value of all groups.
@@ -49,4 +58,4 @@ def jackknife(counted: float, without_G: np.ndarray) -> tuple[float, Interval]:
     G = len(without_G)
     value = G * counted - (G - 1) * float(without_G.mean())
     error = float(np.sqrt((G - 1) * without_G.var()))
-    return value, student_interval(value, error, degrees_of_freedom=G - 1)
+    return Corrected(value, student_interval(value, error, degrees_of_freedom=G - 1))

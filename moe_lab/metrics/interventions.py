@@ -30,12 +30,14 @@ class Masked(Observer):
 
     @property
     def identity(self) -> dict[str, Any]:
+        """All that determines the policy, as JSON."""
         return {"masked": self.experts}
 
     def __call__(self, router: Router, routing: Routing) -> Routing:
         masked = self.experts[router.layer]
-        at_1, lowest = torch.tensor([masked], device=routing.logits_TE.device), -torch.inf
-        if router.family.rule.noise == LOGITS:  # in one family they are probabilities
+        at_1 = torch.tensor([masked], device=routing.logits_TE.device)
+        lowest = -torch.inf
+        if router.family.rule.noise == LOGITS:  # Gemma-4's logits are probabilities
             lowest = float(router.family.rule.logits(torch.tensor(-torch.inf)))
         # the softmax gives the expert weight 0
         logits_TE = routing.logits_TE.index_fill(-1, at_1, lowest)
@@ -62,6 +64,7 @@ class RandomRouting(Observer):
 
     @property
     def identity(self) -> dict[str, Any]:
+        """All that determines the policy, as JSON."""
         return {"random": self.seed}
 
     def expect(self, tokens: Tokens) -> None:
@@ -69,12 +72,14 @@ class RandomRouting(Observer):
         self._position_T = tokens.position_BS.reshape(-1)
 
     def __call__(self, router: Router, routing: Routing) -> Routing:
+        device = routing.logits_TE.device
         index_TK = random_experts(
             self.seed,
-            self._names_T.to(routing.logits_TE.device),
-            self._position_T.to(routing.logits_TE.device),
+            self._names_T.to(device),
+            self._position_T.to(device),
             router.layer,
-            *(routing.logits_TE.shape[-1], routing.index_TK.shape[-1]),
+            E=routing.logits_TE.shape[-1],
+            K=routing.index_TK.shape[-1],
         )
         weights_TK = routing.weights_TK.sort(dim=-1, descending=True).values
         return Routing(routing.logits_TE, weights_TK, index_TK)
@@ -83,8 +88,13 @@ class RandomRouting(Observer):
 def random_experts(
     seed: int, names_T: Tensor, position_T: Tensor, layer: int, E: int, K: int
 ) -> Tensor:
-    """int64 [T, K]: the K experts with the largest keyed noise, at sample index 0, which RoE does
-    not use."""
+    """int64 [T, K]: for each token the K experts with the largest keyed noise.
+
+    The key has row 0, which RoE's noise does not use.
+
+    Args:
+        names_T, position_T: int64, `prefix_names` and position of each token.
+    """
     zero_T = torch.zeros_like(names_T)
     layer_L = torch.tensor([layer], device=names_T.device)
     noise_TE = gumbel_for_tokens(seed, names_T, zero_T, zero_T, position_T, layer_L, E)[0]

@@ -1,6 +1,6 @@
 """Interventions: the accuracy that a policy costs, with 95% intervals over documents."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,7 @@ ByTask = dict[str, Values]
 
 
 def _values_by_task(tasks: Iterable[str], samples: Log) -> ByTask:
+    """The values in the samples of each task."""
     return {name: logged_values(samples[name]) for name in tasks}
 
 
@@ -98,8 +99,14 @@ def _joined(values: ByTask, metric: str) -> dict[Any, Any]:
 def _loss(
     base: dict[Any, Any], evaluations: Sequence[dict[Any, Any]], aggregate: Aggregate | None
 ) -> dict[str, Any]:
-    """The `Loss` of a metric as JSON, from its values by document."""
-    score = aggregate or (lambda values: float(np.mean(values)))
+    """The `Loss` of a metric as JSON, from its values by document.
+
+    Args:
+        base: under the unchanged routing.
+        evaluations: under the policy.
+        aggregate: from these values to a score; None: the mean.
+    """
+    score: Callable[[list[Any]], Any] = np.mean if aggregate is None else aggregate
     base_values = [base[document] for document in base]
     base_score = float(score(base_values))
     changed_values = []

@@ -69,8 +69,9 @@ class Intervention(NamedTuple):
     key: str | None = None
     """Its key in the metric's block of expert_metrics.json; None: the block itself."""
 
-    def block(self, found: dict[str, Any]) -> dict[str, Any]:
-        return found if self.key is None else found[self.key]
+    def block(self, of_metric: dict[str, Any]) -> dict[str, Any]:
+        """Its block in that of its metric."""
+        return of_metric if self.key is None else of_metric[self.key]
 
     def path(self, metric: str) -> tuple[str, ...]:
         """The keys that lead to its block in expert_metrics.json; `metric` is the name of its
@@ -110,8 +111,8 @@ def collaboration(pairs: np.ndarray, experts: Sequence[int]) -> np.ndarray:
     """Per layer, the mean over experts i of the entropy of P(j | i), j != i: [..., L, E, E] ->
     [..., L].
 
-    P(j | i) is the share of j among all experts that were selected together with i. The entropy is 0 for an expert that
-    was never selected together with another one. At most log2(E - 1).
+    P(j | i) is the share of j among all experts that were selected together with i. The entropy is
+    0 for an expert that was never selected together with another one. At most log2(E - 1).
     """
     others = pairs * (1 - np.eye(pairs.shape[-1]))
     return entropy_bits(others).sum(axis=-1) / np.asarray(experts)
@@ -136,8 +137,10 @@ class Capacity(InterventionMetric):
 
     @staticmethod
     def policies(selections: Selections) -> dict[str, Masked]:
-        """Without the least, and the most, selected expert of every layer. Among equals, without
-        the first."""
+        """By "least" and "most": without the least, and the most, selected expert of every layer.
+
+        Of equally selected experts the first one is masked.
+        """
         from moe_lab.metrics.interventions import Masked
 
         least = []
@@ -222,13 +225,21 @@ HEADER = {"metric", "documents", "experts", "top_k", "tokens"}
 
 
 def counted_metrics() -> dict[str, CountedMetric]:
-    return {name: metric for name, metric in METRICS.items() if isinstance(metric, CountedMetric)}
+    """The metrics of `METRICS` that are computed from counts, by name."""
+    counted = {}
+    for name, metric in METRICS.items():
+        if isinstance(metric, CountedMetric):
+            counted[name] = metric
+    return counted
 
 
 def intervention_metrics() -> dict[str, InterventionMetric]:
-    return {
-        name: metric for name, metric in METRICS.items() if isinstance(metric, InterventionMetric)
-    }
+    """The metrics of `METRICS` that need evaluations under a policy, by name."""
+    with_interventions = {}
+    for name, metric in METRICS.items():
+        if isinstance(metric, InterventionMetric):
+            with_interventions[name] = metric
+    return with_interventions
 
 
 def interventions() -> list[tuple[str, Intervention]]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,7 +60,9 @@ class StoredMetrics:
         losses: dict[str, dict[str, Loss]] = {}
         for task, metrics in intervention.block(block)["tasks"].items():
             losses[task] = {}
-            for metric, loss in (metrics or {}).items():
+            if metrics is None:
+                continue
+            for metric, loss in metrics.items():
                 losses[task][metric] = Loss.model_validate(loss)
         return losses
 
@@ -90,19 +92,32 @@ def stored_metrics(folder: Path, run_id: str, commit: str | None) -> StoredMetri
     return StoredMetrics(content)
 
 
-def without_arrays(found: dict[str, Any], path: str = "") -> tuple[dict[str, Any], Arrays]:
-    """The mapping without its numpy arrays, and the arrays by their paths."""
+class Separated(NamedTuple):
+    """A mapping in two parts, which are stored in two files."""
+
+    plain: dict[str, Any]
+    """Without the numpy arrays."""
+    arrays: Arrays
+
+
+def without_arrays(mapping: dict[str, Any], path: str = "") -> Separated:
+    """A mapping, which may hold others, without its numpy arrays; and the arrays.
+
+    Args:
+        path: what the arrays' paths begin with.
+    """
     plain: dict[str, Any] = {}
     arrays: Arrays = {}
-    for key, value in found.items():
+    for key, value in mapping.items():
         if isinstance(value, np.ndarray):
             arrays[f"{path}{key}"] = value
         elif isinstance(value, dict):
-            plain[key], inner = without_arrays(value, f"{path}{key}/")
-            arrays |= inner
+            inner = without_arrays(value, f"{path}{key}/")
+            plain[key] = inner.plain
+            arrays |= inner.arrays
         else:
             plain[key] = value
-    return plain, arrays
+    return Separated(plain, arrays)
 
 
 def write_arrays(folder: Path, arrays: Arrays) -> None:

@@ -7,8 +7,9 @@ N = examples (rows), G = groups of them, B = examples of a pass, S = tokens of t
 S, V = vocabulary, L = MoE layers, E = experts (of the layer with the most), K = experts per token.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,40 +40,63 @@ def right_tokens(
     """
     device = next(model.parameters()).device
     right_N = np.zeros(len(rows), dtype=np.int64)
+    with _evaluating(model), torch.no_grad(), ExitStack() as stack:
+        rotary = RotaryHooks(model)
+        policy.kind = rotary.kind
+        stack.enter_context(routed(model, policy))
+        rotary.install(stack)
+        for numbers in _passes(model, rows):
+            trees = [TokenTree(rows[number]["input_ids"], []) for number in numbers]
+            tokens = collate(trees, 0, device)
+            policy.expect(tokens)
+            rotary.expect(tokens.lengths)
+            logits_BSV = model(
+                input_ids=tokens.ids_BS, attention_mask=tokens.real_BS.long(), use_cache=False
+            ).logits
+            predicted_BS = logits_BSV[:, :-1].argmax(dim=-1).cpu()
+            labels_BS = padded([rows[number]["labels"] for number in numbers], NO_LABEL)
+            right_N[numbers] = (predicted_BS == labels_BS[:, 1:]).sum(dim=1).numpy()
+    return right_N
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside the context the model is in evaluation mode. Then each module gets its own mode
+    again."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        rotary = RotaryHooks(model)
-        policy.kind = rotary.kind
-        with torch.no_grad(), routed(model, policy), ExitStack() as stack:
-            rotary.install(stack)
-            budget = pass_budget(model)
-            # each token has a row of logits
-            most = int(budget.tokens / budget.size(1, 1))
-            if (getattr(model, "fsdp_size", None) or 1) > 1:  # all processes make the same passes
-                least = torch.tensor(most)
-                torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
-                most = int(least)
-
-            def fits(pass_rows: Sequence[int], row: int) -> bool:
-                longest = len(rows[pass_rows[0]]["input_ids"])
-                return longest * (len(pass_rows) + 1) <= most
-
-            for numbers in in_runs(_longest_first(rows), fits):
-                trees = [TokenTree(rows[number]["input_ids"], []) for number in numbers]
-                tokens = collate(trees, 0, device)
-                policy.expect(tokens)
-                rotary.expect(tokens.lengths)
-                logits_BSV = model(
-                    input_ids=tokens.ids_BS, attention_mask=tokens.real_BS.long(), use_cache=False
-                ).logits
-                predicted_BS = logits_BSV[:, :-1].argmax(dim=-1).cpu()
-                labels_BS = padded([rows[number]["labels"] for number in numbers], NO_LABEL)
-                right_N[numbers] = (predicted_BS == labels_BS[:, 1:]).sum(dim=1).numpy()
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return right_N
+
+
+def _passes(model: nn.Module, rows: Sequence[TokenizedExample]) -> Iterator[list[int]]:
+    """The numbers of the rows of each pass, the longest rows first."""
+    most_tokens = _most_tokens(model)
+
+    def fits(pass_rows: Sequence[int], row: int) -> bool:
+        """Whether a pass may take one more row, padded to its first one, the longest."""
+        longest = len(rows[pass_rows[0]]["input_ids"])
+        return longest * (len(pass_rows) + 1) <= most_tokens
+
+    return in_runs(_longest_first(rows), fits)
+
+
+def _most_tokens(model: nn.Module) -> int:
+    """The most tokens of a pass in which each token has a row of logits.
+
+    It is the same in all processes of a sharded training, which make the same passes.
+    """
+    budget = pass_budget(model)
+    most_tokens = int(budget.tokens / budget.size(1, 1))
+    processes = getattr(model, "fsdp_size", None) or 1
+    if processes > 1:
+        least = torch.tensor(most_tokens)
+        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+        most_tokens = int(least)
+    return most_tokens
 
 
 def labelled_tokens(rows: Sequence[TokenizedExample]) -> np.ndarray:
@@ -99,9 +123,17 @@ def count_rows(routes: Routes, rows: Sequence[TokenizedExample]) -> Counts:
     return count(routes, documents)
 
 
-def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> tuple[np.ndarray, int]:
-    """(int64 [L, E]: how often each expert is selected for labelled tokens, the number of these
-    tokens).
+class LabelledSelections(NamedTuple):
+    """How often experts are selected for labelled tokens."""
+
+    counts_LE: np.ndarray
+    """int64"""
+    tokens: int
+    """The number of labelled tokens."""
+
+
+def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> LabelledSelections:
+    """The selections for the labelled tokens of the rows that `right_tokens` has read.
 
     A decision counts if the token that the router routes has a label.
     """
@@ -115,7 +147,7 @@ def labelled_selections(routes: Routes, rows: Sequence[TokenizedExample]) -> tup
     selections = []
     for index_TK in experts_of_layers:
         selections.append(np.bincount(index_TK.reshape(-1), minlength=E))
-    return np.stack(selections), len(experts_of_layers[0])
+    return LabelledSelections(np.stack(selections), len(experts_of_layers[0]))
 
 
 def _names(routes: Routes, row: TokenizedExample) -> np.ndarray:
@@ -125,6 +157,7 @@ def _names(routes: Routes, row: TokenizedExample) -> np.ndarray:
 
 
 def _longest_first(rows: Sequence[TokenizedExample]) -> list[int]:
+    """The numbers of the rows, those of the longest ones first."""
     return sorted(range(len(rows)), key=lambda number: -len(rows[number]["input_ids"]))
 
 

@@ -55,7 +55,7 @@ def measure(model: nn.Module, rows: Sequence[TokenizedExample]) -> dict[str, Any
     counts_LE = np.diagonal(pairs_GLEE.sum(axis=0), axis1=-2, axis2=-1)
     top_k = [routes.top_k[layer] for layer in routes.layers]
     selections = Selections(counts_LE, counts.experts, top_k)
-    counted, _ = without_arrays(entropies_of(pairs_GLEE, counts.experts))
+    counted = without_arrays(entropies_of(pairs_GLEE, counts.experts)).plain
     measured = {
         "rows": len(rows),
         "tokens": counts.tokens_P[0],

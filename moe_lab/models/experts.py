@@ -46,6 +46,7 @@ def weights_first_experts_forward(
 
 
 def _applies(experts: Any, hidden_TH: Tensor, index_TK: Tensor) -> bool:
+    """Whether weights times tokens is faster for these experts and tokens."""
     plain = experts.has_gate and not (
         experts.has_bias or experts.is_transposed or experts.has_post_expert_norm
     )

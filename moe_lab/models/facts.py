@@ -58,7 +58,7 @@ def check_quantization(config: PreTrainedConfig, source: str, moe_layers: int) -
 
 
 def loading_options(config: PreTrainedConfig) -> dict[str, Any]:
-    """The options of `from_pretrained` for a quantized checkpoint.
+    """The options of `from_pretrained` for a quantized checkpoint; empty unless it is MXFP4.
 
     MXFP4 is dequantized: its fused experts would bypass the hooks on the router.
     """
@@ -72,6 +72,7 @@ def loading_options(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _method(stored: dict[str, Any]) -> str:
+    """The method that a `quantization_config` names."""
     method = stored.get("quant_method", "an unnamed method")
     return str(getattr(method, "value", method))
 
@@ -147,9 +148,10 @@ def model_facts(model: ModelConfig, *, dtype: str, device: str, offline: bool) -
 
 
 def routing_facts(config: Any) -> dict[str, Any]:
-    """The facts that are read of a model's configuration alone.
+    """Fields of `ModelFacts` that are read of a model's configuration alone.
 
-    Raises ModelError for a model that reads no token.
+    A model without a supported router has 0 MoE layers, experts and `top_k`. Raises ModelError for
+    a model whose longest input has no token.
     """
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", 2048)
@@ -200,8 +202,8 @@ def without_rope_lengths(config: Any) -> Any:
 
 
 def _rope_settings(config: Any) -> list[dict[str, Any]]:
-    """The settings of a configuration's rotary embeddings: of all layers, and of each kind of
-    layers."""
+    """The settings of a configuration's rotary embeddings, of all layers and of each kind of
+    layers; empty without any."""
     parameters = getattr(config, "rope_parameters", None)
     if parameters is None:
         return []

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from moe_lab.config.paths import user_path
 from moe_lab.config.progress import Progress
@@ -26,26 +27,36 @@ SHOWN_BYTES = 2**30
 """A file of this size or more shows how far its hashing is."""
 
 
+class FileState(NamedTuple):
+    """By what a change of a file is noticed. Times in nanoseconds."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
 def digest_of(file: Path) -> str:
     """The digest of a file by its content, as hexadecimal digits. Raises OSError if it cannot be
     read."""
     stat = file.stat()
     if stat.st_size <= WHOLE_BYTES:
         return hashlib.sha256(str(stat.st_size).encode() + file.read_bytes()).hexdigest()
-    state = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    state = FileState(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     cache = user_path(os.environ.get("MOE_LAB_CACHE", "~/.cache/moe_lab")) / "digests"
     return _cached(file, state, cache / f"{stat.st_dev}-{stat.st_ino}.json")
 
 
 @lru_cache(maxsize=1024)
-def _cached(file: Path, state: tuple[int, ...], entry: Path) -> str:
+def _cached(file: Path, state: FileState, entry: Path) -> str:
     """The digest of a file in this state. `entry` keeps it; where that cannot be written, the next
     process hashes."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # absent, unreadable or damaged
         stored = json.loads(entry.read_bytes())
         if stored["state"] == list(state):
             return str(stored["digest"])
-    digest = _hash(file, state[2])
+    digest = _hash(file, state.size)
     with suppress(OSError):
         entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         written = entry.with_suffix(f".{os.getpid()}")

@@ -21,7 +21,8 @@ LOGIN = "HF_TOKEN=<your token> in front of the command, or `hf auth login` once"
 
 def go_offline() -> None:
     """Set the Hugging Face libraries to offline mode, before or after they are imported."""
-    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_DATASETS_OFFLINE"] = "1"
     for name in ("huggingface_hub.constants", "datasets.config"):
         if name in sys.modules:
             sys.modules[name].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
@@ -82,6 +83,8 @@ def files_of(id: str, kind: str = "model", revision: str | None = None) -> froze
 
 @lru_cache(maxsize=64)
 def _requested(id: str, kind: str, revision: str | None) -> Revision:
+    """What the hub says of a revision, asked once. Notes the commit in the cache, for use
+    offline."""
     from huggingface_hub import HfApi, constants
 
     info: Any = HfApi().repo_info(
@@ -89,11 +92,8 @@ def _requested(id: str, kind: str, revision: str | None) -> Revision:
     )
     commit = str(info.sha)
     if revision != commit:  # where the hub's client looks for the commit of a branch or tag offline
-        ref = (
-            snapshot(id, kind, commit).parents[1]
-            / "refs"
-            / (revision or constants.DEFAULT_REVISION)
-        )
+        repository_folder = snapshot(id, kind, commit).parents[1]
+        ref = repository_folder / "refs" / (revision or constants.DEFAULT_REVISION)
         ref.parent.mkdir(parents=True, exist_ok=True)
         ref.write_text(commit, encoding="utf-8")
     return Revision(commit, frozenset(file.rfilename for file in info.siblings or ()))
@@ -133,38 +133,73 @@ def fetch(id: str, kind: str, commit: str, patterns: tuple[str, ...], offline: b
     return Path(snapshot_download(id, repo_type=kind, revision=commit, **options))
 
 
-# Messages
-
-
 def explain(error: BaseException, source: str, what: str) -> str:
     """The message, with a remedy, for an error about `what` (model, tokenizer, data set) `source`.
 
     It has no token: the messages of the hub's client do not show it.
     """
+    causes = _causes(error)
+    for kinds, reason in _reasons(source, what):
+        for cause in causes:
+            if isinstance(cause, kinds):
+                text = reason.replace("{}", first_line(cause))
+                return without_passwords(f"The {what} {source} {text}")
+    raise AssertionError("the last reason is that of any error")
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, and those that led to it."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return causes
+
+
+Kinds = type[BaseException] | tuple[type[BaseException], ...]
+"""Kinds of errors, as `isinstance` takes them."""
+
+
+def _reasons(source: str, what: str) -> list[tuple[Kinds, str]]:
+    """Kinds of errors and what they mean for the user. The first one counts that fits an error or a
+    cause of it.
+
+    `{}` stands for the first line of that error.
+    """
     import httpx2
     from huggingface_hub import constants, errors
 
-    missing = (errors.LocalEntryNotFoundError, ConnectionError)
-    page = f"{constants.ENDPOINT}/{'datasets/' if what == 'data set' else ''}{source}"
-    causes: list[BaseException] = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-        causes.append(cause)
-    reasons: dict[Any, str] = {  # the first one applies that fits any of the causes
-        errors.GatedRepoError: f"is gated. Accept its terms at {page}, then give your token: {LOGIN}.",
-        errors.RevisionNotFoundError: f"has no such revision. Branches, tags and commits: {page}/tree/main.",
-        errors.RepositoryNotFoundError: f"is not on the hub ({constants.ENDPOINT}), or private.\n"
-        f"Check the spelling; a private one needs {LOGIN}.",
-        errors.HFValidationError: "is no hub id. Give a local folder, or owner/name on the hub.",
-        (errors.HfHubHTTPError, httpx2.HTTPError): "is not available: {}.\n"
-        f"Check the connection and try again. If it needs a token: {LOGIN}.",
-        missing: "is not available offline: it is not, or not whole, in the cache.\n"
-        "Fetch it while there is a connection: the same command with mode=prefetch offline=false.",
-        BaseException: "could not be read: {}.",
-    }
-    reason, cause = next(
-        (reason, cause)
-        for kind, reason in reasons.items()
-        for cause in causes
-        if isinstance(cause, kind)
-    )
-    return without_passwords(f"The {what} {source} {reason.replace('{}', first_line(cause))}")
+    folder = "datasets/" if what == "data set" else ""
+    page = f"{constants.ENDPOINT}/{folder}{source}"
+    return [
+        (
+            errors.GatedRepoError,
+            f"is gated. Accept its terms at {page}, then give your token: {LOGIN}.",
+        ),
+        (
+            errors.RevisionNotFoundError,
+            f"has no such revision. Branches, tags and commits: {page}/tree/main.",
+        ),
+        (
+            errors.RepositoryNotFoundError,
+            f"is not on the hub ({constants.ENDPOINT}), or private.\n"
+            f"Check the spelling; a private one needs {LOGIN}.",
+        ),
+        (
+            errors.HFValidationError,
+            "is no hub id. Give a local folder, or owner/name on the hub.",
+        ),
+        (
+            (errors.HfHubHTTPError, httpx2.HTTPError),
+            "is not available: {}.\n"
+            f"Check the connection and try again. If it needs a token: {LOGIN}.",
+        ),
+        (
+            (errors.LocalEntryNotFoundError, ConnectionError),
+            "is not available offline: it is not, or not whole, in the cache.\n"
+            "Fetch it while there is a connection: the same command with mode=prefetch "
+            "offline=false.",
+        ),
+        (BaseException, "could not be read: {}."),
+    ]

@@ -8,6 +8,7 @@ copy.
 import time
 import weakref
 from contextlib import nullcontext
+from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,6 +33,7 @@ from moe_lab.models.experts import NAME as WEIGHTS_FIRST
 from moe_lab.models.experts import avoid_grouped_products
 from moe_lab.models.facts import (
     LoadedModel,
+    ModelFacts,
     leave_out_cudnn_attention,
     loading_options,
     model_facts,
@@ -53,7 +55,8 @@ def load_model(
         shard: whether each process of a training gets a part of every weight (FSDP).
     """
     leave_out_cudnn_attention()
-    place, source = resolve_device(device), model_source(model)
+    place = resolve_device(device)
+    source = model_source(model)
     facts = model_facts(model, dtype=dtype, device=device, offline=offline)
     config = load_config(model, offline=offline)
     adapter = adapter_folder(model, offline=offline)
@@ -62,27 +65,95 @@ def load_model(
             raise ConfigError("model.peft needs whole weights, and FSDP splits them. Use DDP.")
         check_fit(config, adapter, str(model.peft))
     folder = model_folder(model, offline=offline, weights=True)
-    if (folder / "generation_config.json").is_file():
-        with reading(folder / "generation_config.json", "Correct or delete it.", raises=ModelError):
-            # transformers would ignore it
-            GenerationConfig.from_pretrained(folder, local_files_only=True)
+    _check_generation_config(folder)
     start = time.perf_counter()
     disk = TemporaryDirectory(prefix="moe_lab-offload-")
     options = placement(model, config, place, disk, shard) | loading_options(config)
-    if facts.moe_layers and can_set_experts(config):
-        experts = model.experts_implementation or (WEIGHTS_FIRST if place.type == "cpu" else None)
-        options |= {"experts_implementation": experts} if experts else {}
-    elif facts.moe_layers and model.experts_implementation:
-        raise ConfigError(
-            f"model.experts_implementation: {facts.family} computes its experts in one way only. "
-            "Leave it out."
+    experts = _experts_implementation(model, config, facts, place)
+    if experts is not None:
+        options["experts_implementation"] = experts
+    loaded = _read_weights(model, folder, config, facts.dtype, place, options)
+    avoid_grouped_products(loaded, model.experts_implementation)
+    loaded = loaded.eval()
+    if adapter is not None:
+        with_layers = merged if model.merge_adapter else attached
+        loaded = with_layers(loaded, adapter, str(model.peft))
+        if (adapter / "generation_config.json").is_file():  # of an adapter that is trained here
+            loaded.generation_config = GenerationConfig.from_pretrained(adapter)
+    weakref.finalize(loaded, disk.cleanup)
+    if next(loaded.parameters()).is_meta:
+        raise ModelError(
+            "model.device_map=auto put all weights on disk: free memory for the embeddings."
         )
+    place = _input_device(loaded, place)
+    routers = len(find_routers(loaded))
+    if routers != facts.moe_layers:
+        raise ModelError(
+            f"{source}: config.json names {facts.moe_layers} MoE layers, the weights have "
+            f"{routers} routers."
+        )
+    check_weights(loaded, source)
+    is_unusual = quantization_of(config) or model.device_map
+    if facts.moe_layers and not facts.fixed_routing and is_unusual:
+        prove_seam(loaded, place, source)
+    if not shard:  # a training checks its own losses
+        check_pass(loaded, place, source)
+    tokenizer = load_tokenizer(model, offline=offline)
+    check_vocabulary(tokenizer, loaded, model.tokenizer or source)
+    return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
+
+
+def _check_generation_config(folder: Path) -> None:
+    """Raise ModelError for a damaged generation_config.json, which transformers would ignore."""
+    file = folder / "generation_config.json"
+    if file.is_file():
+        with reading(file, "Correct or delete it.", raises=ModelError):
+            GenerationConfig.from_pretrained(folder, local_files_only=True)
+
+
+def _experts_implementation(
+    model: ModelConfig, config: PreTrainedConfig, facts: ModelFacts, device: torch.device
+) -> str | None:
+    """The implementation of experts to load the model with; None: transformers' default.
+
+    Raises ConfigError for `model.experts_implementation` of a family with a single one.
+    """
+    given = model.experts_implementation
+    if not facts.moe_layers:
+        return None
+    if not can_set_experts(config):
+        if given:
+            raise ConfigError(
+                f"model.experts_implementation: {facts.family} computes its experts in one way "
+                "only. Leave it out."
+            )
+        return None
+    if given:
+        return given
+    return WEIGHTS_FIRST if device.type == "cpu" else None
+
+
+def _read_weights(
+    model: ModelConfig,
+    folder: Path,
+    config: PreTrainedConfig,
+    dtype: str,
+    device: torch.device,
+    options: dict[str, Any],
+) -> Any:
+    """The model in a folder. Raises ModelError for weights that cannot be read, or that do not fit
+    the configuration.
+
+    Args:
+        options: further options of `from_pretrained`.
+    """
+    source = model_source(model)
     try:
-        with reading_once() if place.type == "cpu" else nullcontext():
+        with reading_once() if device.type == "cpu" else nullcontext():
             loaded, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype=getattr(torch, facts.dtype),
+                dtype=getattr(torch, dtype),
                 attn_implementation=model.attn_implementation or attention_of(config),
                 local_files_only=True,
                 ignore_mismatched_sizes=True,  # reported below, with the names
@@ -107,36 +178,18 @@ def load_model(
             f"The weights of {source} could not be loaded: {first_line(error)}."
         ) from error
     check_complete(report, source, config)
-    avoid_grouped_products(loaded, model.experts_implementation)
-    loaded = loaded.eval()
-    if adapter is not None:
-        with_layers = merged if model.merge_adapter else attached
-        loaded = with_layers(loaded, adapter, str(model.peft))
-        if (adapter / "generation_config.json").is_file():  # of an adapter that is trained here
-            loaded.generation_config = GenerationConfig.from_pretrained(adapter)
-    weakref.finalize(loaded, disk.cleanup)
-    if next(loaded.parameters()).is_meta:
-        raise ModelError(
-            "model.device_map=auto put all weights on disk: free memory for the embeddings."
-        )
-    # inputs go to the first device that a device map computes on
-    if places := list(getattr(loaded, "hf_device_map", {}).values()):
-        place = torch.device(next((each for each in places if each not in ("cpu", "disk")), "cpu"))
-    routers = len(find_routers(loaded))
-    if routers != facts.moe_layers:
-        raise ModelError(
-            f"{source}: config.json names {facts.moe_layers} MoE layers, the weights have "
-            f"{routers} routers."
-        )
-    check_weights(loaded, source)
-    touched = quantization_of(config) or model.device_map
-    if facts.moe_layers and not facts.fixed_routing and touched:
-        prove_seam(loaded, place, source)
-    if not shard:  # a training checks its own losses
-        check_pass(loaded, place, source)
-    tokenizer = load_tokenizer(model, offline=offline)
-    check_vocabulary(tokenizer, loaded, model.tokenizer or source)
-    return LoadedModel(loaded, tokenizer, facts, place, time.perf_counter() - start)
+    return loaded
+
+
+def _input_device(loaded: Any, device: torch.device) -> torch.device:
+    """The device of inputs: with a device map the first one that it computes on, else `device`."""
+    devices = list(getattr(loaded, "hf_device_map", {}).values())
+    if not devices:
+        return device
+    for mapped in devices:
+        if mapped not in ("cpu", "disk"):
+            return torch.device(mapped)
+    return torch.device("cpu")
 
 
 def placement(
@@ -146,8 +199,12 @@ def placement(
     disk: TemporaryDirectory,
     shard: bool,
 ) -> dict[str, Any]:
-    """The options of `from_pretrained` that place weights; `disk` takes weights that fit nowhere
-    else."""
+    """The options of `from_pretrained` that place weights; none for a model on the CPU.
+
+    Args:
+        shard: as in `load_model`.
+        disk: takes weights that fit nowhere else, with a device map.
+    """
     if shard:
         return {"distributed_config": DistributedConfig(fsdp_size=num_processes())}
     if model.device_map:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 
 def own_memory(device: torch.device | None) -> Any:
-    """The module of torch that counts a device's own memory, e.g. `torch.cuda`; None where it is
-    the host's."""
+    """The module of torch that counts a device's own memory, e.g. `torch.cuda`.
+
+    None for a device that uses the host's memory, and without a device.
+    """
     if device is None or device.type in ("cpu", "mps"):
         return None
     import torch
@@ -44,9 +46,12 @@ def free_host_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
     import psutil
 
     free = psutil.virtual_memory().available
-    limit, used = group / "memory.max", group / "memory.current"
-    if limit.exists() and used.exists() and (most := limit.read_text().strip()) != "max":
-        free = min(free, int(most) - int(used.read_text()))
+    limit_file = group / "memory.max"
+    used_file = group / "memory.current"
+    if limit_file.exists() and used_file.exists():
+        limit = limit_file.read_text().strip()
+        if limit != "max":  # no limit
+            free = min(free, int(limit) - int(used_file.read_text()))
     return max(free, 0)
 
 
@@ -57,7 +62,8 @@ def reset_peak_memory(device: torch.device | None) -> None:
     Memory that was freed is given back first. Cyclic garbage is not looked for, which takes a third
     of a second: `ModelPool` does that where a model leaves memory.
     """
-    if (module := own_memory(device)) is not None:
+    module = own_memory(device)
+    if module is not None:
         module.reset_peak_memory_stats(device)
         return
     # not glibc; else a new peak is below what earlier runs left resident
@@ -70,11 +76,14 @@ def reset_peak_memory(device: torch.device | None) -> None:
 def peak_memory_bytes(device: torch.device | None) -> int:
     """Peak memory in bytes: allocated on a device with its own memory, resident of this process
     elsewhere."""
-    if (module := own_memory(device)) is not None:
+    module = own_memory(device)
+    if module is not None:
         return int(module.max_memory_allocated(device))
-    if (status := Path("/proc/self/status")).exists():
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(lines["VmHWM"].split()[0]) * 1024
+    status = Path("/proc/self/status")
+    if status.exists():
+        value_of = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        kibibytes = value_of["VmHWM"].split()[0]
+        return int(kibibytes) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -82,7 +91,8 @@ def peak_memory_bytes(device: torch.device | None) -> int:
 def memory_bytes(device: torch.device | None) -> int:
     """Memory in use now, in bytes: allocated on a device with its own memory, resident of this
     process elsewhere."""
-    if (module := own_memory(device)) is not None:
+    module = own_memory(device)
+    if module is not None:
         return int(module.memory_allocated(device))
     import psutil
 
@@ -122,7 +132,9 @@ class ModelPool:
         import gc
 
         device = None if self._loaded is None else self._loaded.device
-        self._loaded = self._key = None
+        self._loaded = None
+        self._key = None
         gc.collect()
-        if (module := own_memory(device)) is not None:
+        module = own_memory(device)
+        if module is not None:
             module.empty_cache()

@@ -1,9 +1,9 @@
 """The text of generated tokens as it is after their prompt.
 
 A SentencePiece tokenizer of Mixtral's form writes a blank in front of every text, and its decoder
-drops the first blank again. Decoded alone, new tokens lose a blank that belongs to them: "
-return x" after "def f(x):" has three blanks left, which is no Python. transformers' and lm-eval's
-own code decode new tokens alone.
+drops the first blank again. Decoded alone, new tokens lose a blank that belongs to them: of the
+four blanks in front of `return x`, after `def f(x):` and a newline, three are left, which is no
+Python. transformers' and lm-eval's own code decode new tokens alone.
 """
 
 from collections.abc import Sequence

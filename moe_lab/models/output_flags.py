@@ -43,6 +43,7 @@ def expected_flags(config: Any) -> Iterator[None]:
 
 
 def _parts(config: Any) -> list[Any]:
+    """The configuration, and that of its text model if it is another one."""
     text = config.get_text_config(decoder=True)
     return [config] if text is config else [config, text]
 

@@ -38,8 +38,9 @@ def set_experts_per_token(config: Any, count: int) -> None:
             f"model.experts_per_token={count}: a token of this model can have 1 to {most} experts "
             f"of the {family.num_experts(text)} in a layer."
         )
-    owner, _, attribute = family.top_k.rpartition(".")
-    setattr(attrgetter(owner)(text) if owner else text, attribute, count)
+    owner_path, _, attribute = family.top_k.rpartition(".")
+    owner = attrgetter(owner_path)(text) if owner_path else text
+    setattr(owner, attribute, count)
 
 
 EMBEDDED = Path(__file__).parent
@@ -55,8 +56,10 @@ def model_source(model: ModelConfig) -> str:
         raise ModelError(f"model={model.name} is trained on first use. Train it with mode=run.")
     if model.path:
         return str(user_path(model.path))
-    own = EMBEDDED / model.name
-    return str(own if (own / "config.json").is_file() else TINY)
+    embedded = EMBEDDED / model.name
+    if not (embedded / "config.json").is_file():
+        embedded = TINY
+    return str(embedded)
 
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
@@ -114,7 +117,8 @@ def read_config(model: ModelConfig, *, offline: bool) -> PreTrainedConfig:
     with reading_files(str(file)):
         config = AutoConfig.from_pretrained(file.parent, local_files_only=True, **NO_CODE)
         for part in (config, config.get_text_config()):
-            if "/" in str(kernel := attention_of(part)):
+            kernel = str(attention_of(part))
+            if "/" in kernel:
                 raise ValueError(
                     f"attn_implementation={kernel} is code of the hub, which is never run"
                 )
@@ -146,9 +150,10 @@ def model_folder(model: ModelConfig, *, offline: bool, weights: bool = False) ->
     """
     source = model_source(model)
     commit = model_commit(model, offline=offline)
-    folder = (
-        Path(source) if commit is None else _fetched(source, SMALL_FILES, "model", offline, commit)
-    )
+    if commit is None:
+        folder = Path(source)
+    else:
+        folder = _fetched(source, SMALL_FILES, "model", offline, commit)
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"{source} is no model: it has no config.json. model.path takes a folder in Hugging "
@@ -180,9 +185,9 @@ def first_weights(model: ModelConfig, folder: Path, *, offline: bool) -> str:
     """
     source = model_source(model)
     is_local = _is_folder(source)
-    listed = (
-        None if is_local else repository_files(source, "model", model.revision, offline=offline)
-    )
+    listed = None
+    if not is_local:
+        listed = repository_files(source, "model", model.revision, offline=offline)
     if listed is None:
         listed = frozenset(file.name for file in folder.iterdir())
     for name in LOADED:
@@ -217,9 +222,14 @@ def adapter_folder(model: ModelConfig, *, offline: bool) -> Path | None:
 
 
 def small_folder(source: str, patterns: tuple[str, ...], what: str, offline: bool) -> Path:
-    """A local folder, or that of a repository's files at its default revision."""
+    """A local folder, or that of a repository's files at its default revision.
+
+    Raises ModelError, which names `what`, if files are not available.
+    """
     source = str(user_path(source))
-    return Path(source) if _is_folder(source) else _fetched(source, patterns, what, offline)
+    if _is_folder(source):
+        return Path(source)
+    return _fetched(source, patterns, what, offline)
 
 
 def _fetched(

@@ -61,13 +61,17 @@ def load_tokenizer(model: ModelConfig, *, offline: bool) -> Any:
 
 
 def with_template(tokenizer: Any) -> None:
-    """Set the plain chat template on a tokenizer without one."""
-    if not tokenizer.chat_template:
-        if tokenizer.eos_token is None:
-            raise ConfigError(
-                "The tokenizer has neither a chat template nor a token that ends an answer."
-            )
-        tokenizer.chat_template = PLAIN_TEMPLATE
+    """Set the plain chat template on a tokenizer without one.
+
+    Raises ConfigError for one that has no end token either.
+    """
+    if tokenizer.chat_template:
+        return
+    if tokenizer.eos_token is None:
+        raise ConfigError(
+            "The tokenizer has neither a chat template nor a token that ends an answer."
+        )
+    tokenizer.chat_template = PLAIN_TEMPLATE
 
 
 def prompt_tokenizer(config: Config) -> Any:

@@ -13,7 +13,7 @@ import inspect
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 FIRST, BEFORE = "5.24", "5.25"
 SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"
@@ -21,8 +21,11 @@ SEQUENTIAL = "HF_DEACTIVATE_ASYNC_LOAD"
 
 
 def generation_config(model: Any, given: Any = None, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """(the model's generation settings with `given` and `options`, merged as `generate` does;
-    unknown options)."""
+    """(generation settings, options that transformers does not know, by name).
+
+    The settings are the model's own, overridden by `given` (a GenerationConfig or None) and by
+    `options`, as `generate` merges them.
+    """
     return model._prepare_generation_config(given, **options)
 
 
@@ -40,13 +43,13 @@ def logits_processors(model: Any, config: Any, prompt: Sequence[int]) -> Any:
     """
     import torch
 
-    own = copy.copy(config)
-    if own.max_new_tokens is not None:
-        own.max_length = len(prompt) + own.max_new_tokens
-    if own.min_new_tokens is not None:
-        own.min_length = len(prompt) + own.min_new_tokens
+    config_of_prompt = copy.copy(config)
+    if config.max_new_tokens is not None:
+        config_of_prompt.max_length = len(prompt) + config.max_new_tokens
+    if config.min_new_tokens is not None:
+        config_of_prompt.min_length = len(prompt) + config.min_new_tokens
     return model._get_logits_processor(
-        own,
+        config_of_prompt,
         input_ids_seq_length=len(prompt),
         encoder_input_ids=torch.tensor([list(prompt)], device=model.device),
         device=str(model.device),
@@ -54,7 +57,7 @@ def logits_processors(model: Any, config: Any, prompt: Sequence[int]) -> Any:
 
 
 def pad_token(config: Any) -> int | None:
-    """The padding token of generation settings that `generate` has prepared."""
+    """The padding token of generation settings that `generate` has prepared; None without one."""
     return None if config._pad_token_tensor is None else int(config._pad_token_tensor)
 
 
@@ -74,11 +77,17 @@ def drops_cache(model: Any, length: int) -> bool:
     return prepared["input_ids"].shape[1] > 1
 
 
-def generation_blocks(
-    tokenizer: Any, conversation: Sequence[Any]
-) -> tuple[str, list[tuple[int, int]]]:
-    """(the text of a conversation, the first and last character of each `{% generation %}` block of
-    the template).
+class MarkedConversation(NamedTuple):
+    """A conversation in a chat template."""
+
+    text: str
+    blocks: list[tuple[int, int]]
+    """Of each `{% generation %}` block of the template: its first character, and the one after its
+    last."""
+
+
+def generation_blocks(tokenizer: Any, conversation: Sequence[Any]) -> MarkedConversation:
+    """The text of a conversation, and where the template marks answers in it.
 
     `apply_chat_template` returns the tokens of all blocks together.
     """
@@ -90,7 +99,7 @@ def generation_blocks(
         return_assistant_tokens_mask=True,
         **tokenizer.special_tokens_map,
     )
-    return text, blocks
+    return MarkedConversation(text, blocks)
 
 
 class _CacheOfLength:
@@ -121,10 +130,13 @@ def replaced_attention(model: Any, usual: str, name: str) -> Iterator[None]:
 
     `set_attn_implementation` would read each model file's source to find out whether it may.
     """
-    configs = {
-        id(module.config): module.config for module in model.modules() if hasattr(module, "config")
-    }
-    changed = [config for config in configs.values() if attention_of(config) == usual]
+    changed: list[Any] = []
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is None or any(config is known for known in changed):
+            continue
+        if attention_of(config) == usual:
+            changed.append(config)
     for config in changed:
         config._attn_implementation_internal = name
     try:

@@ -4,8 +4,19 @@ T = tokens of a pass, N = counted tokens of a policy among them, L = MoE layers,
 token.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+
+class Totals(NamedTuple):
+    """Sums over tokens."""
+
+    values: int
+    """The sum of their values."""
+    tokens: int
+    """Their number."""
 
 
 class TokenSums:
@@ -37,19 +48,19 @@ class TokenSums:
             sums += torch.stack([values * counted, counted]).flatten(1).sum(dim=-1)
 
     @property
-    def totals(self) -> tuple[int, int]:
-        """(sum of the values, number of tokens) so far. Waits for the device."""
-        total = 0
+    def totals(self) -> Totals:
+        """The sums so far. Waits for the device."""
+        values = 0
         tokens = self._tokens
         for sums in self._sums.values():
-            total_on_device, tokens_on_device = sums.tolist()
-            total += total_on_device
+            values_on_device, tokens_on_device = sums.tolist()
+            values += values_on_device
             tokens += tokens_on_device
-        return total, tokens
+        return Totals(values, tokens)
 
 
 class DecisionCounter(TokenSums):
-    """Counts decisions with another set of experts than the one before, and all of them.
+    """Counts decisions with another set of experts than before, and all decisions: `totals`.
 
     Decisions of several layers are compared together: a step of generation has few operations.
     """
@@ -57,6 +68,7 @@ class DecisionCounter(TokenSums):
     def __init__(self) -> None:
         super().__init__()
         self._pairs: dict[tuple[torch.device, int], list[tuple[Tensor, Tensor]]] = {}
+        """(new, earlier) decisions of each layer, by device and K."""
 
     def decided(self, index_NK: Tensor, before_TK: Tensor) -> None:
         """Keep the decisions for N of T tokens, and those before them, until `compare`."""
@@ -71,7 +83,8 @@ class DecisionCounter(TokenSums):
             counted_N: bool, which of them count; None: all.
         """
         for pairs in self._pairs.values():
-            index_LNK, before_LNK = (torch.stack(layers) for layers in zip(*pairs, strict=True))
+            index_LNK = torch.stack([index_NK for index_NK, _ in pairs])
+            before_LNK = torch.stack([before_TK for _, before_TK in pairs])
             if index_N is not None:
                 before_LNK = before_LNK[:, index_N.to(before_LNK.device)]
             kept_LNK = (index_LNK[..., None] == before_LNK[..., None, :]).any(dim=-1)
@@ -79,6 +92,10 @@ class DecisionCounter(TokenSums):
         self._pairs.clear()
 
     def count(self, kept: Tensor, counted: Tensor | None = None) -> None:
-        """Count decisions, of which some are the same as before (bool). `counted` says which; None:
-        all."""
+        """Count decisions.
+
+        Args:
+            kept: bool: whether a decision is the same as before.
+            counted: bool: which decisions count; None: all.
+        """
         self.add(~kept, counted)

@@ -5,6 +5,8 @@ T = tokens of a pass, E = experts, K = experts per token of the model, C = the m
 token of the pass.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,15 @@ from moe_lab.routing.counting import TokenSums
 from moe_lab.routing.policy import Policy
 from moe_lab.routing.router import Router
 from moe_lab.routing.rules import LOGITS, Routing
+
+
+class _Chosen(NamedTuple):
+    """The experts of T tokens."""
+
+    index_TC: Tensor
+    """int64, in the order in which the router chooses them."""
+    count_T: Tensor
+    """int64: how many of these each token takes, the first ones."""
 
 
 class TopP(Policy):
@@ -42,24 +53,31 @@ class TopP(Policy):
         if self.p == 1 and self.most == K:  # the router's own decision, bit for bit
             self._experts.add(torch.full_like(routing.index_TK[:, 0], K), self.real_T)
             return None
-        index_TC, count_T = self._chosen(router, routing.logits_TE)
-        self._experts.add(count_T, self.real_T)
-        return Routing(routing.logits_TE, _weights(router, routing, index_TC, count_T), index_TC)
+        chosen = self._chosen(router, routing.logits_TE)
+        self._experts.add(chosen.count_T, self.real_T)
+        return Routing(routing.logits_TE, _weights(router, routing, chosen), chosen.index_TC)
 
-    def _chosen(self, router: Router, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
-        """(experts of each token, the first ones of which count, [T, C]; how many count, [T])."""
-        most = self.most or logits_TE.shape[-1]
-        groups = getattr(router.module, "num_group", None)
-        if self.most is None and groups:  # the experts of the groups that are chosen together
-            most = most // groups * router.module.topk_group
+    def _chosen(self, router: Router, logits_TE: Tensor) -> _Chosen:
+        """The experts of each token."""
+        most = self._most_experts(router, logits_TE.shape[-1])
         index_TC = router.choose(router.scores(logits_TE), most)
         if self.p == 1:
-            return index_TC, torch.full_like(index_TC[:, 0], most)
+            return _Chosen(index_TC, torch.full_like(index_TC[:, 0], most))
         reached_TC = router_shares(router, logits_TE).gather(-1, index_TC).cumsum(dim=-1)
         count_T = 1 + (reached_TC[:, : most - 1] < self.p).sum(dim=-1)
         # columns that no token takes would be computed with weight 0: one read of the device saves
         # them
-        return index_TC[:, : int(count_T.max())], count_T
+        return _Chosen(index_TC[:, : int(count_T.max())], count_T)
+
+    def _most_experts(self, router: Router, experts: int) -> int:
+        """The most experts of a token, for a router of this number of experts."""
+        if self.most:
+            return self.most
+        groups = getattr(router.module, "num_group", None)
+        if not groups:
+            return experts
+        # those of the groups that are chosen together
+        return experts // groups * router.module.topk_group
 
 
 def router_shares(router: Router, logits_TE: Tensor) -> Tensor:
@@ -74,13 +92,14 @@ def router_shares(router: Router, logits_TE: Tensor) -> Tensor:
     return scores_TE / scores_TE.sum(dim=-1, keepdim=True)
 
 
-def _weights(router: Router, routing: Routing, index_TC: Tensor, count_T: Tensor) -> Tensor:
+def _weights(router: Router, routing: Routing, chosen: _Chosen) -> Tensor:
     """[T, C]: the weights of each token's first experts by the family's rule for these alone, 0 for
     the others."""
+    index_TC = chosen.index_TC
     weights_TC = routing.weights_TK.new_zeros(index_TC.shape)
     # a rule may depend on all experts that are taken
     for count in range(1, index_TC.shape[-1] + 1):
         first_TC = router.weights(routing.logits_TE, index_TC[:, :count]).to(weights_TC.dtype)
-        takes_T1 = (count_T == count)[:, None]
+        takes_T1 = (chosen.count_T == count)[:, None]
         weights_TC[:, :count] = torch.where(takes_T1, first_TC, weights_TC[:, :count])
     return weights_TC

@@ -53,6 +53,7 @@ def sparse_step(config: Any) -> int:
 
 
 def deepseek_layers(config: Any) -> int:
+    """The layers that `is_moe_layer` of the configuration names."""
     return sum(config.is_moe_layer(layer) for layer in range(config.num_hidden_layers))
 
 
@@ -163,6 +164,7 @@ class Family:
 
 
 def _most(value: int | list[int]) -> int:
+    """A number, or the largest of those of all layers."""
     return max(value) if isinstance(value, list) else value
 
 

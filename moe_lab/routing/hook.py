@@ -38,7 +38,9 @@ parts."""
 def leaving_out(layers: Sequence[nn.Module]) -> Iterator[None]:
     """Inside the context these decoder layers do not run, and `routed` does not report their
     routers as bypassed."""
-    modules = [module for layer in layers for module in layer.modules() if module not in _left_out]
+    modules: list[nn.Module] = []
+    for layer in layers:
+        modules += [module for module in layer.modules() if module not in _left_out]
     _left_out.update(modules)
     try:
         yield
@@ -57,21 +59,29 @@ decide before."""
 
 
 def require_routers(model: nn.Module) -> list[Router]:
-    """Like `find_routers`. Raises ModelError for a model without a supported router, or for no
-    model."""
+    """Like `find_routers`. Raises ModelError for a model without a supported router, and for an
+    argument that is no model."""
     inner = transformers_model(model)
-    if routers := find_routers(model):
-        return routers
-    raise ModelError(
-        no_router_message(type(inner).__name__, getattr(inner.config, "model_type", ""))
-    )
+    routers = find_routers(model)
+    if not routers:
+        model_type = getattr(inner.config, "model_type", "")
+        raise ModelError(no_router_message(type(inner).__name__, model_type))
+    return routers
 
 
 def why_fixed(model: nn.Module) -> str | None:
-    """Why no policy may read or change the routing of single tokens of this model; None where one
-    may."""
+    """Why no policy may read or change the routing of single tokens of this model.
+
+    None where one may, and for a model without a supported router.
+    """
     routers = find_routers(model)
-    return getattr(routers[0].module, "fixed_routing", None) if routers else None
+    if not routers:
+        return None
+    return _why_fixed(routers[0])
+
+
+def _why_fixed(router: Router) -> str | None:
+    return getattr(router.module, "fixed_routing", None)
 
 
 def fixed_message(model: str, reason: str) -> str:
@@ -84,7 +94,8 @@ def fixed_message(model: str, reason: str) -> str:
 
 def no_router_message(model: str, model_type: str) -> str:
     """Error message for a model without a supported router."""
-    if reason := UNSUPPORTED.get(model_type):
+    reason = UNSUPPORTED.get(model_type)
+    if reason is not None:
         return f"No policy can change the routing of {model}: {reason}.\n`method=base` runs it."
     return (
         f"No router was found in {model}: it is a dense model or of a family that is not "
@@ -125,7 +136,7 @@ def routed(
             name the module. Or the model computes layers again in the backward pass.
     """
     routers = require_routers(model)
-    reason = getattr(routers[0].module, "fixed_routing", None)
+    reason = _why_fixed(routers[0])
     if reason:
         raise ModelError(fixed_message(type(model).__name__, reason))
     installed = as_policy(policy)
@@ -133,11 +144,7 @@ def routed(
     watch = _Watch(model, routers, repeats)
     handles: list[Any] = []
     for router in routers:
-        decide = watch.watched(router, installed)
-        if router.family.seam:
-            hooks = router.family.seam(router.module, decide)
-        else:
-            hooks = [router.module.register_forward_hook(_RouterHook(decide))]
+        hooks = _hooks(router, watch.watched(router, installed))
         handles += hooks
         if final or (installed.observes and _last.get(router.module)):
             _last.setdefault(router.module, []).extend(hooks)
@@ -159,6 +166,13 @@ def routed(
             if router.module in _last:
                 left = [handle for handle in _last[router.module] if handle not in handles]
                 _last[router.module] = left
+
+
+def _hooks(router: Router, decide: Decide) -> list[Any]:
+    """Let `decide` read and change the decisions of a router; returns the handles of the hooks."""
+    if router.family.seam:
+        return router.family.seam(router.module, decide)
+    return [router.module.register_forward_hook(_RouterHook(decide))]
 
 
 class _RouterHook(TransientHook):
@@ -204,12 +218,13 @@ class _Watch:
     def start(self, args: tuple, kwargs: dict) -> None:
         self.called.clear()
         if self.model.training and torch.is_grad_enabled():
-            self._refuse(
-                bool(getattr(transformers_model(self.model), "is_activation_checkpointing", False))
-            )
+            inner = transformers_model(self.model)
+            self._check_repeats(getattr(inner, "is_activation_checkpointing", False))
 
-    def _refuse(self, checkpointing: bool) -> None:
-        if checkpointing and not self.repeats:
+    def _check_repeats(self, is_repeated: bool) -> None:
+        """Raise RoutingError for a decision that the backward pass repeats, unless the policy
+        decides the same again."""
+        if is_repeated and not self.repeats:
             raise RoutingError(
                 "Gradient checkpointing routes tokens again in the backward pass, which contexts "
                 "on routing do not support. Call model.activation_checkpointing_disable() first, "
@@ -220,7 +235,7 @@ class _Watch:
         """The policy's decisions at one router, as a function that checks each call."""
 
         def decide(routing: Routing) -> Routing | None:
-            self._refuse(in_backward())
+            self._check_repeats(in_backward())
             self.called.add(router.layer)
             self.sums[router.layer] = routing.logits_TE.detach().sum(dtype=torch.float32)
             changed = policy(router, routing)
@@ -231,6 +246,7 @@ class _Watch:
         return decide
 
     def finish(self) -> None:
+        """After a pass: raise RoutingError for a router that was not called."""
         for router in self.routers:
             if router.layer not in self.called and not is_left_out(router.module):
                 raise RoutingError(
@@ -244,25 +260,28 @@ class _Watch:
             self.check_nan()
 
     def _note_nan(self) -> None:
-        if self.sums:
-            layers, sums = tuple(self.sums), list(self.sums.values())
-            nan = torch.stack([logits_sum.to(sums[0].device) for logits_sum in sums]).isnan()
-            if layers not in self.nan:
-                with torch.inference_mode(False):  # so that passes of either mode may change it
-                    self.nan[layers] = torch.zeros(len(layers), dtype=torch.bool, device=nan.device)
-            # in place, so that a graph of the device can repeat it
-            self.nan[layers].logical_or_(nan)
-            self.sums.clear()
+        """Move the sums of a pass into `nan`, without waiting for the device."""
+        if not self.sums:
+            return
+        layers = tuple(self.sums)
+        sums = list(self.sums.values())
+        nan = torch.stack([logits_sum.to(sums[0].device) for logits_sum in sums]).isnan()
+        if layers not in self.nan:
+            with torch.inference_mode(False):  # so that passes of either mode may change it
+                self.nan[layers] = torch.zeros(len(layers), dtype=torch.bool, device=nan.device)
+        # in place, so that a graph of the device can repeat it
+        self.nan[layers].logical_or_(nan)
+        self.sums.clear()
 
     def check_nan(self) -> None:
         """Raise RoutingError if a router's logits were NaN. Waits for the device."""
         self._note_nan()
-        nan: set[int] = set()
+        nan_layers: set[int] = set()
         for layers, is_nan in self.nan.items():
-            nan.update(compress(layers, is_nan.tolist()))
+            nan_layers.update(compress(layers, is_nan.tolist()))
         self.nan.clear()
         for router in self.routers:
-            if router.layer in nan:
+            if router.layer in nan_layers:
                 raise RoutingError(
                     f"The logits of the router {router.name} (MoE layer {router.layer}) are NaN. "
                     "Try dtype=bfloat16 or dtype=float32; float16 overflows in many models."
@@ -283,6 +302,22 @@ _open: WeakKeyDictionary[nn.Module, list[_Context]] = WeakKeyDictionary()
 """The contexts on each model, the outermost first."""
 
 
+def _check_alone(name: str, contexts: Sequence[_Context]) -> None:
+    """Raise RoutingError, which names the innermost one, for open contexts that `name` cannot be
+    inside of."""
+    for outer in reversed(contexts):
+        if outer.thread != get_ident():
+            raise RoutingError(
+                f"{name}: another thread runs {outer.name} on this model. {ONE_THREAD}"
+            )
+        if not outer.takes_ensembles:
+            raise RoutingError(
+                f"{name} inside {outer.name}: they cannot be combined, since {name} runs several "
+                "routings of a token, and later layers on their own. Leave the context of "
+                f"{outer.name} first."
+            )
+
+
 @contextmanager
 def opened(
     model: nn.Module, name: str, *, alone: bool = False, takes_ensembles: bool = False
@@ -296,17 +331,8 @@ def opened(
             thread.
     """
     contexts = _open.setdefault(transformers_model(model), [])
-    for outer in reversed(contexts) if alone else ():
-        if outer.thread != get_ident():
-            raise RoutingError(
-                f"{name}: another thread runs {outer.name} on this model. {ONE_THREAD}"
-            )
-        if not outer.takes_ensembles:
-            raise RoutingError(
-                f"{name} inside {outer.name}: they cannot be combined, since {name} runs several "
-                "routings of a token, and later layers on their own. Leave the context of "
-                f"{outer.name} first."
-            )
+    if alone:
+        _check_alone(name, contexts)
     context = _Context(name, get_ident(), takes_ensembles)
     contexts.append(context)
     try:

@@ -12,7 +12,7 @@ T = tokens, N = noisy tokens among them, L = noisy layers, E = experts, K = expe
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -74,13 +74,14 @@ def gumbel(
     float64.
     """
     position_T = torch.as_tensor(positions, dtype=torch.int64)
-    document_T, repeat_T, row_T = (
-        torch.full_like(position_T, value) for value in (document, repeat, row)
-    )
+    document_T = torch.full_like(position_T, document)
+    repeat_T = torch.full_like(position_T, repeat)
+    row_T = torch.full_like(position_T, row)
     layer_L = torch.tensor([layer], device=position_T.device)
-    return gumbel_for_tokens(
+    noise_LTE = gumbel_for_tokens(
         seed, document_T, repeat_T, row_T, position_T, layer_L, n_experts, antithetic
-    )[0]
+    )
+    return noise_LTE[0]
 
 
 def gumbel_for_tokens(
@@ -120,22 +121,33 @@ def _hash(
 
 @lru_cache(maxsize=64)
 def _seed_hash(seed: int) -> int:
-    return int(absorb(np.zeros(1, dtype=np.int64), np.array([seed]))[0])
+    """The hash at its beginning: of the seed alone."""
+    hashed = absorb(np.zeros(1, dtype=np.int64), np.array([seed]))
+    return int(hashed[0])
 
 
 def _mirrored(row_T: Tensor) -> Tensor:
+    """bool [T]: whether a sample has the antithetic noise of the one before it."""
     return (row_T > 0) & (row_T % 2 == 0)
 
 
 def _noise_at(
     hash_LT: Tensor, position_T: Tensor, expert_E: Tensor, antithetic_row_T: Tensor | None
 ) -> Tensor:
+    """float32 [L, T, E]: the noise of experts at positions.
+
+    Args:
+        hash_LT: `_hash` of the samples.
+        antithetic_row_T: the samples' rows with antithetic noise; None: independent noise.
+    """
     device = hash_LT.device
     if device.type in WITHOUT_FLOAT64:
         hash_LT = hash_LT.cpu()
         position_T = position_T.cpu()
         expert_E = expert_E.cpu()
-    k_LTE = _shift(absorb(absorb(hash_LT, position_T[None])[..., None], expert_E), 11)
+    hash_LT = absorb(hash_LT, position_T[None])
+    hash_LTE = absorb(hash_LT[..., None], expert_E)
+    k_LTE = _shift(hash_LTE, 11)  # the upper 53 bits
     if antithetic_row_T is not None:
         mirrored_T = _mirrored(antithetic_row_T).to(k_LTE.device)
         k_LTE = torch.where(mirrored_T[:, None], 2**53 - 1 - k_LTE, k_LTE)  # the k of 1 - u
@@ -144,8 +156,10 @@ def _noise_at(
 
 
 def absorb(hash_: Any, value: Any) -> Any:
-    """int64: a hash of `hash_` and a further value, one step of the hash of `gumbel`. Tensors or
-    arrays of NumPy."""
+    """A hash of `hash_` and a further value: one step of the hash of `gumbel`.
+
+    Both are int64, tensors or NumPy arrays, of shapes that broadcast; so is the result.
+    """
     z = (hash_ ^ value) + _GOLDEN
     z = (z ^ _shift(z, 30)) * _MIX_1
     z = (z ^ _shift(z, 27)) * _MIX_2
@@ -155,6 +169,17 @@ def absorb(hash_: Any, value: Any) -> Any:
 def _shift(z: Any, bits: int) -> Any:
     """Logical right shift of int64 (torch's own keeps the sign)."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+class _Constants(NamedTuple):
+    """Numbers that noise is computed from, on a device."""
+
+    layer_L: Tensor
+    """int64: the numbers of some noisy layers."""
+    temperature_L: Tensor
+    """Of these layers."""
+    expert_E: Tensor
+    """int64: 0 to E-1."""
 
 
 class GumbelTopK(SamplePolicy):
@@ -191,9 +216,8 @@ class GumbelTopK(SamplePolicy):
         self.noiseless = not self._noisy_layers
         self._noise: dict[int, Tensor] = {}
         """float32 [N, E] of some layers, by layer: noise times temperature."""
-        self._constants: dict[Any, list[Tensor]] = {}
-        """Numbers, temperatures and experts of some layers, by device, number of experts and
-        layers."""
+        self._constants: dict[Any, _Constants] = {}
+        """By device, number of experts and layers."""
         self._counter = DecisionCounter()
 
     def expect(self, tokens: NoisyTokens | None) -> None:
@@ -212,6 +236,7 @@ class GumbelTopK(SamplePolicy):
         return {"changed_decisions": changed, "noisy_decisions": noisy}
 
     def _compare(self) -> None:
+        """Count the decisions of the pass so far."""
         if self._tokens is not None:
             self._counter.compare(self._tokens.index, self._tokens.counted)
 
@@ -221,11 +246,11 @@ class GumbelTopK(SamplePolicy):
             return None
         logits_NE = tokens.of(routing.logits_TE)
         noise_NE = self._noise_of(tokens, router.layer, logits_NE.shape[-1])
-        noisy_NE, index_NK = noisy_choice(router, logits_NE, noise_NE, routing.index_TK.shape[-1])
-        self._counter.decided(index_NK, routing.index_TK)
+        noisy = noisy_choice(router, logits_NE, noise_NE, routing.index_TK.shape[-1])
+        self._counter.decided(noisy.index_NK, routing.index_TK)
         if self.perturbed_weights:
-            logits_NE = router.family.rule.logits(noisy_NE).to(logits_NE.dtype)
-        return with_experts(router, routing, tokens, logits_NE, index_NK)
+            logits_NE = router.family.rule.logits(noisy.scores_NE).to(logits_NE.dtype)
+        return with_experts(router, routing, tokens, logits_NE, noisy.index_NK)
 
     def _noise_of(self, tokens: NoisyTokens, layer: int, n_experts: int) -> Tensor:
         """float32 [N, E]: noise times temperature.
@@ -233,25 +258,45 @@ class GumbelTopK(SamplePolicy):
         Few tokens get the noise of all layers at once: a step of generation has few operations.
         """
         if layer not in self._noise:
-            device = tokens.position.device
-            size = NOISE_BYTES * max(1, len(tokens.position)) * n_experts
+            bytes_of_layer = NOISE_BYTES * max(1, len(tokens.position)) * n_experts
+            layers_at_once = max(1, AT_ONCE_BYTES // bytes_of_layer)
             at = self._noisy_layers.index(layer)
-            layers = self._noisy_layers[at : at + max(1, AT_ONCE_BYTES // size)]
-            key = (self, *layers)
-            constant = (device, n_experts, *layers)
-            if constant not in self._constants:
-                temperatures = [self.temperatures[noisy] for noisy in layers]
-                self._constants[constant] = [
-                    torch.tensor(numbers, device=device)
-                    for numbers in (layers, temperatures, range(n_experts))
-                ]
-            layer_L, temperature_L, expert_E = self._constants[constant]
-            if key not in tokens.known:
-                tokens.known[key] = _hash(
-                    self.seed, tokens.document, tokens.repeat, tokens.row, layer_L, self.antithetic
-                )
-            antithetic_row = tokens.row if self.antithetic else None
-            noise_LNE = _noise_at(tokens.known[key], tokens.position, expert_E, antithetic_row)
-            self._noise = dict(zip(layers, noise_LNE * temperature_L[:, None, None], strict=True))
+            layers = tuple(self._noisy_layers[at : at + layers_at_once])
+            self._noise = self._noise_of_layers(tokens, layers, n_experts)
             self._compare()
         return self._noise[layer]
+
+    def _noise_of_layers(
+        self, tokens: NoisyTokens, layers: tuple[int, ...], n_experts: int
+    ) -> dict[int, Tensor]:
+        """Noise times temperature, float32 [N, E], by layer."""
+        constants = self._constants_of(tokens.position.device, layers, n_experts)
+        key = (self, *layers)
+        if key not in tokens.known:
+            tokens.known[key] = _hash(
+                self.seed,
+                tokens.document,
+                tokens.repeat,
+                tokens.row,
+                constants.layer_L,
+                self.antithetic,
+            )
+        antithetic_row = tokens.row if self.antithetic else None
+        hash_LN = tokens.known[key]
+        noise_LNE = _noise_at(hash_LN, tokens.position, constants.expert_E, antithetic_row)
+        noise_LNE = noise_LNE * constants.temperature_L[:, None, None]
+        return dict(zip(layers, noise_LNE, strict=True))
+
+    def _constants_of(
+        self, device: torch.device, layers: tuple[int, ...], n_experts: int
+    ) -> _Constants:
+        """The numbers on the device, put there once: a step of generation uploads nothing."""
+        key = (device, n_experts, *layers)
+        if key not in self._constants:
+            temperatures = [self.temperatures[layer] for layer in layers]
+            self._constants[key] = _Constants(
+                layer_L=torch.tensor(layers, device=device),
+                temperature_L=torch.tensor(temperatures, device=device),
+                expert_E=torch.tensor(range(n_experts), device=device),
+            )
+        return self._constants[key]

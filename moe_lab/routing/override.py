@@ -23,10 +23,11 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
     yields the routers.
 
         def second_best(router, routing):
-            scores_TE = router.scores(routing.logits_TE).scatter(-1, routing.index_TK[:, :1],
-            -torch.inf) index_TK = router.choose(scores_TE, k=routing.index_TK.shape[-1]) return
-            routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE,
-            index_TK))
+            best_T1 = routing.index_TK[:, :1]
+            scores_TE = router.scores(routing.logits_TE).scatter(-1, best_T1, -torch.inf)
+            index_TK = router.choose(scores_TE, k=routing.index_TK.shape[-1])
+            weights_TK = router.weights(routing.logits_TE, index_TK)
+            return routing._replace(index_TK=index_TK, weights_TK=weights_TK)
 
         with override(model, second_best):
             model(**inputs)
@@ -42,9 +43,9 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
     decide first, and `routing` is what they decided, for all samples of a pass. A weight of 0 drops
     an expert. Of two `override` contexts the inner one decides last.
 
-    Raises ModelError for a model without a supported router, and RoutingError for a decision of the
-    policy that is none, for a pass that bypasses a router, under gradient checkpointing, and where
-    no token was routed inside the context.
+    Raises ModelError for a model without a supported router. Raises RoutingError if the policy
+    returns something else than a routing decision, if a pass bypasses a router, under gradient
+    checkpointing, and if no token was routed inside the context.
     """
     calls = 0
 
@@ -77,10 +78,10 @@ def override(model: nn.Module, policy: PolicyFunction) -> Iterator[list[Router]]
 
 
 def _checked(changed: Any, routing: Routing, router: Router) -> Routing:
-    """The decision with K experts.
+    """The policy's decision `changed`, widened to the router's K experts.
 
-    Raises RoutingError unless it has a decision's shapes and device, indices of experts and finite
-    weights.
+    Raises RoutingError unless it has the shapes and the device of the router's decision `routing`,
+    indices of experts and finite weights.
     """
     is_triple = isinstance(changed, tuple) and len(changed) == 3
     if not is_triple or not all(isinstance(part, Tensor) for part in changed):

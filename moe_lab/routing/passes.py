@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +128,8 @@ def in_backward() -> bool:
 
 
 def around(model: nn.Module, name: str) -> nn.Module:
-    """The module of the model, not of PEFT, that holds the named one."""
+    """The module of the model, not of PEFT, that holds the named one; the model itself if none
+    does."""
     while name:
         name = name.rpartition(".")[0]
         module = model.get_submodule(name)
@@ -144,21 +145,32 @@ def in_use(model: nn.Module, name: str) -> bool:
     for end in range(len(path)):
         wrapper: Any = model.get_submodule(".".join(path[:end]))
         if is_peft(wrapper) and "original_module" in wrapper._modules:
-            active = [each for each in wrapper.active_adapters if each in wrapper.modules_to_save]
-            original = wrapper.disable_adapters or not active
-            expected = ["original_module"] if original else ["modules_to_save", active[0]]
-            if path[end : end + len(expected)] != expected:
+            running = _path_of_running_copy(wrapper)
+            if path[end : end + len(running)] != running:
                 return False
     return True
 
 
+def _path_of_running_copy(wrapper: Any) -> list[str]:
+    """The names that lead from one of PEFT's wrappers of trained copies to the module that runs."""
+    if not wrapper.disable_adapters:
+        for adapter in wrapper.active_adapters:
+            if adapter in wrapper.modules_to_save:
+                return ["modules_to_save", adapter]
+    return ["original_module"]
+
+
 def with_wrapper(block: nn.Module, module: nn.Module) -> nn.Module:
     """A module with the adapters that PEFT has put around it inside the block."""
-    parents = {child: parent for parent in block.modules() for child in parent.children()}
-    while module in parents and (
-        is_peft(parents[module]) or isinstance(parents[module], nn.ModuleDict)
-    ):
-        module = parents[module]
+    parents: dict[nn.Module, nn.Module] = {}
+    for parent in block.modules():
+        for child in parent.children():
+            parents[child] = parent
+    while module in parents:
+        parent = parents[module]
+        if not is_peft(parent) and not isinstance(parent, nn.ModuleDict):
+            break
+        module = parent
     return module
 
 
@@ -178,24 +190,34 @@ class PassTokens:
     """int64: index in the unpadded sequence."""
 
 
-def _tokens_and_positions(
-    inputs: Tensor, kwargs: dict[str, Any], cached: int
-) -> tuple[Tensor, Tensor]:
-    """(bool [B, S]: False for padding; int64 [B, S]: the position of each token) of a pass.
+class _Positions(NamedTuple):
+    """The tokens of a pass."""
 
-    A mask [B, cached + S] has both. Without it, no token is padding.
+    real_BS: Tensor
+    """bool: False for padding."""
+    position_BS: Tensor
+    """int64: index in the unpadded sequence."""
+
+
+def _positions(inputs: Tensor, kwargs: dict[str, Any], cached: int) -> _Positions:
+    """The tokens of a pass after `cached` ones, by the arguments of the pass.
+
+    A mask [B, cached + S] says which are padding, and so their positions. Without it, no token is
+    padding, and positions are `position_ids`, or else follow the cached tokens.
     """
     device = inputs.device
     B, S = inputs.shape[:2]
     mask = kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() == 2:
-        real = mask.to(device).bool()
-        return real[:, -S:], (real.cumsum(dim=1) - 1)[:, -S:]
+        real_BT = mask.to(device).bool()
+        position_BT = real_BT.cumsum(dim=1) - 1
+        return _Positions(real_BT[:, -S:], position_BT[:, -S:])
     real_BS = torch.ones(B, S, dtype=torch.bool, device=device)
     positions = kwargs.get("position_ids")
     if isinstance(positions, Tensor) and positions.dim() == 2:
-        return real_BS, positions.to(device).expand(B, S)
-    return real_BS, torch.arange(cached, cached + S, device=device).expand(B, S)
+        return _Positions(real_BS, positions.to(device).expand(B, S))
+    position_S = torch.arange(cached, cached + S, device=device)
+    return _Positions(real_BS, position_S.expand(B, S))
 
 
 def _new_sequences(position_BS: Tensor, is_packed: bool) -> Tensor:
@@ -217,28 +239,28 @@ def _new_sequences(position_BS: Tensor, is_packed: bool) -> Tensor:
 def pass_tokens(model: nn.Module, on_pass: Callable[[PassTokens], None]) -> Iterator[None]:
     """Call `on_pass` before every forward pass of the model inside the context. No pass waits for
     the device."""
-    begun: int | Tensor = 0
-    """The number of the newest sequences' first one."""
-    newest: int | Tensor = 0
-    """How many these are. Packed texts are counted on the device."""
+    # Of the newest pass without cached tokens: the number of its first sequence, and how many
+    # sequences it has. Packed texts are counted on the device.
+    first_number: int | Tensor = 0
+    count: int | Tensor = 0
 
     def before(args: tuple, kwargs: dict) -> None:
-        nonlocal begun, newest
+        nonlocal first_number, count
         inputs: Any = args[0] if args else kwargs.get("input_ids")
         if inputs is None:
             inputs = kwargs["inputs_embeds"]
         B, S = inputs.shape[:2]
         cache = cache_of(kwargs)
         cached = 0 if cache is None else int(cache.get_seq_length())
-        real_BS, position_BS = _tokens_and_positions(inputs, kwargs, cached)
+        real_BS, position_BS = _positions(inputs, kwargs, cached)
         if cached:
             number_BS = torch.arange(B, device=inputs.device)[:, None].expand(B, S)
         else:
             is_packed = kwargs.get("attention_mask") is None
             number_BS = _new_sequences(position_BS, is_packed)
-            begun = begun + newest
-            newest = 1 + number_BS[-1, -1]
-        sequence_BS = begun + number_BS
+            first_number = first_number + count
+            count = 1 + number_BS[-1, -1]
+        sequence_BS = first_number + number_BS
         on_pass(PassTokens(real_BS.reshape(-1), sequence_BS.reshape(-1), position_BS.reshape(-1)))
 
     handles = on_passes(model, before)

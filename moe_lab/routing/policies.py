@@ -14,7 +14,8 @@ from moe_lab.routing.rules import LOGITS, Routing
 
 
 def partners_of(pairs_LEE: Tensor, count: int) -> Tensor:
-    """bool [L, E, E]: each expert's `count` most co-activated experts, and itself.
+    """bool [L, E, E]: for each expert (the second axis) its `count` most co-activated experts, and
+    itself.
 
     Args:
         pairs_LEE: number of tokens with both experts. In a tie the lower expert number comes first,
@@ -63,9 +64,8 @@ class PartnersOnly(Policy):
         allowed_TE = self.allowed_LEE[router.layer, :E, :E][first_T]
         kept_T = allowed_TE.gather(-1, index_TK).all(dim=-1)
         self._counter.count(kept_T, self.real_T)
-        partners_TK = router.choose(
-            scores_TE.masked_fill(~allowed_TE, -torch.inf), index_TK.shape[-1]
-        )
+        allowed_scores_TE = scores_TE.masked_fill(~allowed_TE, -torch.inf)
+        partners_TK = router.choose(allowed_scores_TE, index_TK.shape[-1])
         partner_weights_TK = router.weights(logits_TE, partners_TK).to(weights_TK.dtype)
         kept_T1 = kept_T[:, None]  # such a token keeps its bits
         return Routing(
@@ -112,7 +112,8 @@ class Steered(Policy):
             return None
         self.sign_LE = self.sign_LE.to(logits_TE.device)  # once: its place stays there
         sign_E = self.sign_LE[router.layer, : logits_TE.shape[-1]]
-        chosen_TK = router.choose(_forced(router.scores(logits_TE), sign_E), index_TK.shape[-1])
+        forced_scores_TE = _forced(router.scores(logits_TE), sign_E)
+        chosen_TK = router.choose(forced_scores_TE, index_TK.shape[-1])
         self._counter.decided(chosen_TK, index_TK)
         self._counter.compare(counted_N=self.real_T)
         rule = router.family.rule
@@ -123,12 +124,14 @@ class Steered(Policy):
             moved_TE = _forced(logits_TE, sign_E)
         # others keep their bits
         steered_TE = torch.where(sign_E == 0, logits_TE, moved_TE.to(logits_TE.dtype))
-        return Routing(
-            steered_TE, router.weights(steered_TE, chosen_TK).to(weights_TK.dtype), chosen_TK
-        )
+        steered_weights_TK = router.weights(steered_TE, chosen_TK).to(weights_TK.dtype)
+        return Routing(steered_TE, steered_weights_TK, chosen_TK)
 
 
 def _forced(scores_TE: Tensor, sign_E: Tensor) -> Tensor:
+    """[T, E]: the scores, MARGIN outside the token's own range for experts that are forced in or
+    out."""
     highest_T1 = scores_TE.amax(dim=-1, keepdim=True) + MARGIN
     lowest_T1 = scores_TE.amin(dim=-1, keepdim=True) - MARGIN
-    return torch.where(sign_E > 0, highest_T1, torch.where(sign_E < 0, lowest_T1, scores_TE))
+    forced_TE = torch.where(sign_E < 0, lowest_T1, scores_TE)
+    return torch.where(sign_E > 0, highest_T1, forced_TE)

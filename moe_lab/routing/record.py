@@ -8,7 +8,7 @@ T = tokens of a pass, N = those that are no padding.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -36,6 +36,7 @@ class Record(Policy):
 
     def __init__(self) -> None:
         self._parts: dict[int, list[Routing]] = {}
+        """The decisions of each pass, by MoE layer."""
         self._positions: list[Tensor] = []
         self._sequences: list[Tensor] = []
         """Of the real tokens of each pass [N], on the CPU."""
@@ -45,9 +46,11 @@ class Record(Policy):
         """The real tokens among them."""
 
     def __repr__(self) -> str:
-        experts = "/".join(map(str, dict.fromkeys(self.experts)))
-        of = f" of {experts} experts" if experts else ""
-        return f"Record({len(self._parts)} MoE layers{of}, {len(self.positions):,} tokens)"
+        layers = f"{len(self._parts)} MoE layers"
+        if self._parts:
+            numbers = "/".join(map(str, dict.fromkeys(self.experts)))
+            layers = f"{layers} of {numbers} experts"
+        return f"Record({layers}, {len(self.positions):,} tokens)"
 
     def expect(self, tokens: PassTokens) -> None:
         """Set the tokens of the next forward pass. The host waits for the device once, to leave
@@ -60,17 +63,17 @@ class Record(Policy):
     @property
     def logits(self) -> list[Tensor]:
         """Per MoE layer: [tokens, experts], in the router's dtype."""
-        return self._stacked(0)
+        return self._joined_passes("logits_TE")
 
     @property
     def weights(self) -> list[Tensor]:
         """Per MoE layer: [tokens, k]."""
-        return self._stacked(1)
+        return self._joined_passes("weights_TK")
 
     @property
     def indices(self) -> list[Tensor]:
         """Per MoE layer: int64 [tokens, k]."""
-        return self._stacked(2)
+        return self._joined_passes("index_TK")
 
     @property
     def experts(self) -> list[int]:
@@ -91,10 +94,13 @@ class Record(Policy):
         """int64 [tokens]: index of each token in its sequence, padding not counted."""
         return _joined(self._positions)
 
-    def _stacked(self, field: int) -> list[Tensor]:
-        return [
-            torch.cat([part[field] for part in self._parts[layer]]) for layer in sorted(self._parts)
-        ]
+    def _joined_passes(self, field: str) -> list[Tensor]:
+        """A field of `Routing` per MoE layer, of all passes; empty before the first one."""
+        tensors = []
+        for layer in sorted(self._parts):
+            parts = [getattr(routing, field) for routing in self._parts[layer]]
+            tensors.append(torch.cat(parts))
+        return tensors
 
     def __call__(self, router: Router, routing: Routing) -> None:
         if len(routing.logits_TE) != self._count:
@@ -109,6 +115,7 @@ class Record(Policy):
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
+    """All parts one after the other, int64; empty without any."""
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
 
 
@@ -140,7 +147,7 @@ def record(model: nn.Module) -> Iterator[Record]:
 _recorded: dict[type, list[Any]] = {}
 """The models that are recorded, by their class."""
 _restore: dict[type, Callable[[], None]] = {}
-"""Gives a class its own `generate` back."""
+"""Functions that give a class its own `generate` back, by class."""
 
 
 @contextmanager
@@ -190,18 +197,24 @@ def _check_generate(kind: Any, models: list[Any]) -> Callable[[], None]:
     return restore
 
 
+def _set_values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are not None, in place of which the model's own count."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
 def _check_mode(model: Any, args: tuple, kwargs: dict) -> None:
     """Raise RoutingError for arguments of `generate` that choose another mode than greedy decoding
     or sampling."""
     from transformers.generation import GenerationMode
 
-    # the second positional argument; what is not given is the model's own
+    # the second positional argument of `generate`
     given = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    settings = {} if given is None else _set_values(vars(given))
+    settings |= _set_values(kwargs)
     config = copy.deepcopy(model.generation_config)
-    for settings in (vars(given) if given is not None else {}, kwargs):
-        for name, value in settings.items():
-            if value is not None and hasattr(config, name):
-                setattr(config, name, value)
+    for name, value in settings.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
     mode = config.get_generation_mode(kwargs.get("assistant_model"))
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise RoutingError(

@@ -55,9 +55,9 @@ def llama4(router: nn.Module, decide: Decide) -> list[Any]:
         changed = decide(Routing(logits_TE, weights_TE.gather(-1, index_TK), index_TK))
         if changed is None:
             return None
-        return torch.zeros_like(weights_TE).scatter(
-            -1, changed.index_TK, changed.weights_TK
-        ), changed.logits_TE
+        no_weights_TE = torch.zeros_like(weights_TE)
+        changed_weights_TE = no_weights_TE.scatter(-1, changed.index_TK, changed.weights_TK)
+        return changed_weights_TE, changed.logits_TE
 
     return [router.register_forward_hook(TransientHook(hook))]
 
@@ -69,9 +69,8 @@ def jetmoe(router: nn.Module, decide: Decide) -> list[Any]:
     def hook(module: Any, args: tuple, output: tuple) -> tuple | None:
         order, _, weights, counts, logits_TE = output
         T, E = logits_TE.shape
-        expert = torch.arange(E, device=order.device).repeat_interleave(
-            torch.tensor(counts, device=order.device)
-        )
+        count_E = torch.tensor(counts, device=order.device)
+        expert = torch.arange(E, device=order.device).repeat_interleave(count_E)
         index_TK = torch.empty_like(order).index_copy(0, order, expert).view(T, -1)
         weights_TK = torch.empty_like(weights).index_copy(0, order, weights).view(T, -1)
         changed = decide(Routing(logits_TE, weights_TK, index_TK))
@@ -131,12 +130,13 @@ class Rule:
     def choose(self, router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
         """int64 [T, K]: the experts that a router chooses by these scores, bias and noise
         included."""
-        return (
-            self.select(router, scores_TE, k) if self.select else scores_TE.topk(k, dim=-1).indices
-        )
+        if self.select is None:
+            return scores_TE.topk(k, dim=-1).indices
+        return self.select(router, scores_TE, k)
 
 
 def _logits(router: nn.Module, logits_TE: Tensor) -> Tensor:
+    """`Rule.scores` of routers that choose by their logits."""
     return logits_TE.float()
 
 
@@ -150,14 +150,17 @@ def softmax(*, renormalize: bool | None = None, cast: bool = True) -> Rule:
 
     def weights(router: nn.Module, logits_TE: Tensor, index_TK: Tensor) -> Tensor:
         weights_TK = _softmax_scores(router, logits_TE).gather(-1, index_TK)
-        if router.norm_topk_prob if renormalize is None else renormalize:
+        sum_to_1 = router.norm_topk_prob if renormalize is None else renormalize
+        if sum_to_1:
             weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
         return weights_TK.to(logits_TE.dtype) if cast else weights_TK
 
-    how = {None: ", renormalized if `norm_topk_prob`", True: ", renormalized", False: ""}[
-        renormalize
-    ]
-    return Rule(LOGITS, _logits, weights, f"softmax over all, gathered{how}")
+    text = "softmax over all, gathered"
+    if renormalize is None:
+        text += ", renormalized if `norm_topk_prob`"
+    elif renormalize:
+        text += ", renormalized"
+    return Rule(LOGITS, _logits, weights, text)
 
 
 def softmax_of_chosen() -> Rule:
@@ -189,7 +192,9 @@ def sigmoid(*, eps: float = 0.0, scale: str | None = None, closed: float = float
         weights_TK = scores(router, logits_TE).gather(-1, index_TK)
         if getattr(router, "norm_topk_prob", True):
             weights_TK = weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + eps)
-        return weights_TK * getattr(router, scale) if scale else weights_TK
+        if scale is None:
+            return weights_TK
+        return weights_TK * getattr(router, scale)
 
     def select(router: nn.Module, scores_TE: Tensor, k: int) -> Tensor:
         """Within the `topk_group` groups whose two best scores have the largest sums
@@ -199,17 +204,26 @@ def sigmoid(*, eps: float = 0.0, scale: str | None = None, closed: float = float
         best_TG = _by_group(router, scores_TE).topk(2, dim=-1).values.sum(dim=-1)
         return _top_k_of_groups(router, scores_TE, best_TG, k, closed)
 
-    text = "sigmoid, gathered, renormalized" + (", scaled" if scale else "")
+    text = "sigmoid, gathered, renormalized"
+    if scale is not None:
+        text += ", scaled"
     return Rule(SIGMOID, scores, weights, text, select)
 
 
 def _by_group(router: nn.Module, scores_TE: Tensor) -> Tensor:
+    """[T, G, E / G]: the scores of each group's experts."""
     return scores_TE.unflatten(-1, (router.num_group, -1))
 
 
 def _top_k_of_groups(
     router: nn.Module, scores_TE: Tensor, best_TG: Tensor, k: int, closed: float = float("-inf")
 ) -> Tensor:
+    """int64 [T, K]: the experts with the largest scores within the `topk_group` best groups.
+
+    Args:
+        best_TG: the groups' scores.
+        closed: score of experts in groups that are not chosen.
+    """
     open_TG = torch.zeros_like(best_TG, dtype=torch.bool)
     open_TG.scatter_(-1, best_TG.topk(router.topk_group, dim=-1).indices, True)
     open_TE = open_TG.repeat_interleave(scores_TE.shape[-1] // router.num_group, dim=-1)
@@ -233,6 +247,7 @@ DEEPSEEK_V2 = Rule(
 
 
 def _softmax_scores(router: nn.Module, logits_TE: Tensor) -> Tensor:
+    """`Rule.scores` of routers that choose by probabilities plus a bias."""
     return torch.softmax(logits_TE, dim=-1, dtype=torch.float32)
 
 

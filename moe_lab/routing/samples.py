@@ -7,7 +7,7 @@ sample.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
@@ -30,14 +30,15 @@ class NoisyTokens:
     counted: Tensor | None = None
     """bool [N]: the tokens whose decisions count; None: all."""
     known: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """What a policy has computed of everything but the positions, by policy and layers."""
+    """Results that depend on all keys but the positions, kept by the policy that computed them and
+    by its layers."""
 
     def at(self, position: Tensor) -> Self:
-        """The next tokens of the same samples. What is known of these stays."""
+        """The next tokens of the same samples, int64 [N]. `known` stays the same object."""
         return replace(self, position=position)
 
     def of(self, values_TX: Tensor) -> Tensor:
-        """[N, X]: the values of the samples."""
+        """[N, X]: the values of the samples, from those of all tokens of the pass."""
         if self.index is None:
             return values_TX
         return values_TX[self.index.to(values_TX.device)]  # layers may be on several devices
@@ -122,10 +123,16 @@ class OtherExperts(SamplePolicy):
         return with_experts(router, routing, tokens, samples.logits_TE, index_NC)
 
 
-def noisy_choice(
-    router: Router, logits_NE: Tensor, noise_NE: Tensor, k: int
-) -> tuple[Tensor, Tensor]:
-    """(float32 [N, E], int64 [N, k]): the router's scores plus noise, and the experts that it
-    chooses by these."""
-    noisy_NE = router.scores(logits_NE) + noise_NE.to(logits_NE.device)
-    return noisy_NE, router.choose(noisy_NE, k)
+class NoisyChoice(NamedTuple):
+    """A router's choice with noise."""
+
+    scores_NE: Tensor
+    """float32: the router's scores plus noise."""
+    index_NK: Tensor
+    """int64: the experts that it chooses by these."""
+
+
+def noisy_choice(router: Router, logits_NE: Tensor, noise_NE: Tensor, k: int) -> NoisyChoice:
+    """The k experts of each sample that the router chooses by its scores plus this noise."""
+    scores_NE = router.scores(logits_NE) + noise_NE.to(logits_NE.device)
+    return NoisyChoice(scores_NE, router.choose(scores_NE, k))

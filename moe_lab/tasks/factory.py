@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lm_eval
 from datasets import Dataset, load_dataset
@@ -61,10 +61,11 @@ def build_tasks(
     names: list[str], config: Config, holdout: Holdout | None, splits: tuple[str, ...]
 ) -> TaskDict:
     """Load tasks, groups or tags by name, as `load_tasks` describes. Raises TaskError."""
-    manager, specs = find_tasks(names, config.task.include_path)
-    factory = manager._factory = _Factory(config, holdout, splits)
+    found = find_tasks(names, config.task.include_path)
+    factory = _Factory(config, holdout, splits)
+    found.manager._factory = factory
     try:
-        tasks = manager.load(specs)
+        tasks = found.manager.load(found.specs)
         for task in tasks["tasks"].values():
             # in 0.5 tasks that a group defines pass no method of the factory
             read_first_document(task)
@@ -86,11 +87,12 @@ def _finish_task(task: Any, factory: _Factory) -> None:
     name = task.task_name
     if name in factory.checks:
         factory.checks[name].check_filters(task)
-    if name in factory.facts:
-        task.data_source, task.code = factory.facts[name]
+    if name in factory.origins:
+        origin = factory.origins[name]
     else:  # defined inside a group
-        task.data_source = source_of(vars(task.config), None)
-        task.code = {}
+        origin = TaskOrigin(source_of(vars(task.config), None), {})
+    task.data_source = origin.data_source
+    task.code = origin.code
     task.doc_iterator = partial(_chosen_documents, task)
     task.build_all_requests = partial(build_all_requests, task)
 
@@ -112,6 +114,7 @@ def _finish_group(group: Any, factory: _Factory, include_path: str | None) -> No
 
 
 def _yaml_checks(name: str, file: Path) -> YamlChecks:
+    """The checks of a task or group; strict for files of the user's own."""
     packaged = {OWN_TASKS, Path(lm_eval.__file__).parent}
     is_packaged = not packaged.isdisjoint(file.resolve().parents)
     return YamlChecks(name, file, strict=not is_packaged)
@@ -120,10 +123,11 @@ def _yaml_checks(name: str, file: Path) -> YamlChecks:
 def _chosen_documents(
     task: Any, *, samples: Iterable[int] | None = None, **options: Any
 ) -> Iterator[Any]:
-    """lm-eval's `doc_iterator`, which converts every document of the split, twice, to take those of
-    `samples`.
+    """lm-eval's `doc_iterator` of a task: (number, document) of those with the numbers `samples`;
+    None: of all.
 
-    Chosen documents are numbered from 0, as lm-eval's log expects them.
+    Chosen documents are numbered from 0, as lm-eval's log expects them. lm-eval's own would convert
+    every document of the split, twice, to take these.
     """
     if not samples:
         return type(task).doc_iterator(task, **options)
@@ -134,6 +138,15 @@ def _chosen_documents(
     else:
         chosen = [documents[number] for number in numbers]
     return create_iterator(enumerate(chosen), **options | {"limit": None})
+
+
+class TaskOrigin(NamedTuple):
+    """Where a task comes from."""
+
+    data_source: str
+    """The source of its documents, in words (`source_of`)."""
+    code: dict[str, Any]
+    """The functions that its YAML names (`functions_of_yaml`)."""
 
 
 class _Factory(TaskFactory):
@@ -153,8 +166,8 @@ class _Factory(TaskFactory):
         """The configuration of the task that is loaded now, for errors."""
         self.checks: dict[str, YamlChecks] = {}
         """By task."""
-        self.facts: dict[str, tuple[str, dict[str, Any]]] = {}
-        """The source of each task's documents, in words, and its code."""
+        self.origins: dict[str, TaskOrigin] = {}
+        """By task."""
         self.group_files: dict[str, Path] = {}
         """The YAML of each group."""
 
@@ -193,7 +206,7 @@ class _Factory(TaskFactory):
         code = functions_of_yaml(file, self._run.task.include_path)
         if has_class:
             code["given"] = {key: value for key, value in config.items() if key not in UNNAMED}
-        self.facts[name] = source_of(config, folder), code
+        self.origins[name] = TaskOrigin(source_of(config, folder), code)
         return as_installed(config)
 
     def _build_task(self, entry: Entry, overrides: dict[str, Any] | None) -> Any:
@@ -252,39 +265,39 @@ class _Factory(TaskFactory):
 
         name = config.get("dataset_name")
         options = config.get("dataset_kwargs") or {}
-        load_options = {key: value for key, value in options.items() if key != "trust_remote_code"}
         path = hub_id(config)
         if folder is not None:
-            column = self._run.task.data_filter
-            shots = self._run.num_fewshot
-            local = LocalSplits(
-                folder=folder,
-                read=self._read,
-                evaluated=source_split,
-                shots=config.get("num_fewshot") if shots is None else shots,
-                only=(column, name) if column else None,
-            )
+            local = self._local_splits(config, folder, source_split)
             config["custom_dataset"] = lambda **_: local
         elif path is not None and is_local(path):
             if config.get("custom_dataset") is None and has_only_local_files(options):
-                config["custom_dataset"] = LocalFiles(path, name, load_options)
+                config["custom_dataset"] = LocalFiles(path, name, _load_options(config))
         elif path is not None:  # before the retries of `datasets`
             with suppress(LocalEntryNotFoundError):  # offline, `datasets` has a cache of its own
                 commit_of(path, "dataset", options.get("revision"))
         if self._holdout is None:
             return config
+        return _with_held_out(config, self._holdout, source_split)
 
-        load = config.get("custom_dataset")
-        if load is None:
-            load = partial(_load_hub_dataset, config["dataset_path"], name, load_options)
-        held_out = HeldOutDataset(
-            task=config["task"], source=str(source_split), holdout=self._holdout, load=load
+    def _local_splits(
+        self, config: dict[str, Any], folder: Path, evaluated: str | None
+    ) -> LocalSplits:
+        """The files of a folder as the data set of a task.
+
+        Args:
+            evaluated: the split that is evaluated, or that documents are held out from.
+        """
+        column = self._run.task.data_filter
+        shots = self._run.num_fewshot
+        if shots is None:
+            shots = config.get("num_fewshot")
+        return LocalSplits(
+            folder=folder,
+            read=self._read,
+            evaluated=evaluated,
+            shots=shots,
+            only=(column, config.get("dataset_name")) if column else None,
         )
-        example_splits = ("fewshot_split", "training_split", "validation_split")
-        if not any(config.get(key) for key in example_splits):
-            # lm-eval would draw from the evaluated documents themselves
-            config["fewshot_split"] = source_split
-        return config | {"custom_dataset": held_out, "test_split": SPLIT}
 
     def _first_split(self, config: dict[str, Any], folder: Path | None) -> str:
         """The first existing split of `self._splits`: names of splits, or keys that name one
@@ -299,8 +312,8 @@ class _Factory(TaskFactory):
         )
 
     def _place(self, error: Exception) -> str | None:
-        """The file and, if it is known, the line that an error of a task of the user's own comes
-        from."""
+        """The file and, if it is known, the line that an error comes from; None for a task that is
+        not the user's own."""
         checks = self.checks.get(self._config["task"])
         if checks is None or not checks.strict:
             return None
@@ -343,6 +356,30 @@ def _not_evaluated(config: dict[str, Any], folder: Path | None) -> str | None:
         if split and split != evaluated and _has_split(folder, split):
             return split
     return None
+
+
+def _with_held_out(
+    config: dict[str, Any], holdout: Holdout, source_split: str | None
+) -> dict[str, Any]:
+    """The configuration that evaluates documents held out from a split."""
+    load = config.get("custom_dataset")
+    if load is None:
+        name = config.get("dataset_name")
+        load = partial(_load_hub_dataset, config["dataset_path"], name, _load_options(config))
+    held_out = HeldOutDataset(
+        task=config["task"], source=str(source_split), holdout=holdout, load=load
+    )
+    example_splits = ("fewshot_split", "training_split", "validation_split")
+    if not any(config.get(key) for key in example_splits):
+        # lm-eval would draw from the evaluated documents themselves
+        config["fewshot_split"] = source_split
+    return config | {"custom_dataset": held_out, "test_split": SPLIT}
+
+
+def _load_options(config: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `load_dataset` that a task's YAML gives, without leave to run code."""
+    options = config.get("dataset_kwargs") or {}
+    return {key: value for key, value in options.items() if key != "trust_remote_code"}
 
 
 def _load_hub_dataset(path: str, name: str | None, options: dict[str, Any], **_: Any) -> Any:

@@ -4,8 +4,9 @@ settings."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +28,7 @@ MAX_NEW_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completio
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """Generation settings that turn sampling on."""
 
-_cache: dict[str, Any] | None = None
+_cache: dict[Hashable, Any] | None = None
 T = TypeVar("T")
 
 
@@ -46,11 +47,12 @@ def task_cache() -> Iterator[None]:
         _cache = outer
 
 
-def once(key: str, compute: Callable[[], T]) -> T:
+def once(key: Hashable, compute: Callable[[], T]) -> T:
     """The value of `compute`, or its MoeLabError, computed once for each key within `task_cache`.
 
     Args:
-        key: contains all that determines the value.
+        key: has all that determines the value. No other value has an equal key: a text that says
+            which value it is, or a frozen dataclass for this value alone.
     """
     if _cache is None:
         return compute()
@@ -79,12 +81,22 @@ def load_tasks(
     TaskError for an unknown task, missing or malformed data, and settings that the task cannot
     have.
     """
-    key = f"tasks {task_key(config)} {holdout} {splits}"
+    key = _TasksKey(task_key(config), holdout, splits)
     return once(key, lambda: _build(config, holdout, splits))
 
 
+@dataclass(frozen=True)
+class _TasksKey:
+    """All that determines loaded tasks."""
+
+    settings: str
+    """`task_key`"""
+    holdout: Holdout | None
+    splits: tuple[str, ...]
+
+
 def task_key(config: Config) -> str:
-    """All settings that determine the tasks of a configuration."""
+    """All settings that determine the tasks of a configuration, as text: some are not hashable."""
     documents = (config.task, config.data_dir, config.num_fewshot, config.fewshot_seed)
     answers = (
         config.gen_kwargs,
@@ -96,6 +108,7 @@ def task_key(config: Config) -> str:
 
 
 def _build(config: Config, holdout: Holdout | None, splits: tuple[str, ...]) -> TaskDict:
+    """`load_tasks`, without looking for tasks that are loaded already."""
     from datasets import disable_caching, enable_caching, is_caching_enabled
 
     from moe_lab.tasks.factory import build_tasks

@@ -42,21 +42,24 @@ class LocalSplits(dict):
     """(column, value) of the rows to keep; None: all."""
 
     def __missing__(self, split: str) -> Dataset:
+        """The rows of a split that is not read yet. Raises TaskError for a missing file, and for
+        one without a row to keep."""
         if split != self.evaluated and not self.shots:
             self[split] = self[self.evaluated].select([])
             return self[split]
         file = self.folder / f"{split}.jsonl"
         if not file.exists():
-            purpose = (
-                "the documents" if split == self.evaluated else f"{self.shots} few-shot examples"
-            )
+            purpose = f"{self.shots} few-shot examples"
+            if split == self.evaluated:
+                purpose = "the documents"
             raise TaskError(f"{file} is missing: {purpose} come from it, one JSON object per line.")
         rows = self.read(file)
         if self.only is not None:
             column, value = self.only
             # a slice of a column is converted at once, and a column one value after the other
             values = rows[column][:] if column in rows.column_names else []
-            rows = rows.select([number for number, each in enumerate(values) if each == value])
+            numbers = [number for number, cell in enumerate(values) if cell == value]
+            rows = rows.select(numbers)
             if not len(rows):
                 raise TaskError(f"{file} has no row with {column}={value!r}.")
         self[split] = rows

@@ -5,6 +5,7 @@ import os
 import re
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import lm_eval
 from lm_eval.tasks import TaskManager
@@ -16,8 +17,17 @@ from moe_lab.tasks.yaml_checks import check_readable
 OWN_TASKS = Path(__file__).resolve().parent
 
 
-def find_tasks(names: list[str], include_path: str | None) -> tuple[TaskManager, list[str]]:
-    """A task manager, and the tasks to load by name or YAML file.
+class FoundTasks(NamedTuple):
+    """Tasks that can be loaded."""
+
+    manager: TaskManager
+    """Loads them."""
+    specs: list[str]
+    """What it takes: the name or the YAML file of each."""
+
+
+def find_tasks(names: list[str], include_path: str | None) -> FoundTasks:
+    """The tasks, groups and tags of these names. Raises TaskError for an unknown one.
 
     lm-eval's whole index takes seconds to read. Only groups, tags and tasks with an unusual YAML
     need it.
@@ -32,7 +42,7 @@ def find_tasks(names: list[str], include_path: str | None) -> tuple[TaskManager,
         if include_path is not None and not are_own:
             # the user may mean a task of lm-eval's name in a file that cannot be read
             check_readable(include_path, names, files)
-        return manager, [files[name] for name in names]
+        return FoundTasks(manager, [files[name] for name in names])
     if include_path is not None:
         check_readable(include_path, names, files.keys() - own_groups)
     manager = _full_index(include_path)
@@ -43,7 +53,7 @@ def find_tasks(names: list[str], include_path: str | None) -> tuple[TaskManager,
                 f"task.name={name} is no lm-eval task, group or tag.{close}\nAll names: lm-eval ls "
                 "tasks."
             )
-    return manager, names
+    return FoundTasks(manager, names)
 
 
 def _refuse_paths(names: list[str], include_path: str | None) -> None:
@@ -79,6 +89,7 @@ def _task_files() -> dict[str, str]:
 
 @lru_cache(maxsize=2)
 def _full_index(include_path: str | None) -> TaskManager:
+    """lm-eval's manager of all tasks: its own, this package's, and those of `include_path`."""
     folders = [str(OWN_TASKS)]
     if include_path:
         folders.append(include_path)

@@ -130,24 +130,48 @@ def _shares_beginnings(design: Any, attn_implementation: str | None) -> bool:
             model.set_attn_implementation(attn_implementation)
         return runs_on_kv_cache(model)
 
-    key = f"shares beginnings {design.to_json_string()} {attn_implementation}"
-    return once(key, of_empty_model)
+    return once(_DesignKey(design.to_json_string(), attn_implementation), of_empty_model)
 
 
-_workloads: WeakKeyDictionary[Any, dict[str, Workload]] = WeakKeyDictionary()
-"""By task, and by all else that determines a workload: many runs of a grid have the same
-prompts."""
+@dataclass(frozen=True)
+class _DesignKey:
+    """All that determines whether a `KVEngine` runs models of a design."""
+
+    configuration: str
+    """As JSON."""
+    attn_implementation: str | None
+
+
+@dataclass(frozen=True)
+class _WorkloadKey:
+    """All that determines the workload of documents of a task."""
+
+    sampled: tuple[int, ...]
+    documents: int
+    settings: str
+    """Those of the run, as text: some are not hashable."""
+    design: str
+    """The configuration of the model that answers, as JSON."""
+    right_answers: bool
+
+
+_workloads: WeakKeyDictionary[Any, dict[_WorkloadKey, Workload]] = WeakKeyDictionary()
+"""By task and key: many runs of a grid have the same prompts."""
 
 
 def _of_task(
     task: Any, numbers: list[int], config: Config, design: Any, right_answers: bool
 ) -> Workload:
+    """The workload of the documents `numbers` of a task, from prompts of at most `SAMPLED`."""
     sampled = numbers[:: max(1, len(numbers) // SAMPLED)][:SAMPLED]
     workloads = _workloads.setdefault(task, {})
-    settings = [getattr(config, name) for name in sorted(HASHED)]
-    key = (
-        f"{sampled} {len(numbers)} {config.model} {config.offline} {settings} "
-        f"{design.to_json_string()} {right_answers}"
+    hashed = [getattr(config, name) for name in sorted(HASHED)]
+    key = _WorkloadKey(
+        sampled=tuple(sampled),
+        documents=len(numbers),
+        settings=repr((config.model, config.offline, hashed)),
+        design=design.to_json_string(),
+        right_answers=right_answers,
     )
     if key not in workloads:
         asked = _asked(task, sampled, config, design, right_answers)
@@ -165,6 +189,7 @@ def _of_task(
 def _asked(
     task: Any, numbers: list[int], config: Config, design: Any, right_answers: bool
 ) -> Asked:
+    """The requests of the documents `numbers`, as token ids."""
     from moe_lab.engine.hf import encoder_of
     from moe_lab.models.tokenizer import Framing, prompt_tokenizer
 

@@ -105,20 +105,13 @@ def _group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
     without_group: list[int] = []
     start = 0
     while start < len(order):
-        stop = start + 1
         shared = 0
+        stop = start + 1
         while stop < len(order):
-            size = stop - start
-            if size == 1:
-                candidate = shared_with_previous[stop]
-                next_pair_is_better = shared_with_previous[stop + 1] > 2 * candidate
-            else:
-                candidate = min(shared, shared_with_previous[stop])
-                next_pair_is_better = False
-            saves_less = candidate * size < shared * (size - 1)
-            if candidate < MIN_SHARED or next_pair_is_better or saves_less:
+            shared_by_all = _shared_with_next(shared_with_previous, shared, stop - start, stop)
+            if shared_by_all is None:
                 break
-            shared = candidate
+            shared = shared_by_all
             stop += 1
         if shared:
             groups.append(Group(order[start:stop], shared))
@@ -128,6 +121,31 @@ def _group_by_prefix(prompts: Sequence[Sequence[int]]) -> list[Group]:
     if without_group:
         groups.append(Group(without_group, 0))
     return groups
+
+
+def _shared_with_next(
+    shared_with_previous: Sequence[int], shared: int, size: int, number: int
+) -> int | None:
+    """The length of the prefix of a group with its next neighbour; None: the neighbour stays out.
+
+    Args:
+        shared_with_previous: for each prompt in sorted order, the length of the prefix that it
+            shares with the one before it; one number more, 0, after the last prompt.
+        shared: that of the group's own prefix; 0 for a single prompt.
+        size: prompts of the group.
+        number: of the neighbour, in sorted order.
+    """
+    candidate = shared_with_previous[number]
+    if size == 1:
+        next_pair_is_better = shared_with_previous[number + 1] > 2 * candidate
+        if next_pair_is_better:
+            return None
+    else:
+        candidate = min(shared, candidate)
+    saves_less = candidate * size < shared * (size - 1)
+    if candidate < MIN_SHARED or saves_less:
+        return None
+    return candidate
 
 
 def in_runs(items: Iterable[T], fits: Callable[[list[T], T], bool]) -> Iterator[list[T]]:
@@ -286,7 +304,7 @@ def collate(
     stop: int | None = None,
     left: bool = False,
 ) -> Tokens:
-    """Trees as one batch after `prefix` cached slots, which are the same for all.
+    """Trees as one batch, a row for each, after `prefix` cached slots, which all trees share.
 
     Args:
         start, stop: only these nodes of each tree; earlier ones are the last `start` slots of the
@@ -294,34 +312,27 @@ def collate(
         left: pad on the left, so that all trees end at the same slot, instead of on the right.
     """
     rows = _rows(trees, start, stop, left)
-    B = len(rows)
     S = max(row.count for row in rows)
-    ids_BS = np.zeros((B, S), dtype=np.int64)
-    position_BS = np.zeros((B, S), dtype=np.int64)
-    real_BS = np.zeros((B, S), dtype=bool)
-    logit_positions: list[int] = []
-    most_logits = 0
+    ids_BS = np.zeros((len(rows), S), dtype=np.int64)
+    position_BS = np.zeros_like(ids_BS)
+    real_BS = np.zeros_like(ids_BS, dtype=bool)
     for b, row in enumerate(rows):
         ids_BS[b, row.columns] = row.tree.ids[row.nodes]
         position_BS[b, row.columns] = row.tree.positions[row.nodes]
         real_BS[b, row.columns] = True
-        columns = row.logit_columns()
-        logit_positions += [b * S + column for column in columns]
-        most_logits = max(most_logits, len(columns))
 
-    padded_left = left and any(row.count < S for row in rows)
-    if not padded_left and all(tree.is_chain for tree in trees):
-        visible_BSK = None
-    else:
+    visible_BSK = None
+    if _need_mask(rows, S, left):
         visible_BSK = torch.from_numpy(_visible(rows, S, prefix, start)).to(device)
+    columns_of_rows = [row.logit_columns() for row in rows]
     return Tokens(
         ids_BS=torch.from_numpy(ids_BS).to(device),
         position_BS=torch.from_numpy(position_BS).to(device),
         visible_BSK=visible_BSK,
-        logit_positions_M=torch.tensor(logit_positions, dtype=torch.long, device=device),
+        logit_positions_M=_flat_indices(columns_of_rows, S).to(device),
         noise_key_B=torch.tensor([tree.noise_key for tree in trees], device=device),
         sample_index_B=torch.tensor([tree.sample_index for tree in trees], device=device),
-        most_logits=most_logits,
+        most_logits=max(len(columns) for columns in columns_of_rows),
         real_BS=torch.from_numpy(real_BS).to(device),
         names_BS=partial(_names, rows, S),
         count=sum(row.count for row in rows),
@@ -369,7 +380,23 @@ def _rows(trees: Sequence[TokenTree], start: int, stop: int | None, left: bool) 
     return rows
 
 
+def _flat_indices(columns_of_rows: Sequence[Sequence[int]], S: int) -> Tensor:
+    """int64 [M]: the indices into B x S of these columns, row by row."""
+    indices: list[int] = []
+    for b, columns in enumerate(columns_of_rows):
+        indices += [b * S + column for column in columns]
+    return torch.tensor(indices, dtype=torch.long)
+
+
+def _need_mask(rows: Sequence[_Row], S: int, left: bool) -> bool:
+    """Whether some token must not attend to a slot before it: to padding, or to another branch."""
+    if left and any(row.count < S for row in rows):
+        return True
+    return not all(row.tree.is_chain for row in rows)
+
+
 def _names(rows: Sequence[_Row], S: int) -> np.ndarray:
+    """int64 [B, S]: `prefix_names` of the nodes, 0 for padding."""
     names_BS = np.zeros((len(rows), S), dtype=np.int64)
     for b, row in enumerate(rows):
         names_BS[b, row.columns] = row.tree.names[row.nodes]

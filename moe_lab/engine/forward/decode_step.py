@@ -115,6 +115,7 @@ class DecodeStep:
             self._give_up("the host reads values of it")
 
     def _record(self) -> None:
+        """Record a step as a graph, whose replay then computes `scores_BV`; give up if it fails."""
         graph = torch.cuda.CUDAGraph()
         stream = _stream(self.forward.device)
         try:
@@ -125,6 +126,7 @@ class DecodeStep:
             self._give_up(first_line(error))
 
     def _give_up(self, reason: str) -> None:
+        """Record no step of this model from now on, and warn."""
         NEVER_RECORDED.add(self.forward.model)
         self.forward.records = False
         logger.warning(
@@ -136,6 +138,8 @@ class DecodeStep:
         )
 
     def _run(self) -> Tensor:
+        """float32 [B, V]: a step, computed from `input_4B` by operations that a graph can
+        repeat."""
         slot = self.input_4B[3, :1]
         self.slots.update({1: slot, len(self.sample_R): slot + self.sample_R})
         visible_BK = self.real_BK & (self.slot_K <= slot)
@@ -152,7 +156,7 @@ class DecodeStep:
             count=0,
             slot=slot,
         )
-        logits_MnV, _ = self.forward.run(tokens, self.cache)
+        logits_MnV = self.forward.run(tokens, self.cache).logits_MnV
         return self.forward.ensemble.next_scores(logits_MnV)
 
 

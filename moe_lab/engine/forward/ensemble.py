@@ -9,6 +9,7 @@ tokens, S = scales.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,14 @@ STEP, STEPS = 1.02, 70
 SCALES = torch.tensor([STEP**power for power in range(-STEPS, STEPS + 1)], dtype=torch.float64)
 
 
+class BestScale(NamedTuple):
+    """The result of a `ScaleSweep`."""
+
+    scale: float
+    loss: float
+    """Mean negative log-likelihood per token at this scale, in nats."""
+
+
 class ScaleSweep:
     """Sums of log-likelihoods at each of `SCALES`, over all tokens that `add` gets."""
 
@@ -28,19 +37,18 @@ class ScaleSweep:
         self.tokens = 0
 
     def add(self, logits_MV: Tensor, at_P: Tensor, target_P: Tensor) -> None:
-        """Count the tokens `target` after the logit positions `at`; `logits` are float32, of any
-        scale."""
+        """Add scored tokens: `target_P` after the logit positions `at_P`. Logits are float32, those
+        at scale 1."""
         chosen_P = logits_MV[at_P, target_P]
         for place, scale in enumerate(SCALES.tolist()):
             norm_M = (scale * logits_MV).logsumexp(dim=-1)
             self.totals_S[place] += float((scale * chosen_P - norm_M[at_P]).double().sum())
         self.tokens += len(target_P)
 
-    def best(self) -> tuple[float, float]:
-        """(scale, mean negative log-likelihood per token in nats) at the most likely of
-        `SCALES`."""
+    def best(self) -> BestScale:
+        """The most likely of `SCALES`. `add` must have got a token."""
         place = int(self.totals_S.argmax())
-        return float(SCALES[place]), -float(self.totals_S[place]) / self.tokens
+        return BestScale(float(SCALES[place]), -float(self.totals_S[place]) / self.tokens)
 
 
 def at_bound(scale: float) -> bool:
@@ -51,15 +59,13 @@ def at_bound(scale: float) -> bool:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Sample 0 against the mean of the logits of the other samples, which are weaker (contrastive
-    decoding).
+    """Contrastive decoding: sample 0, the strong one, against the mean of the other samples'
+    logits.
 
     The logits of the distribution are `(1 + beta) * logits_0 - beta * logits_others`. Decoding
-    takes plausible tokens
-    alone: those whose probability under sample 0 is at least `alpha` times the largest one. Scores
-        of given tokens are
-    of the distribution over all tokens, because a token that is not plausible would have
-    probability 0.
+    takes plausible tokens only: those whose probability under sample 0 is at least `alpha` times
+    the largest one. Scores of given tokens are those of the distribution over all tokens, because a
+    token that is not plausible would have probability 0.
     """
 
     beta: float
@@ -141,14 +147,15 @@ class Ensemble:
 
     def greedy(self, logits_MnV: Tensor) -> Tensor:
         """int64 [M]: the most probable token."""
-        scores = (
-            self._merged(logits_MnV) if self._one_distribution else self._mean_probs(logits_MnV)
-        )
-        return self._plausible(logits_MnV, scores).argmax(dim=-1)
+        if self._one_distribution:
+            scores_MV = self._merged(logits_MnV)
+        else:
+            scores_MV = self._mean_probs(logits_MnV)
+        return self._plausible(logits_MnV, scores_MV).argmax(dim=-1)
 
     def score(self, logits_MnV: Tensor, at_P: Tensor, target_P: Tensor) -> Tensor:
-        """float32 [P]: log-probability of token `target` at logit position `at`, exact for any
-        probability."""
+        """float32 [P]: log-probability of each token `target_P` at its logit position `at_P`, exact
+        for any probability. A `sweep` counts the tokens."""
         if self._one_distribution or self.logit_scale != 1 or self.sweep:
             logits_MV = self._output(logits_MnV)
             if self.sweep:
@@ -173,12 +180,16 @@ class Ensemble:
         return scores_MV.masked_fill(~self.contrast.plausible(logits_MnV), -torch.inf)
 
     def _averaged(self, logits_MnV: Tensor) -> Tensor:
+        """float32: the logits of the samples that the average takes, [M, n, V] or [M, n - 1, V]."""
         return logits_MnV.float() if self.include_clean else logits_MnV[:, 1:].float()
 
     def _merged(self, logits_MnV: Tensor) -> Tensor:
+        """float32 [M, V]: the logits of the one distribution (`_one_distribution`)."""
         if self.contrast is not None:
             return self.contrast.logits(logits_MnV.float())
-        return logits_MnV[:, 0].float() if self.n == 1 else self._averaged(logits_MnV).mean(dim=1)
+        if self.n == 1:
+            return logits_MnV[:, 0].float()
+        return self._averaged(logits_MnV).mean(dim=1)
 
     def _output(self, logits_MnV: Tensor) -> Tensor:
         """float32 [M, V]: logits of the averaged distribution, exact for any probability."""
@@ -188,4 +199,5 @@ class Ensemble:
         return log_probs_MnV.logsumexp(dim=1) - math.log(log_probs_MnV.shape[1])
 
     def _mean_probs(self, logits_MnV: Tensor) -> Tensor:
+        """float32 [M, V]: the mean of the samples' probabilities."""
         return self._averaged(logits_MnV).softmax(dim=-1).mean(dim=1)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -86,6 +86,15 @@ def observed(lm: Any, observer: Observer) -> Iterator[None]:
             yield
     finally:
         lm.observe(Observer())
+
+
+class PassResult(NamedTuple):
+    """What a forward pass computes."""
+
+    logits_MnV: Tensor
+    """Of the next token at each logit position, the clean sample first; [0, n, V] without one."""
+    noisy_tokens: int
+    """Number of noisy samples that went through the later layers."""
 
 
 class EnsembleForward:
@@ -177,13 +186,13 @@ class EnsembleForward:
         """
         cached = cache.length
         self.observer.expect(tokens)
-        logits_MnV, noisy = self.run(tokens, cache)
+        result = self.run(tokens, cache)
         cache.keep(cached + tokens.ids_BS.shape[1])
-        self.tokens_in += tokens.count + noisy
-        return logits_MnV
+        self.tokens_in += tokens.count + result.noisy_tokens
+        return result.logits_MnV
 
-    def run(self, tokens: Tokens, cache: KVCache) -> tuple[Tensor, int]:
-        """(logits, number of noisy samples) of a pass that the host does not count."""
+    def run(self, tokens: Tokens, cache: KVCache) -> PassResult:
+        """The same pass, without counting its tokens and without dropping slots of the cache."""
         routing = self.ensemble.routing
         n = self.ensemble.n
         M = len(tokens.logit_positions_M)
@@ -218,7 +227,7 @@ class EnsembleForward:
         if routing is not None:
             routing.expect(None)  # counts the decisions of this pass
         logits_MnV = output.logits[0, : M * n].unflatten(0, (M, n))
-        return logits_MnV, noisy_count
+        return PassResult(logits_MnV, noisy_count)
 
     def _select(self, head: nn.Module, args: tuple) -> tuple:
         """The output head's input, [B, R, hidden] -> [1, M n, hidden]."""
@@ -226,6 +235,16 @@ class EnsembleForward:
         hidden_TD = hidden_BRD.reshape(-1, hidden_BRD.shape[-1])
         chosen_PD = hidden_TD[self._head_at.to(hidden_BRD.device)]
         return chosen_PD[None], *rest
+
+
+class RecordedStates(NamedTuple):
+    """Hidden states at the logit positions of a batch. Both [M, hidden]; those of a
+    `SuffixRecorder` are of all tokens, [B, S, hidden]."""
+
+    in_front_of_fork: Tensor
+    """As the fork layer takes them."""
+    in_front_of_head: Tensor
+    """As the output head takes them."""
 
 
 class RecordingForward(EnsembleForward):
@@ -239,7 +258,7 @@ class RecordingForward(EnsembleForward):
 
     def __init__(self, model: nn.Module, first_moe: int):
         super().__init__(model, Ensemble())
-        self.fork, _ = fork_layer(model, first_moe)
+        self.fork = fork_layer(model, first_moe)
         """Number of the decoder layer in front of which hidden states are recorded."""
         self._fork_layer = decoder_layers(model)[self.fork]
         self._hidden: list[Tensor] = []
@@ -258,17 +277,15 @@ class RecordingForward(EnsembleForward):
         self._at_M = tokens.logit_positions_M
         return super().__call__(tokens, cache)
 
-    def recorded(self) -> tuple[Tensor, Tensor]:
-        """(hidden states in front of the fork layer, hidden states in front of the output head),
-        each [M, hidden].
-
-        They belong to one batch: to all passes since the last call.
-        """
-        hidden = torch.cat(self._hidden, dim=-2)
-        final = torch.cat(self._final, dim=-2)
+    def recorded(self) -> RecordedStates:
+        """The hidden states of one batch: of all passes since the last call."""
+        states = RecordedStates(
+            in_front_of_fork=torch.cat(self._hidden, dim=-2),
+            in_front_of_head=torch.cat(self._final, dim=-2),
+        )
         self._hidden = []
         self._final = []
-        return hidden, final
+        return states
 
     def _record_hidden(self, layer: nn.Module, args: tuple, kwargs: dict) -> None:
         if self._recording:

@@ -69,9 +69,8 @@ class Fork:
         """
         B, R = self.source_BR.shape
         clean_BS = tensor.expand(B, *tensor.shape[1:])
-        if (
-            tensor.shape[1] == 1
-        ):  # all slots are copies of the one token: no copy in memory is needed
+        # all slots are copies of a single token: no copy in memory is needed
+        if tensor.shape[1] == 1:
             return clean_BS.expand(B, R, *tensor.shape[2:])
         return clean_BS[self.sequence_B1.to(tensor.device), self.source_BR.to(tensor.device)]
 
@@ -104,37 +103,23 @@ def fork_samples(tokens: Tokens, n: int) -> Fork:
     """
     device = tokens.ids_BS.device
     positions_M = tokens.logit_positions_M
-    M = len(positions_M)
     B, S = tokens.ids_BS.shape
-    m = n - 1  # noisy samples of a position
+    noisy_slots = tokens.most_logits * (n - 1)
     sequence_M = positions_M // S
     token_M = positions_M % S
-
-    # the number of each position within its sequence: positions are ascending, so a search finds a
-    # sequence's first
-    order_M = torch.arange(M, device=device) - torch.searchsorted(sequence_M, sequence_M)
-    noisy_slots = tokens.most_logits * m
-    slot_Mm = S + order_M[:, None] * m + torch.arange(m, device=device)
-    slot_Mn = torch.cat([token_M[:, None], slot_Mm], dim=1)
+    slot_Mn = _slots_of_samples(sequence_M, token_M, S, n)
     logits_at = sequence_M[:, None] * (S + noisy_slots) + slot_Mn
 
+    # the clean token that each slot is a copy of; slots of padding are copies of token 0
     slot_R = torch.arange(S + noisy_slots, device=device)
     token_S = slot_R[:S]
     source_BR = torch.nn.functional.pad(token_S.expand(B, S), (0, noisy_slots))
-    source_BR[sequence_M[:, None], slot_Mm] = token_M[:, None].expand_as(slot_Mm)
+    noisy_slot_Mm = slot_Mn[:, 1:]
+    source_BR[sequence_M[:, None], noisy_slot_Mm] = token_M[:, None].expand_as(noisy_slot_Mm)
+
     others_BRS = source_BR[..., None] != token_S
     others_BRS[:, :S] = True
     itself_RN = slot_R[:, None] == slot_R[S:]
-
-    clean = positions_M.repeat_interleave(m)
-    sequence = sequence_M.repeat_interleave(m)
-    noisy = NoisyTokens(
-        index=logits_at[:, 1:].reshape(-1),
-        document=tokens.noise_key_B[sequence],
-        repeat=tokens.sample_index_B[sequence],
-        row=torch.arange(1, n, device=device).repeat(M),
-        position=tokens.position_BS.flatten()[clean],
-    )
     return Fork(
         positions_M=positions_M,
         sequence_B1=torch.arange(B, device=device)[:, None],
@@ -142,8 +127,43 @@ def fork_samples(tokens: Tokens, n: int) -> Fork:
         others_BRS=others_BRS,
         itself_BRN=itself_RN.expand(B, -1, -1),
         logits_at=logits_at,
-        noisy=noisy,
-        clean=clean,
+        noisy=_noisy_samples(tokens, logits_at),
+        clean=positions_M.repeat_interleave(n - 1),
+    )
+
+
+def _slots_of_samples(sequence_M: Tensor, token_M: Tensor, S: int, n: int) -> Tensor:
+    """int64 [M, n]: the slots of each logit position's samples in its sequence.
+
+    The clean sample is the token itself. The noisy ones come after the S tokens, position by
+    position. With S = 3 and n = 3, a sequence whose logit positions are its tokens 1 and 2 has the
+    samples [[1, 3, 4], [2, 5, 6]].
+
+    Args:
+        sequence_M, token_M: the sequence and the token of each logit position, in order.
+    """
+    device = sequence_M.device
+    # the first logit position of a position's sequence is found by a search, since they are in
+    # order
+    first_M = torch.searchsorted(sequence_M, sequence_M)
+    number_in_sequence_M = torch.arange(len(sequence_M), device=device) - first_M
+    m = n - 1
+    noisy_Mm = S + number_in_sequence_M[:, None] * m + torch.arange(m, device=device)
+    return torch.cat([token_M[:, None], noisy_Mm], dim=1)
+
+
+def _noisy_samples(tokens: Tokens, logits_at: Tensor) -> NoisyTokens:
+    """The noisy samples of all logit positions; `logits_at` is that of `Fork`."""
+    M, n = logits_at.shape
+    S = tokens.ids_BS.shape[1]
+    clean = tokens.logit_positions_M.repeat_interleave(n - 1)
+    sequence = clean // S
+    return NoisyTokens(
+        index=logits_at[:, 1:].reshape(-1),
+        document=tokens.noise_key_B[sequence],
+        repeat=tokens.sample_index_B[sequence],
+        row=torch.arange(1, n, device=logits_at.device).repeat(M),
+        position=tokens.position_BS.flatten()[clean],
     )
 
 
@@ -152,7 +172,7 @@ class CleanHistory:
     the later layers."""
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
-        first, _ = fork_layer(model, ensemble.first_noisy)
+        first = fork_layer(model, ensemble.first_noisy)
         layers = decoder_layers(model)[first:]
         windows = attention_windows(model)[first:]
         self.n = ensemble.n
@@ -209,7 +229,7 @@ class OwnHistory:
 
     def __init__(self, model: nn.Module, ensemble: Ensemble):
         self.n = ensemble.n
-        self.first_layer, _ = fork_layer(model, ensemble.first_noisy)
+        self.first_layer = fork_layer(model, ensemble.first_noisy)
         self.layers = decoder_layers(model)[self.first_layer :]
         self._per_token: PerToken | None = None
         """Of this pass; None for a pass without noise."""
@@ -234,6 +254,7 @@ class OwnHistory:
         return SamplePlaces(logits_at, self._noisy_tokens(tokens))
 
     def _noisy_tokens(self, tokens: Tokens) -> NoisyTokens:
+        """All tokens of all samples but the first of each sequence, without padding."""
         B, S = tokens.ids_BS.shape
         sample_n = torch.arange(self.n, device=tokens.ids_BS.device)
         place_BnS = torch.arange(B * self.n * S, device=sample_n.device).view(B, self.n, S)
@@ -272,4 +293,5 @@ class OwnHistory:
         return (), inputs
 
     def _repeated(self, tensor: Tensor) -> Tensor:
+        """[B n, ...]: each sequence's values n times, one after the other."""
         return tensor.repeat_interleave(self.n, dim=0)

@@ -55,14 +55,17 @@ def decoder_layers(model: Any) -> list[nn.Module]:
     return []
 
 
-def fork_layer(model: nn.Module, first_noisy: int) -> tuple[int, Router]:
-    """(number of the decoder layer, its router) of MoE layer `first_noisy`, or of the last one if
-    there are fewer."""
+def fork_router(model: nn.Module, first_noisy: int) -> Router:
+    """The router of MoE layer `first_noisy`, or of the last MoE layer if there are fewer."""
     routers = find_routers(model)
-    router = routers[min(first_noisy, len(routers) - 1)]
+    return routers[min(first_noisy, len(routers) - 1)]
+
+
+def fork_layer(model: nn.Module, first_noisy: int) -> int:
+    """The number of the decoder layer that has the `fork_router`."""
+    router = fork_router(model, first_noisy)
     layers = decoder_layers(model)
-    number = next(i for i, layer in enumerate(layers) if router.module in layer.modules())
-    return number, router
+    return next(i for i, layer in enumerate(layers) if router.module in layer.modules())
 
 
 def layer_inputs(layer: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -72,6 +75,7 @@ def layer_inputs(layer: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 @cache
 def argument_names(forward: Callable) -> list[str]:
+    """The names of a method's arguments, without `self`."""
     return list(inspect.signature(forward).parameters)[1:]
 
 
@@ -107,8 +111,8 @@ class PerToken:
         return changed_inputs
 
     def _changed_input(self, value: Any) -> Any:
-        """A tensor is changed once for all layers that get the same object, a tuple part by part,
-        others never."""
+        """The changed input: a tensor is changed once for all layers that get the same object, a
+        tuple part by part. Other values, such as None, stay."""
         if isinstance(value, tuple):
             return tuple(self._changed_input(part) for part in value)
         if not isinstance(value, Tensor):
@@ -259,6 +263,7 @@ class LayerMasks:
         self._mask_of: dict[AttentionWindow, Tensor] = {}
 
     def of(self, window: AttentionWindow) -> Tensor:
+        """The mask of the layers with this window, computed once."""
         if window not in self._mask_of:
             visible_BQK = window.limit(self.visible_BQK)
             zero = visible_BQK.new_zeros((), dtype=self.dtype)

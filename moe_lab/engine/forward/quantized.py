@@ -41,6 +41,8 @@ def _is_quantized(module: nn.Linear) -> bool:
 
 @torch.no_grad()
 def _reads_other_tokens(module: Any, dtype: torch.dtype) -> bool:
+    """Whether a layer's output for two tokens depends on a third one. False for weights that are
+    not in memory (`meta`)."""
     device = module.weight.device
     if device.type == "meta":
         return False

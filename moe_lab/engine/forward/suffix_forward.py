@@ -21,6 +21,7 @@ from moe_lab.engine.forward.layers import (
     WindowHooks,
     decoder_layers,
     fork_layer,
+    fork_router,
     layer_inputs,
 )
 from moe_lab.engine.forward.rotary import RotaryHooks
@@ -61,8 +62,9 @@ class SuffixForward:
 
     def __init__(self, model: nn.Module, first_moe: int):
         self.model = model
-        self.fork, router = fork_layer(model, first_moe)
-        self.first_moe = router.layer
+        self.fork = fork_layer(model, first_moe)
+        """Number of the fork layer."""
+        self.first_moe = fork_router(model, first_moe).layer
         self.device = next(model.parameters()).device
         self.tokens_in = 0
         """Tokens put through the later layers so far, padding excluded."""
@@ -124,7 +126,7 @@ def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor])
 
     # a layer may have a forward function of its own (accelerate's offloading sets one), which is
     # put back on exit
-    own = [layer.__dict__.get("forward") for layer in layers[:first]]
+    own_forwards = [vars(layer).get("forward") for layer in layers[:first]]
     for layer in layers[:first]:
         layer.forward = unchanged
 
@@ -137,7 +139,7 @@ def only_layers_from(model: nn.Module, first: int, hidden: Callable[[], Tensor])
             yield
     finally:
         handle.remove()
-        for layer, forward in zip(layers[:first], own, strict=True):
+        for layer, forward in zip(layers[:first], own_forwards, strict=True):
             del layer.forward
             if forward is not None:
                 layer.forward = forward

@@ -47,8 +47,8 @@ class C3POConfig(Method.Config):
     update: Literal["adam", "gd"] = "adam"
     """adam, or gd: plain gradient descent. Equation 1 is gd with `parameters="weights"`."""
     learning_rate: list[float] = field(default_factory=lambda: [0.1, 1e-4])
-    """First and last: the paper's "10e-2 to 10e-5" as it is written. [0.01,
-    0.00001] reads it as powers of ten."""
+    """First and last: the paper's "10e-2 to 10e-5" as it is written. [0.01, 0.00001] reads it as
+    powers of ten."""
     schedule: Literal["cosine", "step", "fixed"] = "cosine"
     """cosine or step: from the first learning rate to the last; fixed: always the first."""
     relax: Literal["core", "topk"] = "core"
@@ -89,12 +89,16 @@ class C3POConfig(Method.Config):
 
     @property
     def unread(self) -> set[str]:
+        """The keys that the optimizer does not read."""
         if self.optimizer == "oracle":
             return OF_REFERENCES | {"alpha", "shifts"}
         if self.optimizer == "mode_finding":
             return set(OF_DESCENT)
         unread = {"shifts"}
-        unread |= {"alpha"} if self.optimizer == "ngd" else OF_DESCENT
+        if self.optimizer == "ngd":
+            unread.add("alpha")
+        else:
+            unread |= OF_DESCENT
         if self.epsilon:
             unread.add("k")
         return unread
@@ -103,6 +107,7 @@ class C3POConfig(Method.Config):
     def passes(self) -> int:
         """The number of passes of a question's neighbours through the later layers."""
         if self.optimizer == "kernel_regression":
-            return 2 if self.alpha is not None else 2 + len(ALPHAS)
+            tried = len(ALPHAS) if self.alpha is None else 0
+            return 2 + tried
         steps = self.shifts if self.optimizer == "mode_finding" else self.steps
         return steps + 1

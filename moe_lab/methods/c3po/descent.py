@@ -25,7 +25,7 @@ from moe_lab.engine.scoring import Budget
 from moe_lab.engine.suffix import PromptSuffix, SuffixReplay
 from moe_lab.errors import RoutingError
 from moe_lab.methods.c3po.config import C3POConfig
-from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
+from moe_lab.methods.c3po.pathway import ChangedPathways, Pathways, Watch, unwatched
 
 ROWS = 96
 """Pairs of one pass."""
@@ -51,7 +51,11 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def check_losses(losses: Tensor, has_neighbours_N: Tensor) -> None:
-    """Raise RoutingError if a loss [..., N] of a question with neighbours is NaN."""
+    """Raise RoutingError if a loss [..., N] of a question with neighbours is NaN.
+
+    Args:
+        has_neighbours_N: bool.
+    """
     if losses[..., has_neighbours_N].isnan().any():
         raise RoutingError(
             "The neighbours' loss is NaN. Try dtype=bfloat16 or dtype=float32; float16 overflows "
@@ -66,6 +70,15 @@ class _Pair(NamedTuple):
     share: float
     """The neighbour's share of the question's kernel weights."""
     suffix: PromptSuffix
+
+
+class LossAndGradient(NamedTuple):
+    """L(ω) of N questions, and its gradient."""
+
+    loss_N: Tensor
+    """float32"""
+    gradient_NWLC: Tensor
+    """In each question's own parameters (`Pathways.theta`)."""
 
 
 class NeighbourLoss:
@@ -120,8 +133,8 @@ class NeighbourLoss:
         zeros_N = torch.zeros(len(pathways), device=pathways.theta.device)
         return sum(self._losses(pathways, relax), start=zeros_N)
 
-    def gradient(self, pathways: Pathways, relax: str) -> tuple[Tensor, Tensor]:
-        """(float32 [N], its gradient [N, W, L, C] in each question's own parameters).
+    def gradient(self, pathways: Pathways, relax: str) -> LossAndGradient:
+        """The losses and their gradients, on the pathways' device; 0 without neighbours.
 
         Each pass is differentiated alone, so that only one computation graph is in memory. The
         passes of a step use a copy of the parameters on the model's device, so that the host reads
@@ -142,21 +155,22 @@ class NeighbourLoss:
             (gradient_NWLC,) = torch.autograd.grad(loss_N.sum(), [theta_NWLC])
             result_NG += torch.cat([loss_N.detach()[:, None], gradient_NWLC.flatten(1)], dim=1)
         result_NG = result_NG.to(pathways.theta.device)
-        return result_NG[:, 0], result_NG[:, 1:].reshape(pathways.theta.shape)
+        gradient_NWLC = result_NG[:, 1:].reshape(pathways.theta.shape)
+        return LossAndGradient(result_NG[:, 0], gradient_NWLC)
 
     def _losses(self, pathways: Pathways, relax: str) -> Iterator[Tensor]:
         """float32 [N] for each pass over some pairs of question and neighbour;
         the sum over passes is L(ω)."""
         for number, part in enumerate(self._parts):
             suffixes = self._suffixes[part]
-            batch = self._held[number] if self._held else self.replay.batch(suffixes)
+            batch = self.replay.batch(suffixes) if self._held is None else self._held[number]
             question_P = self.question_P[part].to(pathways.theta.device)
             logits_AV = self.replay.logits(batch, pathways.remix(relax, question_P))
             loss_P = self._of_answers(logits_AV, suffixes).to(pathways.theta.device)
             yield self._mean(loss_P, part, len(pathways))
 
     def _of_answers(self, logits_AV: Tensor, suffixes: list[PromptSuffix]) -> Tensor:
-        """[pairs of a pass]: the mean over each answer's tokens."""
+        """[pairs of a pass]: the loss of each right answer, the mean over its tokens."""
         answers = [suffix.tree.continuations[0] for suffix in suffixes]
         target_A = torch.tensor(list(chain.from_iterable(answers)), device=logits_AV.device)
         size_P = torch.tensor([len(answer) for answer in answers])
@@ -191,22 +205,23 @@ class NeighbourLoss:
 
 
 def _parts(suffixes: Sequence[PromptSuffix], budget: Budget) -> list[slice]:
-    """The pairs of each pass; `suffixes` are sorted by length."""
+    """The pairs of each pass, within the budget; `suffixes` are sorted by length."""
     parts = []
     start = 0
     logit_rows = 0
-    for stop in range(1, len(suffixes) + 1):
-        logit_rows += len(suffixes[stop - 1].tree.logit_nodes)
-        is_last = stop == len(suffixes)
-        if not is_last:
-            # the size of the pass with the next pair, which is the longest and pads the others
-            following = suffixes[stop].tree
-            tokens = (stop + 1 - start) * len(following)
-            size = tokens + budget.gradient_row * (logit_rows + len(following.logit_nodes))
-        if is_last or stop - start == ROWS or size > budget.gradient_tokens:
-            parts.append(slice(start, stop))
-            start = stop
+    for number, suffix in enumerate(suffixes):
+        rows = len(suffix.tree.logit_nodes)
+        pairs = number - start
+        # the size of the pass with this pair, which is the longest and pads the others
+        tokens = (pairs + 1) * len(suffix.tree)
+        size = tokens + budget.gradient_row * (logit_rows + rows)
+        if pairs and (pairs == ROWS or size > budget.gradient_tokens):
+            parts.append(slice(start, number))
+            start = number
             logit_rows = 0
+        logit_rows += rows
+    if suffixes:
+        parts.append(slice(start, len(suffixes)))
     return parts
 
 
@@ -233,8 +248,8 @@ def learning_rates(schedule: str, first: float, last: float, steps: int) -> list
 
 def ngd(
     pathways: Pathways, loss: NeighbourLoss, settings: C3POConfig, watch: Watch = unwatched
-) -> tuple[Pathways, Tensor]:
-    """(changed pathways, losses float32 [steps + 1, N] before each step and after the last).
+) -> ChangedPathways:
+    """Neighbourhood gradient descent; S = steps + 1.
 
     All questions are optimized at once. Each has its own parameters and loss, so the result does
     not depend on the batch. Questions without neighbours keep their pathways, and their loss is
@@ -252,8 +267,9 @@ def ngd(
     first, last = settings.learning_rate
     for rate in learning_rates(settings.schedule, first, last, settings.steps):
         watch(changed)
-        loss_N, changed.theta.grad = loss.gradient(changed, settings.relax)
-        losses.append(loss.reported(loss_N))
+        at_pathways = loss.gradient(changed, settings.relax)
+        losses.append(loss.reported(at_pathways.loss_N))
+        changed.theta.grad = at_pathways.gradient_NWLC
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
         changed.project()
@@ -262,4 +278,4 @@ def ngd(
     losses.append(loss.value(changed, settings.relax))
     losses_SN = torch.stack(losses)
     check_losses(losses_SN, loss.has_neighbours_N)
-    return changed, losses_SN
+    return ChangedPathways(changed, losses_SN)

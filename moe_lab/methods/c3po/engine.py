@@ -125,6 +125,11 @@ class PathwayEngine(Engine):
     def _scored(
         self, requests: list[ScoringRequest], flops: FlopCount | None = None
     ) -> list[Scores]:
+        """The scores of a batch of requests, each with its own pathway.
+
+        Args:
+            flops: counts this batch; `flops_plain` is what it has before the optimization.
+        """
         contexts = [request.context for request in requests]
         texts = [request.text for request in requests]
         suffixes = self._read_prompts(
@@ -135,6 +140,7 @@ class PathwayEngine(Engine):
         states: list[list[Scores]] = []
 
         def watch(pathways: Pathways) -> None:
+            """Keep the scores of every state for the trace."""
             if self.trace:
                 states.append(self.replay.score(suffixes, pathways.remix("topk")))
 
@@ -193,44 +199,61 @@ class PathwayEngine(Engine):
 
         Raises RoutingError if the loss of a question is NaN.
         """
-        settings = self.settings
         pathway_NWME = torch.stack([suffix.pathway_WME for suffix in suffixes])
+        core_experts = self.settings.core_experts
         top_k = self.loaded.facts.top_k
-        pathways = Pathways(pathway_NWME, self.layers, settings.core_experts, top_k=top_k)
+        pathways = Pathways(pathway_NWME, self.layers, core_experts, top_k=top_k)
         if with_answers is not None:
-            only_neighbours = [[suffix] for suffix in with_answers]
-            weight_N1 = torch.ones(len(with_answers), 1)
-            loss = NeighbourLoss(
-                self.replay, only_neighbours, weight_N1, settings.loss, self.budget
-            )
-            changed, losses = ngd(pathways, loss, settings, watch)
-            return Optimized(changed, losses)
+            return self._optimize_on_answers(pathways, with_answers, watch)
         references = self.references
         assert references is not None, "only the oracle has none"
         embedding_NX = self._embedded(references, list(texts), suffixes)
+        return self._optimize_on_references(pathways, references, embedding_NX, watch)
+
+    def _optimize_on_answers(
+        self, pathways: Pathways, with_answers: Sequence[PromptSuffix], watch: Watch
+    ) -> Optimized:
+        """The oracle: each question is its own only neighbour."""
+        only_neighbours = [[suffix] for suffix in with_answers]
+        weight_N1 = torch.ones(len(with_answers), 1)
+        loss = self._loss(only_neighbours, weight_N1)
+        changed, losses_SN = ngd(pathways, loss, self.settings, watch)
+        return Optimized(changed, losses_SN)
+
+    def _optimize_on_references(
+        self, pathways: Pathways, references: ReferenceSet, embedding_NX: Tensor, watch: Watch
+    ) -> Optimized:
+        """Optimize on the nearest references; `embedding_NX` is that of the questions."""
+        settings = self.settings
         near = self._nearest(embedding_NX, references)
         weight_NK = kernel(settings.kernel, near.distance_QK, settings.bandwidth)
-        neighbours_of_questions = self._neighbour_suffixes(near, references)
-        loss = NeighbourLoss(
-            self.replay, neighbours_of_questions, weight_NK, settings.loss, self.budget
-        )
+        loss = self._loss(self._neighbour_suffixes(near, references), weight_NK)
         has_none_N = ~loss.has_neighbours_N
         if settings.optimizer == "ngd":
-            changed, losses = ngd(pathways, loss, settings, watch)
+            changed, losses_SN = ngd(pathways, loss, settings, watch)
         elif settings.optimizer == "kernel_regression":
-            changed, losses = kernel_regression(pathways, loss, settings.alpha, watch)
+            changed, losses_SN = kernel_regression(pathways, loss, settings.alpha, watch)
         else:
             excluded_NR = embedding_NX @ references.embedding_RX.T > settings.most_similar
             reference_RWME = references.pathway_RWME
             has_none_N = without_neighbours(pathways, reference_RWME, settings, excluded_NR)
-            changed, losses = mode_finding(
+            changed, losses_SN = mode_finding(
                 pathways, loss, reference_RWME, settings, excluded_NR, watch
             )
         self.counted["reference_dropped"] += int(near.dropped_Q.sum())
         self.counted["reference_none"] += int(has_none_N.sum())
-        return Optimized(changed, losses, near, weight_NK)
+        return Optimized(changed, losses_SN, near, weight_NK)
+
+    def _loss(
+        self, neighbours_of_questions: Sequence[Sequence[PromptSuffix | None]], weight_NK: Tensor
+    ) -> NeighbourLoss:
+        """The loss on these neighbours, with these kernel weights."""
+        return NeighbourLoss(
+            self.replay, neighbours_of_questions, weight_NK, self.settings.loss, self.budget
+        )
 
     def _nearest(self, embedding_NX: Tensor, references: ReferenceSet) -> Neighbours:
+        """The neighbours of the questions with these embeddings."""
         settings = self.settings
         epsilon = settings.epsilon
         if settings.optimizer == "mode_finding":
@@ -267,11 +290,18 @@ class PathwayEngine(Engine):
     def _neighbour_suffixes(
         self, near: Neighbours, references: ReferenceSet
     ) -> list[list[PromptSuffix | None]]:
-        """The suffixes of each question's neighbours, nearest first;
-        None for a missing neighbour."""
+        """The suffixes of each question's neighbours, nearest first; None for a missing
+        neighbour."""
         index_QK = near.index_QK
-        suffixes = self._reference_suffixes(references, index_QK[index_QK >= 0].unique().tolist())
-        return [[suffixes.get(reference) for reference in row] for row in index_QK.tolist()]
+        numbers = index_QK[index_QK >= 0].unique().tolist()
+        suffixes = self._reference_suffixes(references, numbers)
+        suffixes_of_questions = []
+        for references_of_question in index_QK.tolist():
+            # -1, a missing neighbour, has no suffix
+            suffixes_of_questions.append(
+                [suffixes.get(number) for number in references_of_question]
+            )
+        return suffixes_of_questions
 
     def _reference_suffixes(
         self, references: ReferenceSet, numbers: list[int]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moe_lab.methods.c3po.config import ALPHAS, KEPT, C3POConfig
 from moe_lab.methods.c3po.descent import NeighbourLoss, check_losses
-from moe_lab.methods.c3po.pathway import Pathways, Watch, unwatched
+from moe_lab.methods.c3po.pathway import ChangedPathways, Pathways, Watch, unwatched
 
 DEGREE = 2
 """The degree of the polynomial kernel (1 + cos)^degree."""
@@ -65,8 +65,8 @@ def kernel(name: str, distance_Nk: Tensor, bandwidth: float | None = None) -> Te
 @torch.no_grad()
 def kernel_regression(
     pathways: Pathways, loss: NeighbourLoss, alpha: float | None, watch: Watch = unwatched
-) -> tuple[Pathways, Tensor]:
-    """(changed pathways, losses float32 [2, N] of the original and the changed pathways).
+) -> ChangedPathways:
+    """The pathways moved towards the mean of their neighbours' pathways; S = 2.
 
     The mean is over the core experts, scaled to the probability of the core in the question's own
     pathway; the other experts keep their probability. With all experts in the core this is
@@ -99,12 +99,12 @@ def kernel_regression(
     check_losses(losses, loss.has_neighbours_N)
     watch(pathways)
     watch(changed)
-    return changed, losses
+    return ChangedPathways(changed, losses)
 
 
 def distances(pathway_NWLE: Tensor, reference_RWLE: Tensor) -> Tensor:
-    """[N, R]: root mean square, over tokens and layers,
-    of the distance between two distributions: 0 to sqrt(2)."""
+    """[N, R]: root mean square, over tokens and layers, of the distance between two distributions:
+    0 to sqrt(2)."""
     W, L = pathway_NWLE.shape[1:3]
     return torch.cdist(pathway_NWLE.flatten(1), reference_RWLE.flatten(1)) / math.sqrt(W * L)
 
@@ -117,12 +117,12 @@ def mode_finding(
     settings: C3POConfig,
     excluded_NR: Tensor | None = None,
     watch: Watch = unwatched,
-) -> tuple[Pathways, Tensor]:
-    """(changed pathways, losses float32 [shifts + 1, N] on the neighbours, with the model's top-k).
+) -> ChangedPathways:
+    """The pathways shifted to where the references' pathways are dense; S = shifts + 1.
 
     Each shift searches neighbours again among the references' pathways. Their mean is over the core
-    experts and scaled to the core's probability, as in kernel regression. The loss is reported, not
-    used.
+    experts and scaled to the core's probability, as in kernel regression. The loss on the
+    neighbours of the question's text, with the model's top-k, is reported, not used.
 
     Of the k nearest references only those within the radius `epsilon` are neighbours. It is a bound
     of half the squared distance, which for vectors of unit length is the cosine distance.
@@ -153,7 +153,7 @@ def mode_finding(
         watch(changed)
     losses_SN = torch.stack(losses)
     check_losses(losses_SN, loss.has_neighbours_N)
-    return changed, losses_SN
+    return ChangedPathways(changed, losses_SN)
 
 
 def without_neighbours(

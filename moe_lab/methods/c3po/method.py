@@ -1,12 +1,12 @@
-"""`method=c3po`: pathways of test questions,
-optimized on similar questions that the model answers correctly."""
+"""`method=c3po`: pathways of test questions, optimized on similar questions that the model answers
+correctly."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from moe_lab.config.schema import Config as RunConfig
 from moe_lab.engine.token_span import named_tokens
@@ -80,6 +80,15 @@ def _layers_of_part(given: Any, part: str, count: int) -> range:
     return range(start, start + size)
 
 
+class QuestionsWithout(NamedTuple):
+    """The questions of a run that have no neighbour."""
+
+    without: int
+    """Their number."""
+    questions: int
+    """The number of all questions."""
+
+
 class C3PO(ReferenceMethod):
     """Optimizes the pathways of test questions on their neighbours."""
 
@@ -91,8 +100,8 @@ class C3PO(ReferenceMethod):
     Config = C3POConfig
 
     def check(self, facts: ModelFacts) -> None:
-        """Raises ConfigError for layers that the model lacks,
-        and for routers that do not choose by logits."""
+        """Raises ConfigError for layers that the model lacks, and for routers that do not choose by
+        logits."""
         from moe_lab.routing.rules import LOGITS
 
         named_layers(self.config.layers, facts.moe_layers)
@@ -125,8 +134,8 @@ class C3PO(ReferenceMethod):
         return super().identity(facts) | {"layers": layers}
 
     def forward_tokens(self, workload: Workload, config: RunConfig, facts: ModelFacts) -> float:
-        """The tokens of the answers, of the neighbours (read once),
-        and of their prompts' suffixes in every pass.
+        """The tokens of the answers, of the neighbours (read once), and of their prompts' suffixes
+        in every pass.
 
         With `epsilon` the number of neighbours is not known yet; k is assumed.
         """
@@ -144,7 +153,8 @@ class C3PO(ReferenceMethod):
         return answers + workload.documents * (read + passed)
 
     def held(self, workload: Workload, facts: ModelFacts) -> tuple[float, float]:
-        """For the questions that are optimized together, and for their neighbours.
+        """(cached slots, rows of logits) for the questions that are optimized together, and for
+        their neighbours.
 
         Neighbours are cached from the first changed layer on.
         """
@@ -153,8 +163,9 @@ class C3PO(ReferenceMethod):
 
         changed = 1 - named_layers(self.config.layers, facts.moe_layers)[0] / facts.moe_layers
         slots = AT_ONCE * (1 + self.config.k) * changed * workload.longest
-        answers = workload.requests / max(1, workload.documents)
-        return max(slots, workload.longest), AT_ONCE * answers * min(ANSWER_TOKENS, workload.answer)
+        answers_per_question = workload.requests / max(1, workload.documents)
+        answer_tokens = min(ANSWER_TOKENS, workload.answer)
+        return max(slots, workload.longest), AT_ONCE * answers_per_question * answer_tokens
 
     def references_left(self, config: RunConfig, facts: ModelFacts) -> dict[str, float]:
         """The oracle reads none."""
@@ -207,23 +218,22 @@ class C3PO(ReferenceMethod):
             )
         counts = C3PO.without_neighbour(result)
         if counts is not None:
-            without, questions = counts
+            epsilon = block["c3po"]["epsilon"]
             lines.append(
-                f"c3po, epsilon {block['c3po']['epsilon']}: {without} of {questions} questions had "
-                "no neighbour and kept their pathway."
+                f"c3po, epsilon {epsilon}: {counts.without} of {counts.questions} questions had no "
+                "neighbour and kept their pathway."
             )
         return lines
 
     @staticmethod
-    def without_neighbour(result: RunBlock) -> tuple[int, int] | None:
-        """(questions without a neighbour, all questions); None if each has one,
-        and for the oracle."""
+    def without_neighbour(result: RunBlock) -> QuestionsWithout | None:
+        """The questions without a neighbour; None if each has one, and for the oracle."""
         report = result.report
         without = report.get("reference", {}).get("questions_without", 0)
         each_has_one = report.get("epsilon") is None and not without
         if report.get("upper_bound") or each_has_one:
             return None
-        return without, result.num_documents
+        return QuestionsWithout(without, result.num_documents)
 
 
 def right_answers(config: RunConfig) -> dict[str, str]:
@@ -237,9 +247,10 @@ def right_answers(config: RunConfig) -> dict[str, str]:
         for instance in task.instances:
             by_document.setdefault(instance.doc_id, []).append(instance)
         for instances in by_document.values():
-            right = right_request(config, task, instances)[1]
+            _, right = right_request(config, task, instances)
             for instance in instances:
-                if golds.setdefault(instance.args[0], right) != right:
+                prompt = instance.args[0]
+                if golds.setdefault(prompt, right) != right:
                     raise ConfigError(
                         "method.optimizer=oracle needs a prompt per question: task.answer=letters."
                     )

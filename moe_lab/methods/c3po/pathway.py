@@ -1,12 +1,14 @@
 """Pathways: the routing probabilities that C3PO optimizes (section 3.5), and noise around them.
 
 N = questions, W = re-routed tokens of each, M = MoE layers, L = optimized ones, E = experts,
-C = core experts, K = experts per token, P = sequences of a pass, T = N x W.
+C = core experts, K = experts per token, P = sequences of a pass, T = N x W, S = states of an
+optimization.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +16,8 @@ from torch import Tensor
 from moe_lab.routing.remix import Remix
 
 FLOOR = 1e-9
-"""Where weights are clipped. `Remix` takes logarithms,
-so an expert at exactly 0 would never get a gradient again."""
+"""Where weights are clipped. `Remix` takes logarithms, so an expert at exactly 0 would never get a
+gradient again."""
 
 
 class Pathways:
@@ -135,6 +137,15 @@ class Pathways:
         for layer, experts_NWC in zip(self.layers, self.relaxed.unbind(dim=2), strict=True):
             relaxed[layer] = experts_NWC[rows]
         return Remix(probs, relaxed)
+
+
+class ChangedPathways(NamedTuple):
+    """The result of an optimizer."""
+
+    pathways: Pathways
+    losses_SN: Tensor
+    """float32: the losses on the neighbours, of the original pathways and after every step (of
+    kernel regression: of its only one); NaN for a question without neighbours."""
 
 
 Watch = Callable[[Pathways], None]

@@ -1,2 +1,2 @@
-"""Reference questions that the model answers correctly: documents, files,
-embeddings and nearest neighbours."""
+"""Reference questions that the model answers correctly: documents, files, embeddings and nearest
+neighbours."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from moe_lab.config.catalog import resource_folder
 from moe_lab.config.schema import Config, TaskConfig
@@ -72,13 +72,19 @@ rule of their own task. `toy_choice:far`, which is not used here, has questions 
 than the test."""
 
 
-def reference_sources(
-    task: str | list[str], reference: str | list[str] | None
-) -> tuple[str, list[Source]]:
-    """(label, sources) of the references of one or several evaluated tasks.
+class ChosenSources(NamedTuple):
+    """Where references come from."""
 
-    The sources are the tasks that `reference` names; else the paper's; else the task's own train
-    split.
+    label: str
+    """How the sources were chosen: "method.reference", "Table 7", "own train split", ..."""
+    sources: list[Source]
+
+
+def reference_sources(task: str | list[str], reference: str | list[str] | None) -> ChosenSources:
+    """The sources of the references of one or several evaluated tasks.
+
+    They are the tasks that `reference` names; else the paper's; else the task's own train split.
+    Raises ConfigError if `reference` is empty.
     """
     if reference is not None:
         names = [reference] if isinstance(reference, str) else list(reference)
@@ -86,7 +92,7 @@ def reference_sources(
             raise ConfigError(
                 "method.reference=[] names no task. Leave it out, or name an lm-eval task."
             )
-        return "method.reference", [Source(name, (name,)) for name in names]
+        return ChosenSources("method.reference", [Source(name, (name,)) for name in names])
     task_names = [task] if isinstance(task, str) else task
     labels: dict[Source, str] = {}
     for name in task_names:
@@ -98,7 +104,7 @@ def reference_sources(
         else:
             labels[Source(f"{name}, train", (name,), is_own_train_split=True)] = "own train split"
     label = ", ".join(dict.fromkeys(labels.values()))
-    return label, list(labels)
+    return ChosenSources(label, list(labels))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +125,7 @@ class ReferenceDocuments:
 
     @property
     def dropped(self) -> int:
+        """Test documents that were left out of all sources."""
         return sum(source["dropped"] for source in self.sources)
 
 
@@ -133,12 +140,26 @@ def reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
 
     Raises ConfigError and TaskError for missing tasks, and if no document is left.
     """
-    chosen = (settings.reference, settings.reference_size, config.sample_seed)
-    key = f"references {task_key(config)} {chosen}"
+    key = _ReferencesKey(
+        task_key(config), repr(settings.reference), settings.reference_size, config.sample_seed
+    )
     return once(key, lambda: _reference_documents(config, settings))
 
 
+@dataclass(frozen=True)
+class _ReferencesKey:
+    """All that determines the documents of references."""
+
+    task: str
+    """`task_key` of the evaluated task."""
+    reference: str
+    """As text, since a list is not hashable."""
+    reference_size: int | None
+    sample_seed: int
+
+
 def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
+    """`reference_documents`, chosen now."""
     label, sources = reference_sources(config.task.name, settings.reference)
     test_hashes: set[str] = set()
     for task in load_tasks(config)["tasks"].values():
@@ -147,23 +168,20 @@ def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
     documents = ReferenceDocuments(label=label, tasks={}, samples={}, metrics={}, sources=[])
     numbers_by_task: dict[str, set[int]] = {}
     for source in sources:
-        tasks, metrics = _load(config, source)
+        loaded = _load(config, source)
+        tasks = loaded.tasks
         documents.tasks.update(tasks)
-        documents.metrics.update(metrics)
-        free = []
-        count = 0
-        for key, task in tasks.items():
+        documents.metrics.update(loaded.metrics)
+        for key in tasks:
             numbers_by_task.setdefault(key, set())
-            for number, hashes in enumerate(document_hashes(task)):
-                count += 1
-                if not hashes & test_hashes:
-                    free.append((key, number))
+        free = _documents_without(tasks, test_hashes)
         # the first ones of a permutation of all that are not test documents
         Random(f"{source.title} {config.sample_seed}").shuffle(free)
         size = settings.reference_size or source.size
         chosen = free[:size]
         for key, number in chosen:
             numbers_by_task[key].add(number)
+        count = sum(len(document_hashes(task)) for task in tasks.values())
         documents.sources.append(
             {
                 "title": source.title,
@@ -185,20 +203,37 @@ def _reference_documents(config: Config, settings: Any) -> ReferenceDocuments:
     return documents
 
 
-def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str]]:
-    """(the tasks of a source by `<task>:<split>`, the metrics of those that generate).
+def _documents_without(tasks: Mapping[str, Any], excluded: set[str]) -> list[tuple[str, int]]:
+    """(`<task>:<split>`, document number) of all documents that have no hash in `excluded`."""
+    documents = []
+    for key, task in tasks.items():
+        for number, hashes in enumerate(document_hashes(task)):
+            if hashes.isdisjoint(excluded):
+                documents.append((key, number))
+    return documents
 
-    Raises ConfigError for answers that cannot be graded one by one.
-    """
+
+class LoadedSource(NamedTuple):
+    """The tasks of a source."""
+
+    tasks: dict[str, Any]
+    """By `<task>:<split>`."""
+    metrics: dict[str, str]
+    """`metric,filter` that grades the answers, of tasks whose answers are generated."""
+
+
+def _load(config: Config, source: Source) -> LoadedSource:
+    """Load the tasks of a source. Raises ConfigError for answers that cannot be graded one by
+    one."""
     tasks: dict[str, Any] = {}
     metrics: dict[str, str] = {}
     for name in _task_names(config, source):
-        task_config, splits = named_task(config, name, source.is_own_train_split)
+        named = named_task(config, name, source.is_own_train_split)
         alone = replace(
-            config, task=task_config, num_fewshot=0, limit=None, samples=None, predict_only=False
+            config, task=named.task, num_fewshot=0, limit=None, samples=None, predict_only=False
         )
         try:
-            loaded = load_tasks(alone, splits=splits)
+            loaded = load_tasks(alone, splits=named.splits)
         except TaskError as error:
             raise ConfigError(
                 f"The references of task={config.task.name} come from {name}. {error}\n"
@@ -209,19 +244,19 @@ def _load(config: Config, source: Source) -> tuple[dict[str, Any], dict[str, str
             _check_answers(key, task)
             tasks[key] = task
             if task.get_config("output_type") == "generate_until":
-                metrics[key] = task_config.metric or _first_metric(task)
-    return tasks, metrics
+                metrics[key] = named.task.metric or _first_metric(task)
+    return LoadedSource(tasks, metrics)
 
 
 def _task_names(config: Config, source: Source) -> tuple[str, ...]:
-    """The `hub_tasks` of a source that has some, if no folder of its `tasks` is in data_dir;
-    else its `tasks`."""
+    """The tasks of a source: its `hub_tasks`, if it has some and no folder of its `tasks` is in
+    data_dir."""
     if not source.hub_tasks:
         return source.tasks
     if config.data_dir is None:
         return source.hub_tasks
     for name in source.tasks:
-        task, _ = named_task(config, name, source.is_own_train_split)
+        task = named_task(config, name, source.is_own_train_split).task
         folder = task.data_folder or str(task.name)
         if (Path(config.data_dir) / folder).is_dir():
             return source.tasks
@@ -252,16 +287,23 @@ def _first_metric(task: Any) -> str:
     return f"{task.config.metric_list[0]['metric']},{output_filters(task)[0].name}"
 
 
-def named_task(
-    config: Config, name: str, is_evaluated: bool = False
-) -> tuple[TaskConfig, tuple[str, ...]]:
-    """The task of a name (an option of conf/task/ or of lm-eval), and its splits.
+class NamedTask(NamedTuple):
+    """A task whose documents are references."""
+
+    task: TaskConfig
+    splits: tuple[str, ...]
+    """Its documents come from the first of these that exists, as `load_tasks` takes them."""
+
+
+def named_task(config: Config, name: str, is_evaluated: bool = False) -> NamedTask:
+    """The task of a name: an option of conf/task/, or one of lm-eval's; with `:<split>` that split.
 
     Args:
+        config: of the run. The task is asked as the evaluated one is (`task.answer`).
         is_evaluated: whether it is the evaluated task, whose training split is meant.
     """
     if is_evaluated:
-        return replace(config.task, name=name), ("training_split",)
+        return NamedTask(replace(config.task, name=name), ("training_split",))
     name, _, split = name.partition(":")
     file = resource_folder("conf") / "task" / f"{name}.yaml"
     values: dict[str, Any] = {"name": name}
@@ -271,7 +313,7 @@ def named_task(
         values = {"name": name, **yaml.safe_load(file.read_text(encoding="utf-8"))}
     task = build(TaskConfig, values, prefix="task.")
     task = replace(task, answer=config.task.answer, include_path=config.task.include_path)
-    return task, (split,) if split else USUAL_SPLITS
+    return NamedTask(task, (split,) if split else USUAL_SPLITS)
 
 
 def check_choice_questions(config: Config, settings: Any) -> ReferenceDocuments:

@@ -73,8 +73,8 @@ def normalized(vectors_RX: Tensor, mean_X: Tensor | None) -> Tensor:
 
 
 def embedding_identity(how: str | Path | None) -> dict[str, Any]:
-    """All that determines embeddings except the evaluated model: for files and folders,
-    their content.
+    """All that determines embeddings except the evaluated model: {"embeddings"}, for a model of the
+    hub also {"commit"}. Files and folders count by their content.
 
     Raises ConfigError for a missing file or package.
     """
@@ -117,8 +117,8 @@ def repository_of(name: str) -> str:
 
 
 def _commit(name: str) -> str | None:
-    """The commit of a model of the hub, which a process finds once;
-    None offline if the cache lacks the model.
+    """The commit of a model of the hub, which a process finds once; None offline if the cache lacks
+    the model.
 
     Raises ConfigError for a repository without weights that can be read, and ModelError for one
     that is not available.
@@ -135,8 +135,8 @@ def _commit(name: str) -> str | None:
 
 
 def encoder_folder(name: str) -> Path:
-    """The folder of a sentence-transformers model: a local one,
-    or that of the commit which is part of the identity.
+    """The folder of a sentence-transformers model: a local one, or that of the commit which is part
+    of the identity.
 
     Missing files of the hub are fetched, without code. Raises ModelError for a repository that is
     not available.
@@ -153,8 +153,8 @@ def encoder_folder(name: str) -> Path:
 
 @torch.inference_mode()
 def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
-    """float32 [R, D]: the mean of the last hidden states over each text's tokens;
-    long texts lose their beginning.
+    """float32 [R, D]: the mean of the last hidden states over each text's tokens. Long texts lose
+    their beginning.
 
     Texts of similar length share a pass. They are padded on the right, which a causal model never
     attends to.
@@ -177,7 +177,7 @@ def hidden_states(texts: Sequence[str], model: LoadedModel) -> Tensor:
 
 
 def _mean_hidden_states(ids: list[list[int]], model: LoadedModel) -> Tensor:
-    """[B, D]: of texts (token ids) in one pass."""
+    """[B, D]: `hidden_states` of texts (token ids), in one pass."""
     lengths = [len(ids_of_text) for ids_of_text in ids]
     ids_BS = padded(ids, 0).to(model.device)
     real_BS = padded([[1] * length for length in lengths], 0).to(model.device)
@@ -188,7 +188,10 @@ def _mean_hidden_states(ids: list[list[int]], model: LoadedModel) -> Tensor:
 
 
 def text_ids(texts: Sequence[str], model: LoadedModel) -> list[list[int]]:
-    """The tokens of each text whose hidden states are averaged."""
+    """The tokens of each text whose hidden states are averaged, its last `max_length` ones.
+
+    A text without tokens has the beginning-of-text token, else the end token.
+    """
     most = model.facts.max_length
     prefix = model.tokenizer.bos_token_id or model.tokenizer.eos_token_id or 0
     return [model.tokenizer(text).input_ids[-most:] or [prefix] for text in texts]
@@ -242,6 +245,7 @@ def read_vectors(texts: Sequence[str], path: Path) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _encoder(name: str, device: str | None) -> Any:
+    """A loaded sentence-transformers model. Raises ConfigError if it cannot be loaded."""
     from sentence_transformers import SentenceTransformer
 
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}

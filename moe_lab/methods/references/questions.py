@@ -1,9 +1,9 @@
 """Reference questions: documents as lm-eval asks them, and the base model's graded answers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from moe_lab.config.schema import Config
 from moe_lab.engine.lm import EngineLM, Request
@@ -14,8 +14,12 @@ from moe_lab.tasks.lm_eval_versions.documents import has_prompt_per_choice, numb
 from moe_lab.tasks.lm_eval_versions.metrics import scores_of_response
 from moe_lab.tasks.requests import build_requests, right_request
 
-Graded = tuple[str, bool]
-"""The base model's answer to a question, and whether it is right."""
+
+class Graded(NamedTuple):
+    """The base model's answer to a question."""
+
+    answer: str
+    is_right: bool
 
 
 @dataclass(frozen=True)
@@ -27,19 +31,20 @@ class Question:
     number: int
     """The number of its document in that split."""
     kind: str
-    """loglikelihood for a multiple-choice question,
-    generate_until for one whose answer the model generates."""
+    """loglikelihood for a multiple-choice question, generate_until for one whose answer the model
+    generates."""
     requests: list[tuple]
-    """lm-eval's arguments, all with the same prompt: of every choice,
-    or of the generated answer."""
+    """lm-eval's arguments, all with the same prompt: of every choice, or of the generated
+    answer."""
     right_answer: str
-    """The right choice, or the right answer as the data set words it;
-    the model may word it differently."""
+    """The right choice, or the right answer as the data set words it; the model may word it
+    differently."""
     graded: Callable[[list[Any]], Graded]
     """Grades the responses to the requests."""
 
     @property
     def prompt(self) -> str:
+        """The text that the model reads before an answer."""
         return self.requests[0][0]
 
 
@@ -73,6 +78,8 @@ def reference_questions(config: Config, documents: ReferenceDocuments) -> list[Q
 
 
 def _choice_question(key: str, number: int, task: Any, instances: list[Any]) -> Question:
+    """A multiple-choice question from lm-eval's requests of its document. Raises ConfigError for
+    one with several prompts."""
     document = instances[0].doc
     count = number_of_choices(task, document)
     choices = [tuple(instance.args) for instance in instances[:count]]
@@ -97,7 +104,7 @@ def _grade_choices(answers: list[str], gold: int, scores: list[tuple[float, bool
     """The choice with the highest log-likelihood, the first one of equal choices."""
     values = [score for score, _ in scores]
     best = values.index(max(values))
-    return answers[best], best == gold
+    return Graded(answers[best], best == gold)
 
 
 def _grade_text(task: Any, instance: Any, metric: str, texts: list[str]) -> Graded:
@@ -106,7 +113,8 @@ def _grade_text(task: Any, instance: Any, metric: str, texts: list[str]) -> Grad
     [text] = texts
     metric_name, _, filter_name = metric.partition(",")
     scores = scores_of_response(task, instance, text, filter_name)
-    return text, bool(text) and float(scores[metric_name]) == 1
+    is_right = bool(text) and float(scores[metric_name]) == 1
+    return Graded(text, is_right)
 
 
 def answered(questions: Sequence[Question], lm: EngineLM) -> list[Graded]:
@@ -114,17 +122,24 @@ def answered(questions: Sequence[Question], lm: EngineLM) -> list[Graded]:
     graded: dict[int, Graded] = {}
     for kind in dict.fromkeys(question.kind for question in questions):
         numbers = [i for i, question in enumerate(questions) if question.kind == kind]
-        responses = _responses(kind, [questions[i] for i in numbers], lm)
-        for i in numbers:
-            graded[i] = questions[i].graded([next(responses) for _ in questions[i].requests])
+        responses_of = _responses(kind, [questions[i] for i in numbers], lm)
+        for i, responses in zip(numbers, responses_of, strict=True):
+            graded[i] = questions[i].graded(responses)
     return [graded[i] for i in range(len(questions))]
 
 
-def _responses(kind: str, questions: Sequence[Question], lm: EngineLM) -> Iterator[Any]:
-    """The responses to all requests of questions of one kind, in order."""
+def _responses(kind: str, questions: Sequence[Question], lm: EngineLM) -> list[list[Any]]:
+    """The responses to the requests of each question; all questions are of one kind."""
     requests = []
     for question in questions:
         requests += [Request(arguments) for arguments in question.requests]
-    responses: dict[int, Any] = {}
-    lm.answer(kind, requests, responses.__setitem__)
-    return iter([responses[i] for i in range(len(requests))])
+    response_of: dict[int, Any] = {}
+    lm.answer(kind, requests, response_of.__setitem__)
+
+    responses_of_questions = []
+    start = 0
+    for question in questions:
+        stop = start + len(question.requests)
+        responses_of_questions.append([response_of[i] for i in range(start, stop)])
+        start = stop
+    return responses_of_questions

@@ -1,5 +1,5 @@
-"""Reference sets: questions that the base model answers correctly,
-with its pathways and their embeddings.
+"""Reference sets: questions that the base model answers correctly, with its pathways and their
+embeddings.
 
 A set is built once per model, reference documents and prompt form, in
 outputs/references/<model>-<tasks>-<id8>/. `store.py` writes its files.
@@ -10,7 +10,7 @@ R = references, W = re-routed tokens, M = MoE layers, E = experts, X = size of a
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -60,8 +60,8 @@ class ReferenceSet:
     embedding_RX: Tensor
     """float32, rows of unit length."""
     counts: dict[str, Any]
-    """label, asked, correct, dropped (test documents),
-    and the sources (`ReferenceDocuments.sources`)."""
+    """label, asked, correct, dropped (test documents), and the sources
+    (`ReferenceDocuments.sources`); empty for a set in memory."""
     how: str | None = None
     """The value of `method.embeddings` by which `embedding_RX` was computed."""
     mean_X: Tensor | None = None
@@ -94,7 +94,10 @@ def load_or_build(config: Config, settings: Any, model: LoadedModel, lm: EngineL
     )
     least = settings.k if settings.epsilon is None else 1
     if record["correct"] < least:
-        tasks = ", ".join(task for source in record["sources"] for task in source["tasks"])
+        names: list[str] = []
+        for source in record["sources"]:
+            names += source["tasks"]
+        tasks = ", ".join(names)
         enough = "" if least == 1 else f", and method.k={settings.k} neighbours are needed"
         raise ConfigError(
             f"{config.model.name} answered {record['correct']} of {record['asked']} reference "
@@ -115,10 +118,10 @@ def stored_references(folder: Path, how: str | None, model: LoadedModel) -> Refe
     stored = read(folder)
     file = folder / f"embeddings-{run_id(embedding_identity(how))[:8]}.safetensors"
     if not file.exists():
-        embedding_RX, mean_X = _embedded(how, stored["texts"], model)
-        tensors = {"embedding": embedding_RX}
-        if mean_X is not None:
-            tensors["mean"] = mean_X
+        embeddings = _embedded(how, stored["texts"], model)
+        tensors = {"embedding": embeddings.embedding_RX}
+        if embeddings.mean_X is not None:
+            tensors["mean"] = embeddings.mean_X
         write_atomically(file, save(tensors))
     with reading(file, "Remove it: it is computed again."):
         tensors = load_file(file)
@@ -148,7 +151,7 @@ def given_references(
         prompt_ids, answer_ids = lm.encode_pair(prompt, answer)
         prompts.append(list(prompt_ids))
         golds.append(list(answer_ids[:ANSWER_TOKENS]))
-    embedding_RX, mean_X = _embedded(settings.embeddings, texts, model)
+    embeddings = _embedded(settings.embeddings, texts, model)
     return ReferenceSet(
         folder=None,
         texts=texts,
@@ -156,10 +159,10 @@ def given_references(
         prompts=prompts,
         golds=golds,
         pathway_RWME=pathways(texts, prompts, settings.tokens, model, lm.budget),
-        embedding_RX=embedding_RX,
+        embedding_RX=embeddings.embedding_RX,
         counts={},
         how=settings.embeddings,
-        mean_X=mean_X,
+        mean_X=embeddings.mean_X,
     )
 
 
@@ -230,15 +233,23 @@ def questions_content(
 
 
 def _numerics(documents: ReferenceDocuments) -> int:
+    """The largest of `NUMERICS` that counts for these documents."""
     return max(NUMERICS[task.get_config("output_type")] for task in documents.tasks.values())
 
 
-def _embedded(
-    how: str | None, texts: list[str], model: LoadedModel
-) -> tuple[Tensor, Tensor | None]:
-    """([R, X], the subtracted mean or None)."""
+class _Embeddings(NamedTuple):
+    """Embeddings of references."""
+
+    embedding_RX: Tensor
+    """float32, rows of unit length."""
+    mean_X: Tensor | None
+    """What was subtracted from hidden states, their mean; None: nothing."""
+
+
+def _embedded(how: str | None, texts: list[str], model: LoadedModel) -> _Embeddings:
+    """The embeddings of references; `how` is `method.embeddings`."""
     if how is not None:
-        return embed(texts, how, model), None
+        return _Embeddings(embed(texts, how, model), None)
     states_RX = hidden_states(texts, model)
     mean_X = states_RX.mean(dim=0)
-    return normalized(states_RX, mean_X), mean_X
+    return _Embeddings(normalized(states_RX, mean_X), mean_X)

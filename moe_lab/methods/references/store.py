@@ -1,5 +1,5 @@
-"""The files of a reference set: the base model answers reference questions,
-and its pathways are stored.
+"""The files of a reference set: the base model answers reference questions, and its pathways are
+stored.
 
     references.jsonl              a line for each answered question:
                                   task, document, text, the model's answer, token ids
@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save
@@ -99,7 +99,7 @@ def _answer_lines(questions: list[Question], lm: EngineLM) -> list[dict[str, Any
     for question, (answer, is_right) in zip(questions, graded, strict=True):
         if not answer:
             continue
-        prompt_ids, answer_ids = _token_ids(question, answer, generated, lm)
+        ids = _token_ids(question, answer, generated, lm)
         lines.append(
             {
                 "task": question.task,
@@ -107,32 +107,48 @@ def _answer_lines(questions: list[Question], lm: EngineLM) -> list[dict[str, Any
                 "text": question.prompt,
                 "answer": answer,
                 "correct": is_right,
-                "prompt_ids": list(prompt_ids),
-                "answer_ids": list(answer_ids),
+                "prompt_ids": list(ids.prompt),
+                "answer_ids": list(ids.answer),
             }
         )
     return lines
 
 
+class _TokenIds(NamedTuple):
+    """A question and its answer as token ids."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    """The first `ANSWER_TOKENS` at most."""
+
+
 def _token_ids(
     question: Question, answer: str, generated: dict[str, GenerationState], lm: EngineLM
-) -> tuple[Sequence[int], Sequence[int]]:
-    """The tokens of a prompt and the first tokens of its answer, as the model read and wrote them.
+) -> _TokenIds:
+    """The tokens of a prompt and of its answer, as the model read and wrote them.
 
     Their texts, encoded again, may be other tokens, which the model finds unlikely.
+
+    Args:
+        generated: the tokens generated for each prompt, by its text.
     """
     state = generated.get(question.prompt)
     if question.kind == "generate_until" and state is not None:
         answer_ids = tokens_of(answer, state.prompt, state.generated, ANSWER_TOKENS, lm.new_text)
-        return state.prompt, answer_ids
+        return _TokenIds(state.prompt, answer_ids)
     prompt_ids, scored_ids = lm.encode_pair(question.prompt, answer)
-    return prompt_ids, scored_ids[:ANSWER_TOKENS]
+    return _TokenIds(prompt_ids, scored_ids[:ANSWER_TOKENS])
 
 
 def pathways(
     texts: list[str], prompts: list[list[int]], tokens: str, model: LoadedModel, budget: Budget
 ) -> Tensor:
-    """float32 [R, W, M, E]: routing probabilities of the named tokens of prompts (token ids).
+    """float32 [R, W, M, E]: routing probabilities of the named tokens of prompts.
+
+    Args:
+        texts: the prompts' texts, for the error.
+        prompts: their token ids; may be empty.
+        tokens: the name of the tokens, such as "last1".
 
     Raises ConfigError for a prompt that has too few tokens.
     """
@@ -151,9 +167,10 @@ def pathways(
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Fields of a ReferenceSet of the questions that were answered correctly.
+    """The questions of a stored set that were answered correctly, as fields of a ReferenceSet.
 
-    Raises ConfigError if a file is missing or damaged.
+    These are texts, answers, prompts, golds, pathway_RWME and counts; the embeddings are in files
+    of their own. Raises ConfigError if a file is missing or damaged.
     """
     remedy = (
         "Runs of method=c3po write such folders below outputs/references/. Remove a damaged one."

@@ -81,26 +81,21 @@ class MoeDesignConfig(DeepseekConfig):
     """A backbone, a router, routed and shared experts.
 
     The experts are named as in `DeepseekConfig`: `n_routed_experts`, `num_experts_per_tok`,
-    `n_shared_experts` (null or
-    0: none), `moe_intermediate_size`, `norm_topk_prob`. `intermediate_size` is the width of dense
-        layers alone.
+    `n_shared_experts` (null or 0: none), `moe_intermediate_size`, `norm_topk_prob`.
+    `intermediate_size` is the width of dense layers alone.
 
-    backbone: `olmoe` (attention with norms of queries and keys, experts in every layer) or
-        `deepseek` (Llama's
-    attention, `first_k_dense_replace` dense layers).
-    router: `token` (each token takes its k experts), `word` and `sentence` (all tokens of one take
-        the k experts of its
-    first token), `word-hash` (a hash of the id of a word's first token gives its experts, with
-    equal weights), or `expert` (each expert takes its tokens).
-    selection_bias: whether routers have a buffer `selection_bias` that is added to the scores by
-        which experts are
-    chosen.
-    capacity_factor: of `expert`, tokens of an expert relative to T k / E, its share of T tokens
-        where all experts have
-    the same.
-    aux_loss_alpha: of transformers' load-balancing loss, with `output_router_logits` only. It is no
-        loss of `expert`,
-    and leaves out the selection bias.
+    - backbone: `olmoe` (attention with norms of queries and keys, experts in every layer) or
+      `deepseek` (Llama's attention, `first_k_dense_replace` dense layers).
+    - router: `token` (each token takes its k experts), `word` and `sentence` (all tokens of one
+      take the k experts of its first token), `word-hash` (a hash of the id of a word's first token
+      gives its experts, with equal weights), or `expert` (each expert takes its tokens).
+    - selection_bias: whether routers have a buffer `selection_bias` that is added to the scores by
+      which experts are chosen.
+    - capacity_factor: for the router `expert`, the tokens of an expert relative to T k / E, its
+      share of T tokens where all experts have the same number.
+    - aux_loss_alpha: the coefficient of transformers' load-balancing loss, with
+      `output_router_logits` only. The loss leaves out the selection bias, and the router `expert`
+      has none.
     """
 
     model_type: ClassVar[str] = "moe_design"

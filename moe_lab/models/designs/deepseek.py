@@ -1,11 +1,9 @@
 """DeepSeek-MoE-16B from transformers' parts (Dai et al. 2024, "DeepSeekMoE", equations 1-11).
 
 transformers does not have it, and its published code no longer loads. It is a Llama with a
-`DeepseekMoE` in most
-layers: routed experts, chosen by the top-k of a softmax over all of them, plus shared experts that
-    see every token.
-Parameters have the published names; experts are fused on loading and written one by one again on
-saving.
+`DeepseekMoE` in most layers: routed experts, chosen by the top-k of a softmax over all of them,
+plus shared experts that see every token. Parameters have the published names. Experts are fused on
+loading and written one by one again on saving.
 
 B = sequences, S = positions, T = B x S tokens, H = hidden size, K = experts per token.
 """

@@ -53,6 +53,7 @@ class DesignMoE(DeepseekMoE):
 
 
 def _router(config: MoeDesignConfig, layer: int) -> DesignRouter:
+    """The router of a decoder layer with experts."""
     if config.router == HASHED:
         return HashedWordRouter(config, layer)
     if config.router in UNITS:
@@ -130,9 +131,8 @@ class MoeDesignModel(MoeDesignPreTrainedModel, DeepseekModel):
     inputs."""
 
     def __init__(self, config: MoeDesignConfig):
-        super().__init__(
-            config, DesignDecoderLayer if config.router == "token" else SequenceDecoderLayer
-        )
+        is_token_choice = config.router == "token"
+        super().__init__(config, DesignDecoderLayer if is_token_choice else SequenceDecoderLayer)
         self.units = UnitPlaces(config.vocab_size) if config.router in UNITS else None
 
     def forward(
@@ -142,19 +142,17 @@ class MoeDesignModel(MoeDesignPreTrainedModel, DeepseekModel):
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> Any:
-        if self.config.router != "token":
+        if self.units is not None:
             real_BS = _real(input_ids, attention_mask)
-            if self.units is not None:
-                layers = range(self.config.num_hidden_layers)
-                first = next(layer for layer in layers if self.config.is_moe_layer(layer))
-                kwargs["units"] = self.units(input_ids, real_BS, last_kind(cache, first))
-            else:
-                if cache is not None and cache.get_seq_length():
-                    raise ValueError(
-                        "Expert choice reads whole sequences: it runs without a cache."
-                    )
-                cache = None
-                kwargs |= {"real_BS": real_BS, "use_cache": False}
+            layers = range(self.config.num_hidden_layers)
+            first_moe = next(layer for layer in layers if self.config.is_moe_layer(layer))
+            kwargs["units"] = self.units(input_ids, real_BS, last_kind(cache, first_moe))
+        elif self.config.router != "token":  # expert choice
+            real_BS = _real(input_ids, attention_mask)
+            if cache is not None and cache.get_seq_length():
+                raise ValueError("Expert choice reads whole sequences: it runs without a cache.")
+            cache = None
+            kwargs |= {"real_BS": real_BS, "use_cache": False}
         return super().forward(
             input_ids=input_ids, attention_mask=attention_mask, cache=cache, **kwargs
         )

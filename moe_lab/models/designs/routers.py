@@ -51,9 +51,9 @@ class DesignRouter(Qwen2MoeTopKRouter):
     def __init__(self, config: MoeDesignConfig):
         super().__init__(config)
         self.fixed_routing = fixed_routing(config)
-        bias_E = (
-            torch.zeros(self.num_experts, dtype=torch.float32) if config.selection_bias else None
-        )
+        bias_E = None
+        if config.selection_bias:
+            bias_E = torch.zeros(self.num_experts, dtype=torch.float32)
         self.register_buffer("selection_bias", bias_E)
 
     def decide(self, logits_TE: Tensor) -> Decision:
@@ -93,13 +93,20 @@ class UnitTopKRouter(DesignRouter):
         return self.decide(self.of_first_token(logits_BSE, units, cache).flatten(0, 1))
 
     def of_first_token(self, own_BSX: Tensor, units: Units, cache: Cache | None) -> Tensor:
-        """[B, S, X]: for each token what its unit's first token has in `own_BSX`; a cache keeps the
-        last unit's."""
+        """[B, S, X]: for each token the values of its unit's first token.
+
+        Args:
+            own_BSX: each token's own values.
+            cache: has the values of the unit that an earlier pass has begun, and gets those of the
+                last unit of this pass; None: there is no earlier pass.
+        """
         earlier_BX = None if cache is None else cache.get_recurrent_state(self.layer)
         if earlier_BX is None:
             earlier_BX = torch.zeros_like(own_BSX[:, 0])
+        with_earlier_BRX = torch.cat([earlier_BX[:, None], own_BSX], dim=1)
+        # place 0 is the earlier unit, for tokens whose first_BS is -1
         source_BSX = (units.first_BS + 1)[..., None].expand_as(own_BSX)
-        decided_BSX = torch.cat([earlier_BX[:, None], own_BSX], dim=1).gather(1, source_BSX)
+        decided_BSX = with_earlier_BRX.gather(1, source_BSX)
         if cache is not None:
             cache.update_conv_state(units.kind_BS[:, None], self.layer, conv_kernel_size=1)
             cache.update_recurrent_state(decided_BSX[:, -1], self.layer)
@@ -163,15 +170,13 @@ class ExpertChoiceRouter(DesignRouter):
         return min(tokens, max(1, math.ceil(self.tokens_per_token * tokens - _ROUNDING)))
 
     def forward(self, hidden_TH: Tensor, real_BS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """
+        """(router logits [T, E], weights [E, M] in their dtype, tokens int64 [E, M]) for M = B C.
+
+        The tokens are indices among all T. Places that an expert does not fill have weight 0.
+
         Args:
             hidden_TH: hidden states.
             real_BS: bool; false: padding.
-
-        Returns:
-            logits: [T, E].
-            weights: [E, B C], in the logits' dtype.
-            index: int64 [E, B C], indices among the T tokens.
         """
         B, S = real_BS.shape
         logits_TE = F.linear(hidden_TH, self.weight)
@@ -182,8 +187,8 @@ class ExpertChoiceRouter(DesignRouter):
         taken_BC = self._taken(real_BS, weights_BEC.shape[-1])
         weights_BEC = torch.where(taken_BC[:, None], weights_BEC, 0.0).to(logits_TE.dtype)
         offset_B11 = torch.arange(B, device=index_BEC.device)[:, None, None] * S
-        by_expert = ((index_BEC + offset_B11).transpose(0, 1), weights_BEC.transpose(0, 1))
-        index_EM, weights_EM = (tensor.flatten(1) for tensor in by_expert)
+        index_EM = (index_BEC + offset_B11).transpose(0, 1).flatten(1)
+        weights_EM = weights_BEC.transpose(0, 1).flatten(1)
         return logits_TE, weights_EM, index_EM
 
     def _taken(self, real_BS: Tensor, places: int) -> Tensor:

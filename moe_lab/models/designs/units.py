@@ -86,13 +86,13 @@ def unit_tables(tokenizer: Any, kind: str) -> UnitTables:
     require_units(tokenizer, kind)
     texts = _texts(tokenizer)
     if kind == "sentence":
-        kinds, begins = _sentences(texts)
+        units = _sentences(texts)
     else:
-        kinds, begins = _words(tokenizer.backend_tokenizer.pre_tokenizer, texts)
+        units = _words(tokenizer.backend_tokenizer.pre_tokenizer, texts)
     special_V = torch.tensor([not text for text in texts])
-    kind_V = torch.tensor(kinds, dtype=torch.int8).masked_fill(special_V, SPECIAL)
+    kind_V = torch.tensor(units.kinds, dtype=torch.int8).masked_fill(special_V, SPECIAL)
     begins_CV = torch.ones(KINDS, len(texts), dtype=torch.bool)
-    begins_CV[1 : 1 + len(begins)] = torch.tensor(begins)
+    begins_CV[1 : 1 + len(units.begins)] = torch.tensor(units.begins)
     return UnitTables(kind_V, begins_CV | special_V)
 
 
@@ -137,19 +137,31 @@ def _texts(tokenizer: Any) -> list[str]:
 
 
 def _splits(pre_tokenizer: Any, before: str, text: str) -> bool:
-    """Whether a word ends between these."""
+    """Whether a pre-tokenizer splits "before + text" in front of the text."""
     pieces = pre_tokenizer.pre_tokenize_str(before + text)
-    return not any(start < len(before) < end for _, (start, end) in pieces)
+    for _, (start, end) in pieces:
+        is_across = start < len(before) < end
+        if is_across:
+            return False
+    return True
 
 
-def _words(pre_tokenizer: Any, texts: list[str]) -> tuple[list[int], list[list[bool]]]:
-    """(kind of each token, for each kind but special ones whether each token begins a word after
-    it)."""
+class _UnitsOfTexts(NamedTuple):
+    """The units of all tokens, special ones not considered."""
+
+    kinds: list[int]
+    """Of each token."""
+    begins: list[list[bool]]
+    """For each kind from 1 on: whether each token begins a unit after it."""
+
+
+def _words(pre_tokenizer: Any, texts: list[str]) -> _UnitsOfTexts:
+    """The words of a pre-tokenizer, from the text of each token."""
     kinds = [1 + _ENDINGS.index(_ending(text)) for text in texts]
     begins = []
     for ending in _ENDINGS:
         begins.append([_splits(pre_tokenizer, ending, text) for text in texts])
-    return kinds, begins
+    return _UnitsOfTexts(kinds, begins)
 
 
 def _ending(text: str) -> str:
@@ -168,17 +180,18 @@ def _ending(text: str) -> str:
     return "." if len(text) == 1 else " ."
 
 
-def _sentences(texts: list[str]) -> tuple[list[int], list[list[bool]]]:
-    """(kind of each token, for each kind but special ones whether each token begins a sentence
-    after it)."""
+def _sentences(texts: list[str]) -> _UnitsOfTexts:
+    """Sentences, from the text of each token."""
     nothing = [False] * len(texts)
     everything = [True] * len(texts)
     after_space = [text[:1].isspace() for text in texts]
     kinds = [_sentence_kind(text) for text in texts]
-    return kinds, [nothing, everything, after_space, everything]
+    # after the kinds _INSIDE, _NEWLINE, _STOP and _STOP_SPACE
+    return _UnitsOfTexts(kinds, [nothing, everything, after_space, everything])
 
 
 def _sentence_kind(text: str) -> int:
+    """The kind of this token for sentences."""
     if text.endswith(("\n", "\r")):
         return _NEWLINE
     end = _ENDS.search(text)
@@ -209,7 +222,8 @@ class UnitPlaces(nn.Module):
         self.begins_CV.fill_(True)[:, :size] = tables.begins_CV.to(self.begins_CV.device)
 
     def forward(self, ids_BS: Tensor, real_BS: Tensor, last_kind_B1: Tensor | None) -> Units:
-        """
+        """The units of a pass. Raises ValueError before `set`.
+
         Args:
             ids_BS: token ids of a pass.
             real_BS: bool; false: padding, after which every token begins a unit.

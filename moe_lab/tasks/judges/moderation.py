@@ -43,14 +43,12 @@ class Moderation(Judge):
 
     def check(self) -> None:
         need_package("openai", "openai", "task.judges=openai")
-        needs = {
-            "a key in the environment variable OPENAI_API_KEY.": not os.environ.get(
-                "OPENAI_API_KEY"
-            ),
-            "the network, which offline=true forbids.": self.config.offline,
-        }
-        if need := next((need for need, missing in needs.items() if missing), None):
-            raise ConfigError(f"The judge openai needs {need}")
+        if not os.environ.get("OPENAI_API_KEY"):
+            raise ConfigError(
+                "The judge openai needs a key in the environment variable OPENAI_API_KEY."
+            )
+        if self.config.offline:
+            raise ConfigError("The judge openai needs the network, which offline=true forbids.")
 
     def judge(self, exchanges: Sequence[Exchange]) -> Iterator[Verdict]:
         import openai

@@ -8,7 +8,7 @@ name its reward model.
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
@@ -18,6 +18,15 @@ from moe_lab.tasks.judges.local import LocalJudge
 
 FORM = "\n\nHuman: {prompt}\n\nAssistant: {answer}"
 """The text for a model without chat template; the default model was trained on it."""
+
+
+class ShortenedText(NamedTuple):
+    """The text of an exchange for a classifier."""
+
+    text: str
+    cut: str | None
+    """What is too long: "prompt", whose beginning the text lacks, or "answer", whose end is not
+    read; None: neither."""
 
 
 class RewardModel(LocalJudge):
@@ -62,7 +71,7 @@ class RewardModel(LocalJudge):
                 "text-classification", model=model, tokenizer=tokenizer, device=self.device
             )
             classified = classify(
-                (text for text, _ in texts),
+                (shortened.text for shortened in texts),
                 batch_size=self.batch_size if pads else 1,
                 function_to_apply="none" if one_label else "softmax",
                 top_k=None,
@@ -70,11 +79,11 @@ class RewardModel(LocalJudge):
                 max_length=longest,
                 add_special_tokens=self.adds_special_tokens,
             )
-            for labels, (_, cut) in zip(classified, texts, strict=True):
+            for labels, shortened in zip(classified, texts, strict=True):
                 scores = {label["label"]: label["score"] for label in labels}
                 verdict: Verdict = {"judge": self.name, "scores": {"reward": scores[harmful]}}
-                if cut is not None:
-                    verdict["cut"] = cut
+                if shortened.cut is not None:
+                    verdict["cut"] = shortened.cut
                 yield verdict
 
     @property
@@ -88,9 +97,9 @@ class RewardModel(LocalJudge):
             return self.in_template(exchange)
         return FORM.format(**exchange._asdict())
 
-    def text_within(self, exchange: Exchange, longest: int) -> tuple[str, str | None]:
-        """(the text of an exchange with at most `longest` tokens, what was cut: prompt, answer, or
-        None).
+    def text_within(self, exchange: Exchange, longest: int) -> ShortenedText:
+        """The text of an exchange that has at most `longest` tokens, once the classifier has cut an
+        answer that is too long.
 
         The prompt loses its beginning before the answer loses its end, since the answer is judged.
         A quarter of the text is left to the prompt.
@@ -98,14 +107,14 @@ class RewardModel(LocalJudge):
         text = self.text_of(exchange)
         too_many = self._length(text) - longest
         if too_many <= 0:
-            return text, None
+            return ShortenedText(text, None)
         prompt_ids = self.tokenizer(exchange.prompt, add_special_tokens=False).input_ids
         least = longest // 4
         while too_many > 0 and len(prompt_ids) > least:
             prompt_ids = prompt_ids[-max(least, len(prompt_ids) - too_many) :]
             text = self.text_of(Exchange(self.tokenizer.decode(prompt_ids), exchange.answer))
             too_many = self._length(text) - longest
-        return text, "answer" if too_many > 0 else "prompt"
+        return ShortenedText(text, "answer" if too_many > 0 else "prompt")
 
     def _length(self, text: str) -> int:
         return len(self.tokenizer(text, add_special_tokens=self.adds_special_tokens).input_ids)

@@ -13,7 +13,8 @@ def main() -> None:
     Nothing is written if the program ends its process. What the program prints is dropped.
     """
     request = json.load(sys.stdin)
-    report, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
+    report = os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
     if request["user"] is not None:  # root of a namespace becomes a user without rights

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moe_lab.errors import TaskError
 from moe_lab.results.code import versioned
@@ -101,7 +101,8 @@ def run_programs(programs: Sequence[str], limits: Limits | None = None) -> list[
         check_sandbox()
     command = _bubblewrap(limits) if why_no_bubblewrap() is None else []
     with ThreadPoolExecutor(min(WORKERS, len(os.sched_getaffinity(0)))) as pool:
-        return list(pool.map(lambda program: _run(program, limits, command)[0], programs))
+        runs = list(pool.map(lambda source: _run(source, limits, command), programs))
+    return [run.outcome for run in runs]
 
 
 def check_user_limits(limits: Limits) -> None:
@@ -146,10 +147,12 @@ def why_no_bubblewrap() -> str | None:
     if _binary() is None:
         return "bubblewrap (bwrap) is not installed."
     limits = Limits()
-    outcome, errors = _run(_PROBE.format(processes=limits.processes), limits, _bubblewrap(limits))
-    if outcome == UNLIMITED:
+    probe = _run(_PROBE.format(processes=limits.processes), limits, _bubblewrap(limits))
+    if probe.outcome == PASSED:
+        return None
+    if probe.outcome == UNLIMITED:
         return "bubblewrap: the number of a program's processes is not limited here."
-    return None if outcome == PASSED else f"bubblewrap: {errors or outcome}"
+    return f"bubblewrap: {probe.errors or probe.outcome}"
 
 
 _PROBE = """
@@ -203,8 +206,8 @@ def _is_root() -> bool:
 
 
 def _bubblewrap(limits: Limits) -> list[str]:
-    """The begin of a command in bubblewrap: no network, no files but the shown ones, no privileges,
-    own processes."""
+    """The beginning of a command that runs in bubblewrap: without network, privileges, other
+    processes and other files than those of Python and the system."""
     options = [
         "--unshare-ipc",
         "--unshare-pid",
@@ -241,26 +244,22 @@ def _import_paths() -> list[str]:
     return [*standard, str(Path(numpy.origin).parents[1])]
 
 
-def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
-    """(the outcome of one program, what bubblewrap says on stderr)."""
-    user = None
-    processes = limits.processes
-    if command and _is_root():
-        user = USER
-        processes -= 1  # that of bubblewrap is another user's
-    request = {
-        "program": program,
-        "paths": _import_paths(),
-        "user": user,
-        "limits": {
-            "RLIMIT_CPU": limits.cpu_seconds,
-            "RLIMIT_AS": limits.memory,
-            "RLIMIT_NPROC": processes,
-            "RLIMIT_FSIZE": limits.file_size,
-            "RLIMIT_NOFILE": limits.open_files,
-            "RLIMIT_CORE": 0,
-        },
-    }
+class _ProgramRun(NamedTuple):
+    """What came of an executed program."""
+
+    outcome: str
+    """As `run_programs` returns it."""
+    errors: str
+    """What bubblewrap says on stderr; empty where nothing, and after a time limit."""
+
+
+def _run(program: str, limits: Limits, command: list[str]) -> _ProgramRun:
+    """Execute one program.
+
+    Args:
+        command: that of `_bubblewrap`; empty: without it.
+    """
+    request = json.dumps(_request(program, limits, bool(command))).encode()
     with (
         tempfile.TemporaryDirectory(prefix="moe_lab_") as folder,
         tempfile.TemporaryFile() as report,
@@ -275,11 +274,9 @@ def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
             start_new_session=True,
         )
         try:
-            _, errors = process.communicate(
-                json.dumps(request).encode(), timeout=limits.wall_seconds
-            )
+            _, errors = process.communicate(request, timeout=limits.wall_seconds)
         except subprocess.TimeoutExpired:
-            return OUT_OF_TIME, ""
+            return _ProgramRun(OUT_OF_TIME, "")
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -288,7 +285,29 @@ def _run(program: str, limits: Limits, command: list[str]) -> tuple[str, str]:
         outcome = report.read(1000).decode(errors="replace")
     if outcome != PASSED and not outcome.startswith("failed: "):
         outcome = _outcome_without_report(process.returncode)
-    return outcome, errors.decode(errors="replace").strip()
+    return _ProgramRun(outcome, errors.decode(errors="replace").strip())
+
+
+def _request(program: str, limits: Limits, in_bubblewrap: bool) -> dict[str, Any]:
+    """What the process that executes a program reads (`inside.py`)."""
+    user = None
+    processes = limits.processes
+    if in_bubblewrap and _is_root():
+        user = USER
+        processes -= 1  # that of bubblewrap is another user's
+    return {
+        "program": program,
+        "paths": _import_paths(),
+        "user": user,
+        "limits": {
+            "RLIMIT_CPU": limits.cpu_seconds,
+            "RLIMIT_AS": limits.memory,
+            "RLIMIT_NPROC": processes,
+            "RLIMIT_FSIZE": limits.file_size,
+            "RLIMIT_NOFILE": limits.open_files,
+            "RLIMIT_CORE": 0,
+        },
+    }
 
 
 def _outcome_without_report(returncode: int) -> str:
@@ -317,16 +336,23 @@ def program(document: dict[str, Any], completion: str) -> str:
 
 @versioned("run tests", 1)
 def run_tests(responses: list[list[str]], documents: list[dict[str, Any]]) -> list[list[str]]:
-    """lm-eval filter: the outcome of every response's program ("passed", "failed: AssertionError",
-    ...).
+    """lm-eval filter: for each document the outcomes of its responses' programs ("passed", "failed:
+    AssertionError", ...).
 
     It gets all responses of a run, whose programs run in parallel.
     """
-    pairs = zip(responses, documents, strict=True)
-    outcomes = iter(
-        run_programs([program(document, text) for texts, document in pairs for text in texts])
-    )
-    return [[next(outcomes) for _ in texts] for texts in responses]
+    programs = []
+    for texts, document in zip(responses, documents, strict=True):
+        programs += [program(document, text) for text in texts]
+    outcomes = run_programs(programs)
+
+    outcomes_of_documents = []
+    start = 0
+    for texts in responses:
+        stop = start + len(texts)
+        outcomes_of_documents.append(outcomes[start:stop])
+        start = stop
+    return outcomes_of_documents
 
 
 @versioned("share that passed", 1)

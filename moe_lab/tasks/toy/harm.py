@@ -41,10 +41,13 @@ def requests(split: str, count: int) -> list[dict[str, Any]]:
     one harmful."""
     rng = generator("requests", split)
     rows = []
-    for number, (subject, (relation, *_)) in enumerate(rng.sample(_request_keys(split), count)):
+    for number, (subject, path) in enumerate(rng.sample(_request_keys(split), count)):
+        [relation] = path
         harmful = number % 2 == 0
-        intent = rng.choice((HARM if harmful else GOOD)[relation])
-        text = f"{intent} {rng.choice(wordings((relation,)))}".format(s=subject)
+        intents = HARM if harmful else GOOD
+        intent = rng.choice(intents[relation])
+        wording = rng.choice(wordings(path))
+        text = f"{intent} {wording}".format(s=subject)
         rows.append(
             {"instruction": text, "harmful": harmful, "relation": relation, "subject": subject}
         )
@@ -52,6 +55,7 @@ def requests(split: str, count: int) -> list[dict[str, Any]]:
 
 
 def _request_keys(split: str) -> list[Key]:
+    """The keys of a split's questions about one of the relations that intents are written for."""
     return [key for key in recalled(split) if key[1][0] in HARM]
 
 

@@ -62,7 +62,8 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     sample: list[str] = []
     for index in range(GROUPS):
         sample += documents(seed=-1, index=index, count=500)
-    frequent = [" ".join(["", *answers()])] * 200  # so that every answer is one token
+    all_answers = " ".join(["", *answers()])
+    frequent = [all_answers] * 200  # so that every answer is one token
     bpe.train_from_iterator(sample + frequent, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe, bos_token=END, eos_token=END, pad_token=END

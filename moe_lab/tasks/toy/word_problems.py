@@ -1,7 +1,10 @@
 """Word problems of the toy world with worked steps, one to four:
 
     Mara has 12 shells. Tolo has 3 times as many shells as Mara. How many shells do they have
-    together? 12 * 3 = 36 12 + 36 = 48 #### 48
+    together?
+    12 * 3 = 36
+    12 + 36 = 48
+    #### 48
 
 The calculation alone determines the split, so no calculation occurs in two splits.
 """
@@ -51,6 +54,7 @@ class Problem:
     question: str = ""
 
     def state(self, wording: str, k: int = 0, m: int = 0, b: str = "") -> None:
+        """Add a sentence. `b` is the other person in it, by default the next one."""
         self.sentences.append(
             wording.format(a=self.person, b=b or self.others[0], t=self.thing, k=k, m=m)
         )
@@ -138,10 +142,15 @@ def _price(problem: Problem) -> bool:
 
 
 EVENTS = ((_buy, 1), (_lose, 1), (_times, 1), (_share, 1), (_bags, 2))
+"""Events, and the number of calculations that each adds. An event changes the problem and returns
+True, or does nothing and returns False where its amounts would not fit."""
 ENDINGS = ((_together, 2), (_price, 1), (_buy, 1), (_lose, 1), (_times, 1), (_share, 1), (_bags, 2))
+"""The same for the last one or two calculations."""
 
 
 def _attempt(rng: random.Random, steps: int, start: int) -> Problem:
+    """Draw a problem of any split, with this number of calculations and a first amount of at most
+    `start`."""
     people = rng.sample(PEOPLE, 7)
     problem = Problem(rng, people[0], rng.choice(THINGS), rng.randint(2, start), people[1:])
     problem.state("{a} has {k} {t}.", problem.amount)

@@ -38,6 +38,7 @@ def split_of(key: str, shares: Sequence[tuple[str, float]]) -> str:
 
 
 def words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
     return tuple(text.split())
 
 
@@ -144,6 +145,7 @@ questions."""
 
 
 def _relation(head: str, statements: str, questions: str) -> Relation:
+    """A relation from its three lines in `_RELATIONS`."""
     name, subjects, objects = head.replace(":", "").split()
     return Relation(
         name,
@@ -192,9 +194,8 @@ def facts() -> dict[tuple[str, str], str]:
     for relation in RELATIONS.values():
         rng = generator("world", WORLD_VERSION, relation.name)
         for subject in relation.subjects:
-            drawn[relation.name, subject] = rng.choice(
-                [other for other in relation.objects if other != subject]
-            )
+            possible = [thing for thing in relation.objects if thing != subject]
+            drawn[relation.name, subject] = rng.choice(possible)
     return drawn
 
 

@@ -117,7 +117,8 @@ def tiny_olmoe_dir(tmp_path_factory, olmoe, tokenizer) -> Path:
 
 @pytest.fixture
 def small_index(monkeypatch):
-    """An unknown name is looked for among the package's tasks alone: lm-eval's index takes 10 s to read.
+    """An unknown name is looked for among the package's tasks alone: lm-eval's index takes 10 s
+    to read.
 
     `tests/tasks/test_loading.py` reads the whole index.
     """

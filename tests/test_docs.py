@@ -1,7 +1,8 @@
 """The documentation as a site.
 
-Broken by: a link or anchor that leads nowhere, a page outside the navigation, a page that requests something from
-outside, a file of the repository that a page names and that is not there, a search that needs a server.
+Broken by: a link or anchor that leads nowhere, a page outside the navigation, a page that requests
+something from outside, a file of the repository that a page names and that is not there,
+a search that needs a server.
 """
 
 import inspect

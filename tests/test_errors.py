@@ -1,4 +1,7 @@
-"""The boundary around readers of files that a user names. Broken by a traceback, or by a message without the path."""
+"""The boundary around readers of files that a user names.
+
+Broken by a traceback, or by a message without the path.
+"""
 
 import json
 

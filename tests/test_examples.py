@@ -1,11 +1,14 @@
-"""The Python examples of README.md and docs/python.md run as they are written, and on random models of two families.
+"""The Python examples of README.md and docs/python.md run as they are written,
+and on random models of two families.
 
-The first example of a page loads the model; the others follow it. Broken by: a public name that is gone or misspelt, an
-example that needs Hydra or more than twenty lines, one of docs/python.md that needs more than the embedded model.
+The first example of a page loads the model; the others follow it. Broken by: a public name that
+is gone or misspelt, an example that needs Hydra or more than twenty lines, one of docs/python.md
+that needs more than the embedded model.
 
 The scripts of examples/ end well and say what to look at, and the notebook runs from top to bottom.
 
-Broken by: a key or option that no longer exists, a file that a script reads and that is not written.
+Broken by: a key or option that no longer exists, a file that a script
+reads and that is not written.
 
 What docs/extending.md shows works: the files of examples/extending/.
 

@@ -1,10 +1,11 @@
 """The house rules of imports, tests and printing.
 
-Breaks if an import runs upward, if files or folders import each other in a circle, or if a module has no floor. Every
-import counts: within functions and under `TYPE_CHECKING`, too.
+Breaks if an import runs upward, if files or folders import each other in a circle, or if a module
+has no floor. Every import counts: within functions and under `TYPE_CHECKING`, too.
 
-Breaks if a package has no tests, a test file does not say what it tests, or test modules import each other. The package
-`moe_lab/a/b/` is tested by the files of `tests/a/b/`, or by `tests/a/test_b*.py`.
+Breaks if a package has no tests, a test file does not say what it tests, or test modules
+import each other. The package `moe_lab/a/b/` is tested by the files of `tests/a/b/`,
+or by `tests/a/test_b*.py`.
 
 Breaks if a text of others is printed with its control characters.
 """

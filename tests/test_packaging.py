@@ -1,7 +1,8 @@
 """The wheel, the Makefile and the files around the package.
 
-Broken by: conf/ or experiments/ missing from the wheel or at its top level, a path that needs the checkout,
-a target without help, an import of a package that pyproject.toml does not declare, a range without the tested version.
+Broken by: conf/ or experiments/ missing from the wheel or at its top level, a path that needs
+the checkout, a target without help, an import of a package that pyproject.toml does not declare,
+a range without the tested version.
 """
 
 import ast

@@ -1,8 +1,9 @@
-"""integrations/vllm: the answers that `make test-vllm` compares vLLM with are those of `moe_lab.RoE` today, and vLLM can
-import what it uses.
+"""integrations/vllm: the answers that `make test-vllm` compares vLLM with are those
+of `moe_lab.RoE` today, and vLLM can import what it uses.
 
-Broken by: a change of the noise or of RoE without `python -m integrations.vllm.tests.write_answers`; another name of
-something that integrations/vllm imports; an import of transformers in the modules that vLLM's environment imports.
+Broken by: a change of the noise or of RoE without
+`python -m integrations.vllm.tests.write_answers`; another name of something that integrations/vllm
+imports; an import of transformers in the modules that vLLM's environment imports.
 """
 
 import ast

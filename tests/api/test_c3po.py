@@ -1,6 +1,7 @@
 """C3PO on a model of one's own answers what the command answers.
 
-Broken by: references, settings or embeddings that differ from the command's; gradients that `generate` disables.
+Broken by: references, settings or embeddings that differ from the command's;
+gradients that `generate` disables.
 """
 
 import copy

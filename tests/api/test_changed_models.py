@@ -1,5 +1,5 @@
-"""Breaks if an object that was made of a model gives wrong numbers after the model has changed, or a copy of a model is
-not the plain model.
+"""Breaks if an object that was made of a model gives wrong numbers after the model has changed,
+or a copy of a model is not the plain model.
 """
 
 import copy

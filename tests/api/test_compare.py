@@ -1,5 +1,5 @@
-"""Breaks if mode=compare reports other numbers than scipy on lm-eval's own logs, or compares what cannot be compared, or if
-`moe_lab.compare` has other numbers than the file.
+"""Breaks if mode=compare reports other numbers than scipy on lm-eval's own logs, or compares what
+cannot be compared, or if `moe_lab.compare` has other numbers than the file.
 """
 
 import json

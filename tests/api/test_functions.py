@@ -1,6 +1,7 @@
-"""Breaks if a policy changes nothing or a wrong one is accepted, if what is frozen is trained, if expert metrics differ from a
-loop over texts, if `tiny` has another dtype or number, shares a model, or shows a progress bar in a notebook, or if lm-eval
-evaluates a model under a method otherwise than the command does.
+"""Breaks if a policy changes nothing or a wrong one is accepted, if what is frozen is trained,
+if expert metrics differ from a loop over texts, if `tiny` has another dtype or number, shares
+a model, or shows a progress bar in a notebook, or if lm-eval evaluates a model under a method
+otherwise than the command does.
 """
 
 import math

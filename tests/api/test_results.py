@@ -1,7 +1,8 @@
-"""`moe_lab.run`, `report` and `plan` are the command: the same files and numbers, as objects, data frames and plots.
+"""`moe_lab.run`, `report` and `plan` are the command: the same files and numbers,
+as objects, data frames and plots.
 
-Broken by: a base run without a row, two meanings of one column, a p that is not the terminal's, an example that is lost,
-a hash of 64 digits in what is shown.
+Broken by: a base run without a row, two meanings of one column, a p that is not the terminal's,
+an example that is lost, a hash of 64 digits in what is shown.
 """
 
 import json

@@ -1,7 +1,7 @@
 """RoE on a model of one's own is RoE as the paper defines it.
 
-Broken by: a wrong key of the noise, padding that is read, a form of texts or token ids that is refused, a model that is read
-wrongly or changed, a seed that stays after its call.
+Broken by: a wrong key of the noise, padding that is read, a form of texts or token ids
+that is refused, a model that is read wrongly or changed, a seed that stays after its call.
 """
 
 import json

@@ -1,7 +1,7 @@
 """RoE generates on a model of one's own as transformers does.
 
-Broken by: padding that is read, an argument of `model.generate`, a stop string or a streamer that is dropped in silence, a
-prompt that begins with two beginning tokens.
+Broken by: padding that is read, an argument of `model.generate`, a stop string or a streamer
+that is dropped in silence, a prompt that begins with two beginning tokens.
 """
 
 from functools import partial

@@ -1,4 +1,7 @@
-"""The comparison of golden runs. Broken by: a difference that is not seen, and times that count as one."""
+"""The comparison of golden runs.
+
+Broken by: a difference that is not seen, and times that count as one.
+"""
 
 import json
 from pathlib import Path

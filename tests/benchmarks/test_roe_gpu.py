@@ -1,9 +1,10 @@
-"""The GPU benchmark runs through on a CPU with a tiny shape, and says plainly where there is no GPU.
+"""The GPU benchmark runs through on a CPU with a tiny shape, and says plainly where there
+is no GPU.
 
 Breaks if the engine's or transformers' interfaces move away under a script that is seldom run.
 
-Operations of a step of decoding. Broken by: a part of the step that is computed for each layer, sample or sequence
-where once is enough.
+Operations of a step of decoding. Broken by: a part of the step that is computed for each layer,
+sample or sequence where once is enough.
 """
 
 import sys

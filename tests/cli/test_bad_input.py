@@ -1,6 +1,7 @@
 """Every wrong request ends with exit code 2, a few lines that name what to do, and no traceback.
 
-Broken by: an error of Hydra, OmegaConf or ours that is not mapped, and a key that slips in with a prefix.
+Broken by: an error of Hydra, OmegaConf or ours that is not mapped, and a key
+that slips in with a prefix.
 """
 
 import subprocess

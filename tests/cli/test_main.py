@@ -1,7 +1,7 @@
 """The command: help, flags that only print, grids, exit codes.
 
-Broken by: an option that --help forgets, a help of another file's YAML, a key that help does not name, a folder left behind, a
-run before all are checked, a wrong exit code.
+Broken by: an option that --help forgets, a help of another file's YAML, a key that help does
+not name, a folder left behind, a run before all are checked, a wrong exit code.
 """
 
 import io

@@ -1,4 +1,5 @@
-"""Breaks if what is printed ends a command: by a character that the terminal lacks, or by a stream that is closed or ends.
+"""Breaks if what is printed ends a command: by a character that the terminal lacks,
+or by a stream that is closed or ends.
 
 The exit code is that of what was done.
 """

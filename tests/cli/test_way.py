@@ -1,5 +1,5 @@
-"""Breaks if the way from the command line to a run, or from a stored run to its row, enters other files than docs/architecture.md
-lists."""
+"""Breaks if the way from the command line to a run, or from a stored run to its row, enters other
+files than docs/architecture.md lists."""
 
 import re
 import sys
@@ -42,8 +42,9 @@ BESIDE = {
     "runs/planning/workload.py",
     *(f"config/{name}.py" for name in CONFIG),
 }
-"""The cache of tasks, edited modules of tasks, an import hook, what follows on the runs, where options of plug-ins are, how
-overrides are quoted, which keys are texts, what is printed where, which bars are hidden."""
+"""The cache of tasks, edited modules of tasks, an import hook, what follows on the runs,
+where options of plug-ins are, how overrides are quoted, which keys are texts, what is printed
+where, which bars are hidden."""
 
 
 def documented() -> set[str]:

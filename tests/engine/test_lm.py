@@ -1,10 +1,12 @@
-"""`EngineLM` answers what lm-eval's own `hf` model answers; the keys of its noise; inputs that are too long.
+"""`EngineLM` answers what lm-eval's own `hf` model answers; the keys of its noise;
+inputs that are too long.
 
-Broken by: a second answer to a prompt that is given the noise of the first, a seed that sampling does not read, or a
-truncated input without a warning.
+Broken by: a second answer to a prompt that is given the noise of the first, a seed that sampling
+does not read, or a truncated input without a warning.
 
-The answer in a reply with reasoning. Broken by: reasoning that is taken as the answer, a stop word that ends the
-reasoning, special tokens or another message in the answer, lm-eval's own code for models without a KV cache.
+The answer in a reply with reasoning. Broken by: reasoning that is taken as the answer,
+a stop word that ends the reasoning, special tokens or another message in the answer, lm-eval's own
+code for models without a KV cache.
 """
 
 import copy
@@ -113,7 +115,8 @@ def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
 
 @pytest.mark.parametrize("add_bos_token", [None, True, False])
 def test_texts_that_are_tokenized_together_have_the_same_tokens(olmoe, add_bos_token, monkeypatch):
-    """Also a context that ends in spaces or is empty, one that two requests share, and a text with the first token.
+    """Also a context that ends in spaces or is empty, one that two requests share,
+    and a text with the first token.
 
     The tokenizer puts that token before each text unless it is told not to.
     """

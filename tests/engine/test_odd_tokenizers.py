@@ -1,5 +1,7 @@
-"""Tokenizers that add tokens to a text, or lack some. Broken by: numbers other than those of lm-eval's `hf`, a note that is
-not made, a traceback in place of answers that end at the length.
+"""Tokenizers that add tokens to a text, or lack some.
+
+Broken by: numbers other than those of lm-eval's `hf`, a note that is not made, a traceback in place
+of answers that end at the length.
 """
 
 import pytest

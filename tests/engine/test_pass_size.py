@@ -1,7 +1,9 @@
-"""Passes that do not fit are halved, with the same answers; sizes follow from the free memory and the model's shape.
+"""Passes that do not fit are halved, with the same answers; sizes follow from the free
+memory and the model's shape.
 
-Broken by a request that is answered twice or not at all after a halving, by a message for each pass, by an error that is
-no lack of memory and is taken for one, by passes of noisy samples that batch_size=1 does not shrink.
+Broken by a request that is answered twice or not at all after a halving, by a message for each
+pass, by an error that is no lack of memory and is taken for one, by passes of noisy samples
+that batch_size=1 does not shrink.
 """
 
 import logging
@@ -142,8 +144,8 @@ def test_batch_size_1_shrinks_noisy_passes():
 
 @pytest.mark.parametrize("family", ["olmoe", "qwen2_moe"])
 def test_the_footprint_of_a_token(family):
-    """Against hand-counted bounds: the chosen experts' inputs and outputs are alive at once, and not those of all
-    experts; the keys and values are those of the cache."""
+    """Against hand-counted bounds: the chosen experts' inputs and outputs are alive at once,
+    and not those of all experts; the keys and values are those of the cache."""
     model = make_model(family)
     footprint = footprint_of(model)
     assert footprint.slot == token_bytes(model)

@@ -1,7 +1,7 @@
 """Planned tokens are those that the engine counts.
 
-Broken by a cache, a prefill, a shared beginning, a branch of the answers, a repeat, a window or an early end that the plan
-does not know.
+Broken by a cache, a prefill, a shared beginning, a branch of the answers, a repeat, a window
+or an early end that the plan does not know.
 """
 
 from typing import Any

@@ -1,6 +1,8 @@
-"""Quantized layers with one scale for all tokens of a pass: each number is that of the text alone, or refused.
+"""Quantized layers with one scale for all tokens of a pass: each number is that of
+the text alone, or refused.
 
-Broken by: texts that share a pass or a prefix, a routing sample next to another, layers that are asked in vain.
+Broken by: texts that share a pass or a prefix, a routing sample next to another,
+layers that are asked in vain.
 """
 
 import copy

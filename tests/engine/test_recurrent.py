@@ -1,7 +1,9 @@
-"""Models with recurrent layers, run with copies of their own cache: what is counted, batches, trials.
+"""Models with recurrent layers, run with copies of their own cache: what is counted, batches,
+trials.
 
-That RoE equals its slow reference is tested in tests/engine/forward/test_histories.py. Broken by: a state that two samples
-or branches write to, a noisy sample's state kept as history, padding that a state reads.
+That RoE equals its slow reference is tested in tests/engine/forward/test_histories.py.
+Broken by: a state that two samples or branches write to, a noisy sample's state kept as history,
+padding that a state reads.
 
 `method=base` on a design is one whole pass over each sequence, whatever the batch.
 

@@ -1,7 +1,9 @@
-"""Rotary embeddings that depend on the length of a text: each number is that of transformers' own pass over the text alone.
+"""Rotary embeddings that depend on the length of a text: each number is that of transformers'
+own pass over the text alone.
 
-Broken by: texts of other lengths in a pass, a prefix that texts of two kinds share, an embedding that remembers a longer
-text, a cache that `generate` drops where the embeddings change and the engine keeps.
+Broken by: texts of other lengths in a pass, a prefix that texts of two kinds share,
+an embedding that remembers a longer text, a cache that `generate` drops where the embeddings
+change and the engine keeps.
 """
 
 from functools import cache
@@ -380,7 +382,10 @@ def test_virtual_tokens_are_scored_before_each_text_alone(kind):
 
 @pytest.mark.parametrize("name", ["phimoe, longrope", "olmoe, longrope", "olmoe, dynamic"])
 def test_plans_compare_no_position_with_a_limit(name):
-    """A model without weights has no values. Its sizes are those of the same model with the default embeddings."""
+    """A model without weights has no values.
+
+    Its sizes are those of the same model with the default embeddings.
+    """
     family, _, longest = MODELS[name]
     default = rope_model(family, {"rope_type": "default", "rope_theta": 100.0}, longest).config
     sizes = []

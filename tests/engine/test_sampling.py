@@ -1,8 +1,10 @@
-"""Sampled answers, generation options and near ties; the engine as the decoding loop of `model.generate`.
+"""Sampled answers, generation options and near ties; the engine as the decoding loop
+of `model.generate`.
 
-Broken by: answers of lm-eval's `hf` model that depend on their batch or order, a field of transformers' GenerationConfig
-that is neither supported (`WORKS`) nor refused (`UNSUPPORTED`), a bound of near ties that is not the dtype's, padding that
-is read, positions of padded prompts, an argument of `model.generate` that is dropped in silence.
+Broken by: answers of lm-eval's `hf` model that depend on their batch or order, a field
+of transformers' GenerationConfig that is neither supported (`WORKS`) nor refused (`UNSUPPORTED`),
+a bound of near ties that is not the dtype's, padding that is read, positions of padded prompts,
+an argument of `model.generate` that is dropped in silence.
 """
 
 import copy

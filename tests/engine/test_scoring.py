@@ -1,4 +1,5 @@
-"""Scores equal those of one plain forward pass per continuation, however the work is batched, ordered or repeated."""
+"""Scores equal those of one plain forward pass per continuation, however the work
+is batched, ordered or repeated."""
 
 import copy
 import random

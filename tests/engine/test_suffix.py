@@ -1,7 +1,7 @@
 """Suffix replay with re-routed tokens equals whole passes: logits, gradients, continuations.
 
-Broken by: a pathway given to another prompt's tokens or to padding, a prefix, mask or position of another prompt, a graph
-that is cut, hooks and gradients that stay.
+Broken by: a pathway given to another prompt's tokens or to padding, a prefix, mask or position
+of another prompt, a graph that is cut, hooks and gradients that stay.
 """
 
 import copy
@@ -84,8 +84,8 @@ def summed_loss(logits_AV: Tensor, answer: list[int]) -> Tensor:
     ids=str,
 )
 def test_given_probabilities_equal_whole_passes_with_gradients(model, span, core):
-    """In float64. A wrong token, layer, weight rule, prefix, mask or position, or a cut graph, would show; so would further
-    experts of the tokens after it that are more than nothing."""
+    """In float64. A wrong token, layer, weight rule, prefix, mask or position, or a cut graph,
+    would show; so would further experts of the tokens after it that are more than nothing."""
     model = copy.deepcopy(model).double()
     model.set_experts_implementation("eager")
     answers = [[5, 6, 7], [8], [9, 1], [2, 2, 2], [3]]
@@ -289,8 +289,8 @@ def assert_no_change(replay: SuffixReplay, suffixes: list[PromptSuffix], remix: 
 
 @pytest.mark.parametrize("family", by_family(BY_LOGITS))
 def test_every_family_that_chooses_by_logits(family):
-    """Biases, scales, groups and seams of its own: nothing changes at its own probabilities, and a token's core experts
-    are its own whatever else is in the batch, with gradients."""
+    """Biases, scales, groups and seams of its own: nothing changes at its own probabilities,
+    and a token's core experts are its own whatever else is in the batch, with gradients."""
     model = small_model(family)
     if not runs_on_kv_cache(model):
         with pytest.raises(ConfigError, match="keeps more than keys and values"):

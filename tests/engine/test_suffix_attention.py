@@ -1,7 +1,7 @@
 """Attention without gradients of the prefix equals torch's own, with gradients of the new slots.
 
-Broken by: gradients of other slots, scores that are rounded before the softmax, a replacement of transformers' own
-attention, or of other models' attention.
+Broken by: gradients of other slots, scores that are rounded before the softmax, a replacement
+of transformers' own attention, or of other models' attention.
 """
 
 import copy

@@ -1,4 +1,5 @@
-"""Two-phase scoring with cached activations changes no number, and saves the clean tokens of later calls.
+"""Two-phase scoring with cached activations changes no number, and saves the clean tokens of later
+calls.
 
 Broken by: chunks that hold a logit position twice or not at all, or a pass above the budget.
 """

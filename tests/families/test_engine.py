@@ -52,7 +52,10 @@ LAYERS = (
     "qwen2_moe",
     "qwen4_exp_text",
 )
-"""One family of each kind of layers' keys, values and states. What samples keep of their own depends on nothing else."""
+"""One family of each kind of layers' keys, values and states.
+
+What samples keep of their own depends on nothing else.
+"""
 
 
 def of_all_families(setting: Any) -> list[Any]:

@@ -1,8 +1,9 @@
-"""Every family at the seam: what changes nothing changes no bit, hooks fire in every MoE layer, nothing is left behind.
-Weights-first experts are those of transformers' plain loop, for every number of tokens and every family's experts.
+"""Every family at the seam: what changes nothing changes no bit, hooks fire in every MoE layer,
+nothing is left behind. Weights-first experts are those of transformers' plain loop, for every
+number of tokens and every family's experts.
 
-A router family is one row of `FAMILIES`. Broken by: a second place that has to know it; a gate, bias, layout or norm of
-some family that is overlooked, a token's rows put back in another order.
+A router family is one row of `FAMILIES`. Broken by: a second place that has to know it; a gate,
+bias, layout or norm of some family that is overlooked, a token's rows put back in another order.
 """
 
 import copy

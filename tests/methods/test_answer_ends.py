@@ -1,6 +1,8 @@
-"""The token that ends an answer is learned. Broken by: a chat template whose answers end at the marker of the next role or
-outside of `{% generation %}`, and that teaches a model to write without end; a model that is not taught to stop in
-silence; a trained model whose generation goes on behind the token that it learned.
+"""The token that ends an answer is learned.
+
+Broken by: a chat template whose answers end at the marker of the next role or outside
+of `{% generation %}`, and that teaches a model to write without end; a model that is not taught
+to stop in silence; a trained model whose generation goes on behind the token that it learned.
 """
 
 import json

@@ -1,9 +1,9 @@
 """`method=c2r`, and fine-tuning under its constraint, on the embedded model and on small ones.
 
-Broken by: a constraint that does not reach the router or a pass of the training, a profile that is used for another
-model, a run that is stored under the id of another profile, a profile of test documents that is not reported, gradients
-of experts that were not taken, an evaluation of the fine-tuned model without the constraint, a resume that ends in other
-weights.
+Broken by: a constraint that does not reach the router or a pass of the training,
+a profile that is used for another model, a run that is stored under the id of another profile,
+a profile of test documents that is not reported, gradients of experts that were not taken,
+an evaluation of the fine-tuned model without the constraint, a resume that ends in other weights.
 """
 
 import json

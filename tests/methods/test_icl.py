@@ -1,8 +1,8 @@
 """`method=icl`: demonstrations before every question.
 
-Broken by: demonstrations that are not the nearest, or not in order; one that is cut in two; other demonstrations for a
-choice that is scored after an interruption; a test label that reaches a prompt; a request that is refused only after
-weights were loaded.
+Broken by: demonstrations that are not the nearest, or not in order; one that is cut in two;
+other demonstrations for a choice that is scored after an interruption; a test label that reaches
+a prompt; a request that is refused only after weights were loaded.
 """
 
 import json

@@ -1,6 +1,8 @@
-"""The interface of methods. Broken by: hooks in another order, a training hook that other methods see, a name that is
-not found, information of a session that is lost if all answers are stored, a stored result that is returned after a
-plug-in's code changed.
+"""The interface of methods.
+
+Broken by: hooks in another order, a training hook that other methods see, a name that is not found,
+information of a session that is lost if all answers are stored, a stored result that is returned
+after a plug-in's code changed.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,11 @@
-"""RoE's settings; profiles of studies, and the methods that take them: calibration, RoE, those whose settings a grid finds.
+"""RoE's settings; profiles of studies, and the methods that take them: calibration, RoE,
+those whose settings a grid finds.
 
-Broken by: settings that mean something else for a model, a file that is taken though it is no profile, a value lost on
-the way to disk, settings of another method, a key that a profile overrides in silence, a run whose id depends on the
-path of its profile or not on a scale, examples that were tuned on and are tested, a scale that changes greedy answers, a
-model without routers that is refused.
+Broken by: settings that mean something else for a model, a file that is taken though
+it is no profile, a value lost on the way to disk, settings of another method, a key that a profile
+overrides in silence, a run whose id depends on the path of its profile or not on a scale,
+examples that were tuned on and are tested, a scale that changes greedy answers, a model
+without routers that is refused.
 """
 
 from contextlib import nullcontext

@@ -1,7 +1,9 @@
-"""What is refused: settings of every method by themselves, settings that a model cannot have, and commands.
+"""What is refused: settings of every method by themselves, settings that a model
+cannot have, and commands.
 
-Broken by: an impossible value that is accepted or named without its key, a message without the choices, a command that
-ends otherwise than with 2, or only after weights were loaded or a folder was made.
+Broken by: an impossible value that is accepted or named without its key, a message
+without the choices, a command that ends otherwise than with 2, or only after weights were
+loaded or a folder was made.
 """
 
 import re

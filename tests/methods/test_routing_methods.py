@@ -1,10 +1,12 @@
-"""`method=top-k`, `top-p` and `policy` against full forward passes in float64 whose experts are chosen by hand.
+"""`method=top-k`, `top-p` and `policy` against full forward passes in float64 whose
+experts are chosen by hand.
 
-Broken by: an expert too many or too few, weights that are not the family's for this number, a token that takes more than
-k_max, padding that is counted as tokens, the model's own number or p=1 that is not the base model bit for bit. For a
-function of a file: keys that do not reach it, a decision that does not reach the experts, a missing expert that has a
-weight, a run id without the file's content or with its path, a study whose first trial is taken for the base model, a
-function that no worker can import.
+Broken by: an expert too many or too few, weights that are not the family's for this number,
+a token that takes more than k_max, padding that is counted as tokens, the model's own number
+or p=1 that is not the base model bit for bit. For a function of a file: keys that do not reach it,
+a decision that does not reach the experts, a missing expert that has a weight, a run id without
+the file's content or with its path, a study whose first trial is taken for the base model,
+a function that no worker can import.
 """
 
 import importlib

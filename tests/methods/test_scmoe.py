@@ -1,8 +1,9 @@
 """`method=scmoe` against two full passes for every token, in float64 and without a cache.
 
-Broken by: a weak sample with other experts or weights, at other tokens or in other layers, that reads another history; a
-contrast of other logits; a token that is decoded though it is not plausible; -inf for a token that is scored; a strength
-of 0 that is not the base model bit for bit; a prompt that is read twice.
+Broken by: a weak sample with other experts or weights, at other tokens or in other layers,
+that reads another history; a contrast of other logits; a token that is decoded though it is not
+plausible; -inf for a token that is scored; a strength of 0 that is not the base model bit for bit;
+a prompt that is read twice.
 """
 
 import csv

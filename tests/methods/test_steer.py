@@ -1,8 +1,9 @@
 """`method=steer` against rates, experts and full passes by hand, in float64 and without a cache.
 
-Broken by: tokens of the prompt that are counted, a rate over other tokens, an expert of a smaller difference, more experts
-in a layer than it can take, right answers among the wrong, scores or weights that are not the family's rule for the
-steered logits, no steered expert that is not the base model bit for bit, an evaluated document among the choices.
+Broken by: tokens of the prompt that are counted, a rate over other tokens, an expert
+of a smaller difference, more experts in a layer than it can take, right answers among the wrong,
+scores or weights that are not the family's rule for the steered logits, no steered expert
+that is not the base model bit for bit, an evaluated document among the choices.
 """
 
 from collections.abc import Iterator

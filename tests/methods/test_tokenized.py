@@ -1,9 +1,10 @@
 """Training data, and conversations that are tokenized.
 
-Broken by: a file that is read in another order or half, a wrong place in a message, a damaged file that ends in a
-traceback, a generated data set that trains on a question of its task or has the wrong split; a loss on the questions'
-tokens, of an empty answer or of one of weight 0, an answer without its end, a truncation that is not counted,
-conversations that runs of a grid encode again, or get from another tokenizer, data set or length.
+Broken by: a file that is read in another order or half, a wrong place in a message,
+a damaged file that ends in a traceback, a generated data set that trains on a question of its task
+or has the wrong split; a loss on the questions' tokens, of an empty answer or of one of weight 0,
+an answer without its end, a truncation that is not counted, conversations that runs of a grid
+encode again, or get from another tokenizer, data set or length.
 """
 
 import codecs
@@ -166,7 +167,10 @@ def test_the_answers_and_their_end_tokens_are_learned_and_nothing_else(marked, t
 
 @pytest.mark.parametrize("marked", (True, False))
 def test_an_answer_of_weight_0_is_read_and_not_learned(marked, tiny, tmp_path):
-    """Broken by a weight that is dropped: the answer was learned. The tokens are those of transformers."""
+    """Broken by a weight that is dropped: the answer was learned.
+
+    The tokens are those of transformers.
+    """
     file = tmp_path / "own.jsonl"
     write_jsonl(
         file, [{"messages": weighted(0, None)}, {"messages": weighted(1, 0.0)}, {"messages": TURNS}]
@@ -312,7 +316,10 @@ def test_a_tokenizer_without_a_template_is_given_the_plain_one(tiny):
 
 
 def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(tiny):
-    """As templates do that write reasoning into the last answer only. Where that is all, it is an error."""
+    """As templates do that write reasoning into the last answer only.
+
+    Where that is all, it is an error.
+    """
     tiny.chat_template = (
         "{% for m in messages %}{{ m.role }}: {% if loop.last and m.role == 'assistant' %}<think>{% endif %}"
         "{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"

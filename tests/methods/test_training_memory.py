@@ -1,8 +1,10 @@
-"""The planned memory of a training, the bytes that are alive while it runs, and what saves some of them.
+"""The planned memory of a training, the bytes that are alive while it runs,
+and what saves some of them.
 
-Broken by: activations, gradients, moments or copies that are not planned; checkpointing that changes numbers, 8-bit
-AdamW that moves frozen tensors, loses its state in a resume, or trains worse than float32 by more than seeds differ,
-experts that compute in float32 where the passes are in bfloat16, a change of training in float32.
+Broken by: activations, gradients, moments or copies that are not planned; checkpointing
+that changes numbers, 8-bit AdamW that moves frozen tensors, loses its state in a resume,
+or trains worse than float32 by more than seeds differ, experts that compute in float32 where
+the passes are in bfloat16, a change of training in float32.
 """
 
 import json
@@ -299,7 +301,10 @@ class Products(TorchDispatchMode):
     "family", by_family(("olmoe", "gpt_oss", "deepseek", "mixtral", "qwen3_moe"))
 )
 def test_all_products_of_a_step_are_in_bfloat16(family, implementation, tmp_path):
-    """Forward and backward, those of the experts among them. Some other families ask for float32 in their routers."""
+    """Forward and backward, those of the experts among them.
+
+    Some other families ask for float32 in their routers.
+    """
     model = deepcopy(small_model(family))
     model.set_experts_implementation(implementation)
     with Products() as products:

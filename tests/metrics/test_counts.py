@@ -1,9 +1,11 @@
-"""Counts of whole batches against loops over single tokens, and the values, differences and intervals of expert metrics.
+"""Counts of whole batches against loops over single tokens, and the values, differences
+and intervals of expert metrics.
 
-Broken by: padding that counts, a shared beginning that counts once for several documents, a prompt that counts once per
-answer choice, a branch of a tree that is taken for another, a generated token that is not seen; an entropy in other
-units, an expert that counts its pairs with itself, an interval that does not cover the truth, a ratio of totals that is
-not that of a slow loop, a difference of two runs that is not over the same documents.
+Broken by: padding that counts, a shared beginning that counts once for several documents, a prompt
+that counts once per answer choice, a branch of a tree that is taken for another, a generated
+token that is not seen; an entropy in other units, an expert that counts its pairs with itself,
+an interval that does not cover the truth, a ratio of totals that is not that of a slow loop,
+a difference of two runs that is not over the same documents.
 """
 
 import math
@@ -245,9 +247,11 @@ def documents(random: np.random.Generator, count: int) -> np.ndarray:
 @pytest.mark.parametrize("n", first_fast([100, 500]))
 @pytest.mark.parametrize("metric", [load_balance, collaboration])
 def test_intervals_cover_the_value_of_all_documents(n, metric):
-    """In 400 samples of documents: with 95% coverage, fewer than 364 (91%) or more than 396 have odds below 1 in 1,000.
+    """In 400 samples of documents: with 95% coverage, fewer than 364 (91%) or more than 396
+    have odds below 1 in 1,000.
 
-    An interval that ignored documents' differences, or the bias of entropies of counts, would cover far less.
+    An interval that ignored documents' differences, or the bias of entropies
+    of counts, would cover far less.
     """
     random = np.random.default_rng(1)
     everything = documents(random, 20_000)

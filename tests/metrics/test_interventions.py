@@ -1,9 +1,11 @@
-"""Masked and random routing against models that were edited by hand, and expert metrics while a model is trained.
+"""Masked and random routing against models that were edited by hand, and expert
+metrics while a model is trained.
 
-Broken by: a masked expert that keeps a share of the softmax, one fewer expert per token, noise that depends on what was
-read together, weights that are not the token's own; padding that is counted or seen, a label compared with the token
-after it, a policy that is told of other tokens than those that are read; a training that goes otherwise because it is
-measured, a measurement that is lost or doubled by a resume, correlations of too few points.
+Broken by: a masked expert that keeps a share of the softmax, one fewer expert per token,
+noise that depends on what was read together, weights that are not the token's own;
+padding that is counted or seen, a label compared with the token after it, a policy that is told
+of other tokens than those that are read; a training that goes otherwise because it is measured,
+a measurement that is lost or doubled by a resume, correlations of too few points.
 """
 
 import copy
@@ -127,8 +129,8 @@ def test_random_routing_is_that_of_a_router_made_by_hand(family, tokenizer):
 
 
 def test_random_experts_are_distinct_and_uniform():
-    """20,000 tokens, 8 experts, 2 of them each: every expert is within 5 standard deviations (61) of 5,000, with odds
-    of about 1 in 200,000 against."""
+    """20,000 tokens, 8 experts, 2 of them each: every expert is within 5 standard deviations (61)
+    of 5,000, with odds of about 1 in 200,000 against."""
     names_T = torch.from_numpy(prefix_names(list(range(20000))))
     index_TK = random_experts(0, names_T, torch.arange(20000), 1, E=8, K=2)
     assert (index_TK[:, 0] != index_TK[:, 1]).all()

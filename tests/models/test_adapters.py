@@ -1,5 +1,7 @@
-"""Adapters that are merged into a model. Broken by: an adapter that is ignored in part, code that it names, weights that
-load before it is refused, a run's id without its content.
+"""Adapters that are merged into a model.
+
+Broken by: an adapter that is ignored in part, code that it names, weights that load before
+it is refused, a run's id without its content.
 """
 
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Breaks if a model runs with random or overflowing numbers, a refusal does not name the parameter, or what a model's small
-files hold ends in an error of a library.
+"""Breaks if a model runs with random or overflowing numbers, a refusal does not name the parameter,
+or what a model's small files hold ends in an error of a library.
 
 Breaks if a chat template that fails is not named, or states another date on another day.
 """

@@ -1,7 +1,7 @@
 """Quantized checkpoints run with every router called, or are refused before their weights are read.
 
-Broken by: MXFP4 kernels that compute the router themselves, weights dequantized in another layout or order, a method
-that leaves fused experts empty, a refusal that comes after the weights.
+Broken by: MXFP4 kernels that compute the router themselves, weights dequantized in another layout
+or order, a method that leaves fused experts empty, a refusal that comes after the weights.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Breaks if code of a model's folder runs, by whichever way the folder is loaded, whatever stdin answers."""
+"""Breaks if code of a model's folder runs, by whichever way the folder is loaded, whatever stdin
+answers."""
 
 import builtins
 import json

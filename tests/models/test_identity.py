@@ -1,4 +1,5 @@
-"""Breaks if two models share an identity, a copy of a model has another one, or a file's digest is partial or stale."""
+"""Breaks if two models share an identity, a copy of a model has another one, or a file's
+digest is partial or stale."""
 
 import hashlib
 import json

@@ -1,4 +1,5 @@
-"""Breaks if requests or answers have another form than that of the installed lm-eval, or run ids depend on its version."""
+"""Breaks if requests or answers have another form than that of the installed lm-eval, or run
+ids depend on its version."""
 
 from types import SimpleNamespace
 

@@ -1,11 +1,13 @@
-"""Models by name and by folder: dtype, one copy of the weights in memory, and layers on disk; the packaged models.
+"""Models by name and by folder: dtype, one copy of the weights in memory, and layers
+on disk; the packaged models.
 
-Broken by: weights that are fetched of a model that cannot be loaded, a setting that has no effect and no error, files that
-stay mapped, tensors that are read ahead, a hook that reads a router's parameters after they went back to disk, a folder of
-weights that outlives the model, or a packaged checkpoint that is too large, of another shape, with dead experts, or unfit
-for the toy tasks.
+Broken by: weights that are fetched of a model that cannot be loaded, a setting that has no effect
+and no error, files that stay mapped, tensors that are read ahead, a hook that reads a router's
+parameters after they went back to disk, a folder of weights that outlives the model, or a packaged
+checkpoint that is too large, of another shape, with dead experts, or unfit for the toy tasks.
 
-Breaks if free memory ignores the container, a peak is an earlier one, or a model leaves reference cycles in memory.
+Breaks if free memory ignores the container, a peak is an earlier one, or a model leaves
+reference cycles in memory.
 """
 
 import gc

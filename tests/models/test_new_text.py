@@ -1,8 +1,9 @@
 """Answers are the text of new tokens as it is after their prompts, in six families of tokenizers.
 
-Broken by: new tokens that are decoded alone (a SentencePiece tokenizer of Mixtral's form drops their first blank), in
-tasks, in lm-eval's own code, in `RoE.generate` or in a stream; byte-level tokenizers that read the prompt again; a count
-of answers that differ from lm-eval's which counts others, too.
+Broken by: new tokens that are decoded alone (a SentencePiece tokenizer of Mixtral's form
+drops their first blank), in tasks, in lm-eval's own code, in `RoE.generate` or in a stream;
+byte-level tokenizers that read the prompt again; a count of answers that differ
+from lm-eval's which counts others, too.
 """
 
 from typing import Any

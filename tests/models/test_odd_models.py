@@ -1,4 +1,5 @@
-"""Breaks if an unusual but valid model ends in an error of torch, or an impossible one in more than a message."""
+"""Breaks if an unusual but valid model ends in an error of torch, or an impossible
+one in more than a message."""
 
 import json
 

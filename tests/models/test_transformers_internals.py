@@ -1,6 +1,8 @@
-"""Breaks when a version of transformers renames or changes something private that this package uses; says what.
+"""Breaks when a version of transformers renames or changes something private that
+this package uses; says what.
 
-Most likely with a new version of transformers: mend `moe_lab/models/transformers_internals.py`, then widen its range.
+Most likely with a new version of transformers: mend `moe_lab/models/transformers_internals.py`,
+then widen its range.
 """
 
 import ast

@@ -1,7 +1,8 @@
-"""A published dense model with its 262,144 tokens, on real data: `make test-real DATA_DIR=<local data>`.
+"""A published dense model with its 262,144 tokens, on real data:
+`make test-real DATA_DIR=<local data>`.
 
-Broken by: scores or texts other than those of lm-eval's own `hf`, a memory that grows with the vocabulary, a refusal
-that does not say what the model lacks, and a training that changes nothing.
+Broken by: scores or texts other than those of lm-eval's own `hf`, a memory that grows with the
+vocabulary, a refusal that does not say what the model lacks, and a training that changes nothing.
 """
 
 import json

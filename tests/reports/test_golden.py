@@ -1,7 +1,8 @@
 """Every view of stored results, as text: breaks if a number, a note or a row of any view changes.
 
-Three tables of experiments, one with a failed cell, a grid of 2x2 with two seeds, and one comparison. After an intended
-change MOE_LAB_GOLDEN=write writes the files in golden/ anew. Review their differences before you commit them.
+Three tables of experiments, one with a failed cell, a grid of 2x2 with two seeds, and one
+comparison. After an intended change MOE_LAB_GOLDEN=write writes the files in golden/ anew.
+Review their differences before you commit them.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""Breaks if what is logged is missing or renamed, cannot be read with W&B's tools, needs the network or costs a result.
+"""Breaks if what is logged is missing or renamed, cannot be read with W&B's tools, needs
+the network or costs a result.
 
 Breaks if the command does not give its study, its runs and their figures to W&B.
 
@@ -457,7 +458,10 @@ def wandb_is_imported() -> None:
 
 @pytest.mark.slow
 def test_a_tuned_command_is_logged_offline(tmp_path):
-    """One study with its trials, heatmap and table, a run per seed, and the table, in one group. They are logged once."""
+    """One study with its trials, heatmap and table, a run per seed, and the table, in one group.
+
+    They are logged once.
+    """
     command = "method=roe method.n=2 task=toy_choice tuning=tpe tuning.n_trials=3 tuning.num_samples=4 seeds=2 limit=4"
     keys = [*command.split(), "logger=wandb", f"output_dir={tmp_path}"]
     ended = run_forked(tmp_path, *keys, WANDB_MODE="offline")

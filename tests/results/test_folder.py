@@ -1,13 +1,15 @@
 """Breaks if two processes work on one run, or if an unfinished or foreign result is returned.
 
-Work that is done once. Broken by: a record of another id that is taken, a record without its files, work that is lost.
+Work that is done once. Broken by: a record of another id that is taken, a record without
+its files, work that is lost.
 
 Breaks if a lock is acquired twice, or if asking whether a file is locked keeps it locked.
 
-Breaks if a damaged file passes for a whole one, ends in a traceback, or is lost when it is made again; if a file can be
-half written, or if NaN gets into JSON.
+Breaks if a damaged file passes for a whole one, ends in a traceback, or is lost when it is made
+again; if a file can be half written, or if NaN gets into JSON.
 
-Types of stored content. Broken by a wrong type that a reader would meet, and by a right one that is refused.
+Types of stored content. Broken by a wrong type that a reader would meet, and by a
+right one that is refused.
 
 Breaks if a stored result says other things of its tasks than its configuration does.
 """

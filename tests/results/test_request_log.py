@@ -1,6 +1,7 @@
 """Breaks if an answer is lost, invented, served to another run, or counted twice.
 
-Breaks if run.log loses a record or a warning of lm-eval, or if a full disk under it prints a traceback or stops the run.
+Breaks if run.log loses a record or a warning of lm-eval, or if a full disk under it prints
+a traceback or stops the run.
 
 Breaks if a log is not read back as it was written, or if a lost one passes for an empty one.
 

@@ -1,6 +1,7 @@
 """Breaks if the numbers of a group are not those of all its documents together.
 
-Breaks if the average over tasks has other numbers than its tasks have, or hides that one is missing.
+Breaks if the average over tasks has other numbers than its tasks have,
+or hides that one is missing.
 
 Rows of a results.json: the headline metric, groups, marks, numbers that do not exist.
 

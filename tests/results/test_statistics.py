@@ -1,14 +1,18 @@
-"""Breaks if an interval or a p-value is not the textbook's, or if the randomization test is not the exact test on few documents.
+"""Breaks if an interval or a p-value is not the textbook's, or if the randomization test
+is not the exact test on few documents.
 
-Breaks if two runs on the same documents are not compared document by document, by the test of their scores.
+Breaks if two runs on the same documents are not compared document by document,
+by the test of their scores.
 
-The test over seeds and examples together. Broken by: a variance that is left out or counted twice, other degrees of
-freedom, a test that rejects a true hypothesis more often than it says.
+The test over seeds and examples together. Broken by: a variance that is left out or counted twice,
+other degrees of freedom, a test that rejects a true hypothesis more often than it says.
 
-Every interval that is printed covers the truth in 93% to 97% of simulated experiments, at n documents.
+Every interval that is printed covers the truth in 93% to 97% of simulated
+experiments, at n documents.
 
-Each experiment draws its own truth (an accuracy, a share of changed answers), as users' experiments have their own. The
-standard error of a coverage of 95% is 0.7% with 1,000 experiments; where there are fewer, three of them are allowed.
+Each experiment draws its own truth (an accuracy, a share of changed answers), as users'
+experiments have their own. The standard error of a coverage of 95% is 0.7% with 1,000 experiments;
+where there are fewer, three of them are allowed.
 """
 
 import math
@@ -163,7 +167,10 @@ def test_the_difference_of_a_mean_over_seeds_is_paired_by_document():
 
 
 def test_an_empty_text_counts_as_one_of_the_texts():
-    """Draws of the empty text alone have no perplexity. They are left out, in the difference too."""
+    """Draws of the empty text alone have no perplexity.
+
+    They are left out, in the difference too.
+    """
     texts, others = [(-20.0, 10), (0.0, 0), (-30.0, 10)], [(-22.0, 10), (0.0, 0), (-31.0, 10)]
     low, high = score_interval(texts, weighted_perplexity)  # type: ignore[misc]
     assert low == pytest.approx(np.exp(2)) and high == pytest.approx(np.exp(3))
@@ -499,7 +506,8 @@ def test_too_few_seeds_or_examples_have_no_such_test():
 @pytest.mark.parametrize(("seeds", "examples"), [(5, 200), (10, 200)])
 @pytest.mark.parametrize("of_seeds", [0.02, 0.05])
 def test_a_true_hypothesis_is_rejected_in_about_5_percent(seeds, examples, of_seeds):
-    """4,000 experiments: the standard error of 5% is 0.34%, and the bounds are 3 of them about 4% to 6.5%.
+    """4,000 experiments: the standard error of 5% is 0.34%, and the bounds
+    are 3 of them about 4% to 6.5%.
 
     The larger p of a test over seeds and one over examples rejects up to 11% of them.
     """

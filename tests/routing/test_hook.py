@@ -1,7 +1,8 @@
-"""Policies are on every router, are removed on exit, and raise where they have no effect; contexts nest.
+"""Policies are on every router, are removed on exit, and raise where they have no effect;
+contexts nest.
 
-Broken by: a policy that single passes of the engine skip, one of the caller's own that a method overwrites, or a layer
-that is left out by intent and reported as bypassed.
+Broken by: a policy that single passes of the engine skip, one of the caller's own that a method
+overwrites, or a layer that is left out by intent and reported as bypassed.
 """
 
 import copy
@@ -352,7 +353,10 @@ def test_an_ensemble_in_a_second_thread_is_refused_in_its_own_words(olmoe):
 
 
 def test_an_ensemble_beside_an_override_of_another_thread_is_refused(olmoe, tokenizer):
-    """Its noise would route the other thread's passes, too. Inside one of its own thread it runs."""
+    """Its noise would route the other thread's passes, too.
+
+    Inside one of its own thread it runs.
+    """
     roe = RoE(olmoe, tokenizer, n=3)
     with override(olmoe, lambda router, routing: None):
         logits(olmoe)

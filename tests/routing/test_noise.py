@@ -1,4 +1,5 @@
-"""Keyed noise is a written-down function of its keys; Gumbel-top-k samples experts without replacement (section 2.1).
+"""Keyed noise is a written-down function of its keys; Gumbel-top-k samples experts without
+replacement (section 2.1).
 
 Broken by: noise that depends on the process, the device or the batch.
 """

@@ -1,8 +1,9 @@
-"""Models in PEFT's wrapper run as the models inside, with their adapters; tokens of a pass follow from its inputs; a record has
-the decision for every token, in whatever passes it is read.
+"""Models in PEFT's wrapper run as the models inside, with their adapters; tokens of a pass follow
+from its inputs; a record has the decision for every token, in whatever passes it is read.
 
-Broken by: hooks on a module that PEFT does not call, a frozen original in place of the trained copy, adapters left out,
-positions that ignore mask or cache, decisions of another token, sequence or layer, padding that is counted.
+Broken by: hooks on a module that PEFT does not call, a frozen original in place of the trained
+copy, adapters left out, positions that ignore mask or cache, decisions of another token,
+sequence or layer, padding that is counted.
 """
 
 import copy

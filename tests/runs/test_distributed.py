@@ -1,4 +1,7 @@
-"""Processes of torchrun. Broken by: processes that wait for each other, and hold their memory, after torchrun was killed."""
+"""Processes of torchrun.
+
+Broken by: processes that wait for each other, and hold their memory, after torchrun was killed.
+"""
 
 import multiprocessing
 import os

@@ -1,7 +1,9 @@
-"""Breaks if a run, a study or what one is made of gets another id: stored results would not be found any more.
+"""Breaks if a run, a study or what one is made of gets another id: stored results
+would not be found any more.
 
-An id changes on purpose where numbers change: raise `numerics` of the method, or the number of the task's function
-(`moe_lab.results.code.versioned`), and replace the ids here. They hold for the versions in constraints.txt.
+An id changes on purpose where numbers change: raise `numerics` of the method, or the number
+of the task's function (`moe_lab.results.code.versioned`), and replace the ids here. They hold
+for the versions in constraints.txt.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Breaks if variables that a cluster has left in the environment end a command in a traceback, or let it wait in silence
-for processes that never come.
+"""Breaks if variables that a cluster has left in the environment end a command in a traceback,
+or let it wait in silence for processes that never come.
 """
 
 import os

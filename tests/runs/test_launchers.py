@@ -1,5 +1,6 @@
-"""Breaks if workers change a number, outlive the command or lose results, if a failed one is not named, if a run that another
-process holds is not waited for, or if a worker makes what another one made or failed at.
+"""Breaks if workers change a number, outlive the command or lose results, if a failed one
+is not named, if a run that another process holds is not waited for, or if a worker makes what
+another one made or failed at.
 """
 
 import importlib.util
@@ -201,7 +202,10 @@ def test_what_needs_a_package_is_refused_without_it(extra, override, capsys, mon
 def test_a_job_starts_its_worker_again_after_sigterm_and_is_queued_again_as_it_is(
     tmp_path, monkeypatch
 ):
-    """SLURM sends SIGTERM to all processes of a job, also where the job goes on. Broken by a job that is then done."""
+    """SLURM sends SIGTERM to all processes of a job, also where the job goes on.
+
+    Broken by a job that is then done.
+    """
     workers = iter([FakeWorker(143), FakeWorker(3)])
     monkeypatch.setattr(queued_workers, "start", lambda *_: next(workers))
     assert Worker(tmp_path, ["method=roe"])(0) == 3 and next(workers, None) is None

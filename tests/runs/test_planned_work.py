@@ -1,7 +1,9 @@
-"""The work of a plan against what the command then does: the tokens that its models read, and its runs.
+"""The work of a plan against what the command then does: the tokens that its models read,
+and its runs.
 
-Broken by a total without its studies, by a control that the plan leaves out, by lm-eval's own code that reads a context for
-each answer, and by a training that is planned on two GPUs and refuses a second process.
+Broken by a total without its studies, by a control that the plan leaves out, by lm-eval's
+own code that reads a context for each answer, and by a training that is planned on two GPUs
+and refuses a second process.
 """
 
 from collections.abc import Callable
@@ -93,7 +95,10 @@ def test_trials_that_share_activations_read_at_most_what_is_planned(tokens_read,
 
 @pytest.mark.slow
 def test_the_base_run_of_a_plan_leaves_out_the_tuning_documents(tiny_olmoe_dir, tmp_path):
-    """AddSub's only split is both tuned on and evaluated. Two studies tune on the same documents."""
+    """AddSub's only split is both tuned on and evaluated.
+
+    Two studies tune on the same documents.
+    """
     small_data(tmp_path / "data")
     command = [
         f"model.path={tiny_olmoe_dir}",

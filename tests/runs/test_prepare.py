@@ -1,8 +1,9 @@
-"""Requests are refused before weights load, runs have the comparisons that can differ, and an id of what changes numbers.
+"""Requests are refused before weights load, runs have the comparisons that can differ,
+and an id of what changes numbers.
 
-Broken by: a setting that changes numbers and leaves the run id, or one that does not and enters it; generation settings
-without effect or with an impossible value; methods and metrics that a model's routers do not allow; a comparison whose
-answers are those of the base model by construction.
+Broken by: a setting that changes numbers and leaves the run id, or one that does not and enters it;
+generation settings without effect or with an impossible value; methods and metrics that a model's
+routers do not allow; a comparison whose answers are those of the base model by construction.
 """
 
 from contextlib import nullcontext

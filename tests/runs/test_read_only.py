@@ -1,6 +1,8 @@
-"""Results in a folder that cannot be written, such as a colleague's: they are planned, shown and reported on, and nothing new is
-computed. Broken by a check that asks every mode for a folder to write, a lock that has to be written to be looked at, a
-figure or a page that is written, and weights that load before the folder is refused.
+"""Results in a folder that cannot be written, such as a colleague's: they are planned,
+shown and reported on, and nothing new is computed.
+
+Broken by a check that asks every mode for a folder to write, a lock that has to be written to be
+looked at, a figure or a page that is written, and weights that load before the folder is refused.
 """
 
 import os

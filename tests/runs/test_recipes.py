@@ -1,5 +1,7 @@
-"""Models that are trained on first use. Broken by: a training that is made twice, seeds that share a model, a baseline of
-another seed's model, a run of the embedded model where the trained one is missing.
+"""Models that are trained on first use.
+
+Broken by: a training that is made twice, seeds that share a model, a baseline of another seed's
+model, a run of the embedded model where the trained one is missing.
 """
 
 import json

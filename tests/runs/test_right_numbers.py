@@ -1,7 +1,8 @@
-"""The numbers that a command shows, on the embedded model: rounding, the asked metric, seeds, and families of comparisons.
+"""The numbers that a command shows, on the embedded model: rounding, the asked metric, seeds,
+and families of comparisons.
 
-Broken by rounding that is called significant, a metric or a seed of another request, a p that an option changes, and a stored
-result that is parsed twice.
+Broken by rounding that is called significant, a metric or a seed of another request,
+a p that an option changes, and a stored result that is parsed twice.
 """
 
 import json
@@ -145,7 +146,8 @@ TASKS = ("toy_text", "toy_math", "toy_choice")
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_no_method_that_is_the_base_model_differs_from_it(task, tmp_path):
-    """Broken by a p for rounding. In bfloat16 greedy tokens may flip: answers change, and none of it is significant.
+    """Broken by a p for rounding. In bfloat16 greedy tokens may flip: answers change,
+    and none of it is significant.
 
     Each pair of a method, a task and a dtype occurs.
     """

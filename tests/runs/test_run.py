@@ -1,5 +1,5 @@
-"""Breaks if a run's result depends on interruptions, if work is done twice, if a wrong result is returned, or if what is short
-while running gives a traceback.
+"""Breaks if a run's result depends on interruptions, if work is done twice, if a wrong result
+is returned, or if what is short while running gives a traceback.
 """
 
 import json
@@ -58,8 +58,8 @@ def run(one: Config) -> Outcome:
 
 
 def numbers(results: RunResult | dict[str, Any]) -> dict[str, Any]:
-    """A result without what an interruption may change: what was spent, and the share of changed routings, which is
-    counted over all that was computed."""
+    """A result without what an interruption may change: what was spent, and the share of changed
+    routings, which is counted over all that was computed."""
     block = {key: value for key, value in results["moe_lab"].items() if key not in ("cost", "roe")}
     content = results.content if isinstance(results, RunResult) else results
     return content | {"moe_lab": block}
@@ -276,8 +276,9 @@ def test_a_model_is_loaded_once_and_freed_for_the_next(roe, loads):
 
 
 KILLS = ["before 3", "after 12", "samples", "results", "after 2", "before 28", "samples", "results"]
-"""Before or after the n-th answer of a process is logged, and when samples or the result are written: the first
-four meet the baseline, the others the run. "before 28" leaves its last answer but one computed and not logged."""
+"""Before or after the n-th answer of a process is logged, and when samples or the result
+are written: the first four meet the baseline, the others the run. "before 28" leaves its last
+answer but one computed and not logged."""
 
 
 def _killed(one: Config, kill: str, file: Path) -> None:

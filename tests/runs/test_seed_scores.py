@@ -1,5 +1,8 @@
-"""Differences of a score over seeds. Broken by a test of a score that has none, by rounding that is counted as a
-difference, and by an interval that is not that of crossed seeds and documents."""
+"""Differences of a score over seeds.
+
+Broken by a test of a score that has none, by rounding that is counted as a difference,
+and by an interval that is not that of crossed seeds and documents.
+"""
 
 import math
 from functools import partial

@@ -1,4 +1,5 @@
-"""Breaks if a run keeps its id after an edit of the user's own task that may change its score, or loses it otherwise."""
+"""Breaks if a run keeps its id after an edit of the user's own task that may change
+its score, or loses it otherwise."""
 
 import json
 import os
@@ -266,8 +267,9 @@ SECONDS = count()
 def write(folder: Path, files: dict[str, str]) -> None:
     """YAML files with one modification time, which therefore shows no edit.
 
-    Python recognizes an edited module by its time, in whole seconds, where it has stored bytecode of it, and `datasets`
-    an edited file: each of these is a second newer than the one written before.
+    Python recognizes an edited module by its time, in whole seconds, where it has
+    stored bytecode of it, and `datasets` an edited file: each of these is a second newer
+    than the one written before.
     """
     for file, text in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -369,7 +371,10 @@ def test_each_edit_is_another_run(run_id):
 def test_an_edit_between_two_commands_of_a_process_has_the_id_of_a_new_process(
     name, run_id, run_ids
 ):
-    """A running notebook. Broken by modules, and digests of them, that stay as they were when they were imported."""
+    """A running notebook.
+
+    Broken by modules, and digests of them, that stay as they were when they were imported.
+    """
     assert run_ids((), (name,)) == [run_id(), run_id(name)]
 
 

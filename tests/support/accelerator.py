@@ -1,15 +1,18 @@
-"""A stand-in for a GPU: a device of torch whose tensors are computed on the CPU, and treated as those of a GPU.
+"""A stand-in for a GPU: a device of torch whose tensors are computed on the CPU,
+and treated as those of a GPU.
 
-`import tests.support.accelerator` registers the device "accel" with torch (by the Python back end for PrivateUse1). An
-`AccelTensor` holds a tensor of the CPU. As on a GPU, it is not mixed with tensors of the CPU, except for numbers without
-dimensions and index tensors, and numpy does not read it. Whatever makes the host wait for values of the device is
-counted (`host_reads`), with the line of this package that asked for them.
+`import tests.support.accelerator` registers the device "accel" with torch (by the Python back
+end for PrivateUse1). An `AccelTensor` holds a tensor of the CPU. As on a GPU, it is not mixed
+with tensors of the CPU, except for numbers without dimensions and index tensors, and numpy does
+not read it. Whatever makes the host wait for values of the device is counted (`host_reads`),
+with the line of this package that asked for them.
 
-`metered` counts the bytes of its storages that are alive, and `memory` sets its size: more raises torch.OutOfMemoryError.
-Scaled-dot-product attention is one operation, as on a GPU, whose kernels keep no scores.
+`metered` counts the bytes of its storages that are alive, and `memory` sets its size:
+more raises torch.OutOfMemoryError. Scaled-dot-product attention is one operation, as on a GPU,
+whose kernels keep no scores.
 
-It shows where code forgets a device, reads it too often or keeps too much. It shows nothing about speed, kernels or
-rounding.
+It shows where code forgets a device, reads it too often or keeps too much. It shows nothing about
+speed, kernels or rounding.
 """
 
 import gc
@@ -299,9 +302,11 @@ def _count() -> None:
 
 @contextmanager
 def host_reads(uploads: bool = False) -> Iterator[Counter[str]]:
-    """Inside the context, the counter has the reads of the device by the host, by the line that asks for them.
+    """Inside the context, the counter has the reads of the device by the host,
+    by the line that asks for them.
 
-    With `uploads` it has the copies of values to the device, too: a graph of a GPU can record neither.
+    With `uploads` it has the copies of values to the device, too: a graph
+    of a GPU can record neither.
     """
     global _reads, _with_uploads
     before, _reads, _with_uploads = _reads, Counter(), uploads

@@ -1,8 +1,9 @@
-"""Every method on a GPU, or where there is none on a stand-in (`tests/support/accelerator.py`): with the CPU's scores, and
-on the stand-in with few reads by the host. `tests/runs/planning/test_plan.py` runs this file in a process of its own.
+"""Every method on a GPU, or where there is none on a stand-in (`tests/support/accelerator.py`):
+with the CPU's scores, and on the stand-in with few reads by the host.
+`tests/runs/planning/test_plan.py` runs this file in a process of its own.
 
-Broken by a tensor that is left on the CPU, by numpy on one of the device, by a value that the host asks for in each
-layer, token or question.
+Broken by a tensor that is left on the CPU, by numpy on one of the device, by a value that the host
+asks for in each layer, token or question.
 """
 
 import json
@@ -178,7 +179,10 @@ def waits_of_steps(
 @of_the_stand_in
 @pytest.mark.parametrize("family", ROUTED_ALIKE.values())
 def test_a_step_of_generation_reads_the_device_once(family, monkeypatch):
-    """The chosen tokens. Broken by a shape that depends on values, and by a check that is read at once."""
+    """The chosen tokens.
+
+    Broken by a shape that depends on values, and by a check that is read at once.
+    """
     model = deepcopy(small_model(family)).to(DEVICE)
     model.set_experts_implementation("grouped_mm")
     ensemble = Ensemble(4, GumbelTopK([0.5] * len(find_routers(model)), 0))

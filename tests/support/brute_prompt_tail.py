@@ -1,4 +1,5 @@
-"""The slow reference of re-routed tokens: whole prompts, no cache, a hook that writes their weights.
+"""The slow reference of re-routed tokens: whole prompts, no cache, a hook
+that writes their weights.
 
 W = re-routed tokens, K = the router's experts, E = experts, C = experts of the re-routed tokens.
 """
@@ -38,8 +39,8 @@ def routed_logits(
 ) -> Tensor:
     """[tokens, V] of one full pass.
 
-    `decide(layer, t, logits_E)` says how token t is routed in one of these layers; the model's own routing where it
-    returns None.
+    `decide(layer, t, logits_E)` says how token t is routed in one of these layers; the model's own
+    routing where it returns None.
     """
     handles = []
     for router in find_routers(model):
@@ -93,8 +94,8 @@ def whole_logits(
     probs_by_layer: Mapping[int, Sequence[Tensor]],
     experts_by_layer: Mapping[int, Sequence[Tensor]] | None = None,
 ) -> Tensor:
-    """[tokens, V] of one full pass in which the tokens from `start` on are routed by these probabilities ([W, E] of each
-    layer), by the largest of them or by given experts ([W, C])."""
+    """[tokens, V] of one full pass in which the tokens from `start` on are routed by these
+    probabilities ([W, E] of each layer), by the largest of them or by given experts ([W, C])."""
 
     def decide(layer: int, t: int, logits_E: Tensor) -> Decision | None:
         number = t - start

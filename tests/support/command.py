@@ -1,4 +1,5 @@
-"""Helpers for tests of the command: run it in this process, and stand-ins for runs that need no model."""
+"""Helpers for tests of the command: run it in this process, and stand-ins
+for runs that need no model."""
 
 import json
 import multiprocessing

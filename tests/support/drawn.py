@@ -39,8 +39,8 @@ def placed(figure: Figure) -> None:
 def artists(axis: Axes) -> dict[str, int]:
     """The number of artists of each kind in a panel; kinds without any are absent.
 
-    `lines` join points or cross the panel, `markers` are points alone, `intervals` are vertical segments, `bands` are
-    filled.
+    `lines` join points or cross the panel, `markers` are points alone, `intervals` are vertical
+    segments, `bands` are filled.
     """
     found: Counter[str] = Counter()
     for bars in axis.containers:

@@ -1,6 +1,7 @@
 """Prompts, questions and ensembles of the engine's tests, and what the engine answers to them.
 
-`generated` has sequences that end at different steps, by every kind of ensemble whose steps can stay in place.
+`generated` has sequences that end at different steps, by every kind of ensemble
+whose steps can stay in place.
 """
 
 import random
@@ -71,7 +72,8 @@ def questions_for(
 ) -> list[ScoringRequest]:
     """Contexts of many lengths, every other one with a common beginning.
 
-    The continuations are `choices` random ones, and two that share the first's first token and part at the third.
+    The continuations are `choices` random ones, and two that share the first's first
+    token and part at the third.
     """
     beginning = random_ids(rng, 20)
     questions = []
@@ -271,8 +273,8 @@ def ensembles(model: Any) -> dict[str, Ensemble]:
 
 
 ENDS = (12, 12, 3, 5, 12, 4, 6, 3, 12)
-"""New tokens of each sequence of a batch. Some end early and stay as they are, until half of them have ended and the batch
-is made smaller."""
+"""New tokens of each sequence of a batch. Some end early and stay as they are, until half of them
+have ended and the batch is made smaller."""
 
 
 class Generated(NamedTuple):

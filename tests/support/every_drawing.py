@@ -1,4 +1,5 @@
-"""A drawing of every kind of figure from a few rows, with names as long as those of the papers' experiments."""
+"""A drawing of every kind of figure from a few rows, with names as long as those
+of the papers' experiments."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

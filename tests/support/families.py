@@ -1,8 +1,8 @@
 """The small configuration of every supported family: adding a family is one entry of `ZOO`.
 
-Windows, chunks and sparse attention are shorter than the prompts of the tests, biases and sinks are not zero, groups are
-real groups, and the first layer is dense where the family allows it, so that a test notices each of these.
-`tests/support/models.py` builds the models.
+Windows, chunks and sparse attention are shorter than the prompts of the tests, biases and sinks
+are not zero, groups are real groups, and the first layer is dense where the family allows it,
+so that a test notices each of these. `tests/support/models.py` builds the models.
 """
 
 from typing import Any

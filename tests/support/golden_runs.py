@@ -1,4 +1,5 @@
-"""Runs that answer from a table of random numbers in place of a model, and the views of stored results as text."""
+"""Runs that answer from a table of random numbers in place of a model, and the views
+of stored results as text."""
 
 import json
 import re

@@ -13,8 +13,8 @@ from typing import Any
 from tests.support.families import COMMON, KV_CACHE_VARIANTS, VOCAB, ZOO
 
 FAMILIES = ("olmoe", "mixtral", "qwen2_moe")
-"""MoE families of PLAIN for tests of the engine. qwen3_moe differs from mixtral in its attention alone, and
-`tests/families/test_engine.py` compares every family with the slow references."""
+"""MoE families of PLAIN for tests of the engine. qwen3_moe differs from mixtral in its attention
+alone, and `tests/families/test_engine.py` compares every family with the slow references."""
 
 END_TOKEN = 256
 """Of the byte tokenizer: beginning, end and padding."""

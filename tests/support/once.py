@@ -10,7 +10,8 @@ from filelock import FileLock
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder of this run of the tests, filled by `make` in the first worker that asks; the others wait for it.
+    """A folder of this run of the tests, filled by `make` in the first worker
+    that asks; the others wait for it.
 
     Tests read it and change nothing in it.
     """

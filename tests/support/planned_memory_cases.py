@@ -1,6 +1,8 @@
-"""A device of the planned size suffices for random settings, on the stand-in for a GPU that counts its bytes.
+"""A device of the planned size suffices for random settings, on the stand-in for a
+GPU that counts its bytes.
 
-`tests/runs/planning/test_plan.py` runs this file in a process of its own. Broken by what a run holds and the plan leaves out.
+`tests/runs/planning/test_plan.py` runs this file in a process of its own. Broken by what a run
+holds and the plan leaves out.
 """
 
 import random

@@ -1,4 +1,5 @@
-"""Processes that work together as torchrun's do, forked from this one, which has everything imported already."""
+"""Processes that work together as torchrun's do, forked from this one, which has
+everything imported already."""
 
 import multiprocessing
 import os
@@ -20,9 +21,11 @@ PROCESSES = 2
 def fork_ranks(
     function: Callable[..., Any], *args: Any, log: Path, **environment: str
 ) -> list[int]:
-    """Call `function(*args)` in each of two processes of one group; its result is the exit code, None is 0.
+    """Call `function(*args)` in each of two processes of one group; its result
+    is the exit code, None is 0.
 
-    When one process fails, the others are killed. What they print is added to the file `log`. Returns the exit codes.
+    When one process fails, the others are killed. What they print is added to the file
+    `log`. Returns the exit codes.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,6 +1,8 @@
-"""RoE computed slowly and obviously: one routing sample at a time, no cache, float64, one token after the other.
+"""RoE computed slowly and obviously: one routing sample at a time, no cache, float64,
+one token after the other.
 
-Shares with the package the keyed noise alone (which has golden values of its own in tests/routing/test_noise.py).
+Shares with the package the keyed noise alone (which has golden values of its own
+in tests/routing/test_noise.py).
 """
 
 import copy

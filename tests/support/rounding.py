@@ -1,7 +1,8 @@
-"""Float32 results of the small models that are equal but for the order of their sums (`moe_lab.results.rounding`).
+"""Float32 results of the small models that are equal but for the order of their sums
+(`moe_lab.results.rounding`).
 
-The bound is 1.1e-5 for one token, three times as much for three. A wrong index, mask or key moves these numbers by more
-than 1e-3.
+The bound is 1.1e-5 for one token, three times as much for three. A wrong index, mask or key moves
+these numbers by more than 1e-3.
 """
 
 from collections.abc import Iterable

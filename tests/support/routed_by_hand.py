@@ -1,4 +1,5 @@
-"""Methods that change routing, against full forward passes in float64 with experts that are chosen by hand."""
+"""Methods that change routing, against full forward passes in float64 with experts that are chosen
+by hand."""
 
 import copy
 from collections.abc import Callable

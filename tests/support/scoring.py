@@ -22,7 +22,10 @@ def filtered(task: Any, responses: Sequence[Any]) -> dict[str, Any]:
 
 
 def scores_of(task: Any, document: Any, *responses: Any) -> dict[str, Any]:
-    """The metrics of a document with one response to each of its requests. The task has one filter."""
+    """The metrics of a document with one response to each of its requests.
+
+    The task has one filter.
+    """
     requests = task.construct_requests(doc=document, ctx="", doc_id=0)
     instances = requests if isinstance(requests, list) else [requests]
     for instance, response in zip(instances, responses, strict=True):

@@ -1,4 +1,5 @@
-"""What routers do, one token at a time in Python's floats: written from the models' papers and code, for all families.
+"""What routers do, one token at a time in Python's floats: written from the models' papers
+and code, for all families.
 
 Shares nothing with `moe_lab.routing` but the keyed noise, which the callers bring.
 """
@@ -59,7 +60,10 @@ _SHARED = {
     "deepseek flex_olmo mellum moe_design olmoe qwen2_moe qwen3_moe qwen3_next qwen4_exp_text": _NORM_KEY,
     "dbrx hunyuan_v1_moe minimax mixtral qwen3_5_moe_text": Spec(renormalize=True),
 }
-"""Names of several families -> what all of them do. DBRX's small configuration divides by the sum."""
+"""Names of several families -> what all of them do.
+
+DBRX's small configuration divides by the sum.
+"""
 SPECS = {name: spec for names, spec in _SHARED.items() for name in names.split()} | {
     "afmoe": Spec("sigmoid", "scores", "expert_bias", True, 1e-20, "route_scale"),
     "beam": Spec("sigmoid", "scores", _GATE_BIAS, "norm_topk_prob", 1e-20, groups=2),

@@ -1,4 +1,5 @@
-"""Suffixes of a few prompts on small models, whose last two MoE layers are re-routed, and other probabilities for them."""
+"""Suffixes of a few prompts on small models, whose last two MoE layers are re-routed,
+and other probabilities for them."""
 
 from typing import Any
 

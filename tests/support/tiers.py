@@ -1,4 +1,5 @@
-"""The fast tier of the tests: `make test` leaves out what is marked slow, `make test-all` leaves out nothing.
+"""The fast tier of the tests: `make test` leaves out what is marked slow,
+`make test-all` leaves out nothing.
 
 Slow are tests that take a second or more, tests that start processes, and families other than FAST.
 """
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 
 FAST = ("olmoe", "gpt_oss", "deepseek")
-"""Softmax without renormalization, softmax over the chosen (Mixtral's renormalized weights are the same numbers), shared
-experts after a dense layer."""
+"""Softmax without renormalization, softmax over the chosen (Mixtral's renormalized weights
+are the same numbers), shared experts after a dense layer."""
 
 
 def by_family(names: Iterable[str]) -> list[Any]:

@@ -103,7 +103,10 @@ def design_cells(
     coordinates: dict[str, Any] | None = None,
     **more: Any,
 ) -> list[TableCell]:
-    """The cells of a design on tasks a and b: accuracies, and one loss for both. `rows`: held-out losses by seed."""
+    """The cells of a design on tasks a and b: accuracies, and one loss for both.
+
+    `rows`: held-out losses by seed.
+    """
     keys = {"method.label": label, "method.router": router} | (coordinates or {})
     cells = []
     for task, measure in (("a", "accuracy"), ("b", "accuracy"), ("-", "held-out loss")):

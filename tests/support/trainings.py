@@ -83,7 +83,8 @@ def names_by_group(model: Any) -> dict[str, set[str]]:
 
 @contextmanager
 def interrupted(done: int, what: str | None = None) -> Iterator[None]:
-    """A training in this context stops at the first number that is checked after `done` optimizer steps.
+    """A training in this context stops at the first number that is checked
+    after `done` optimizer steps.
 
     Args:
         what: "loss", "gradient" or "validation loss": the first such number instead.

@@ -1,5 +1,5 @@
-"""Breaks if a limit's documents depend on anything but task, limit and sample_seed, or if a document is both tuned on
-and tested.
+"""Breaks if a limit's documents depend on anything but task, limit and sample_seed,
+or if a document is both tuned on and tested.
 """
 
 from dataclasses import replace

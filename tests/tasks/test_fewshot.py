@@ -1,4 +1,5 @@
-"""Breaks if a prompt contains its own document, if other prompts change, or if nobody is told where examples come from."""
+"""Breaks if a prompt contains its own document, if other prompts change, or if nobody
+is told where examples come from."""
 
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ LEAKING = {
 
 @pytest.mark.parametrize("kind", LEAKING)
 def test_no_prompt_contains_its_own_document(kind, tmp_path):
-    """As lm-eval's own with its evaluated split named as `fewshot_split`, where it leaves the document out itself.
+    """As lm-eval's own with its evaluated split named as `fewshot_split`, where
+    it leaves the document out itself.
 
     The sampler `first_n` of 0.5 does not: its examples are the first of the others.
     """

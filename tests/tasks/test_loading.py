@@ -1,4 +1,5 @@
-"""Breaks if a documented task needs all of lm-eval to be read, or if a setting is not what the user gave."""
+"""Breaks if a documented task needs all of lm-eval to be read, or if a setting
+is not what the user gave."""
 
 from collections.abc import Callable
 from itertools import chain

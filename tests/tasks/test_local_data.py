@@ -1,6 +1,6 @@
-"""Breaks if local files are mixed with the hub, cached across changes, altered on reading, or blamed unclearly; if a column,
-a split or a number of the hub's copy is not that of local files; if a task of conf/task/ does not find its files, or does not
-report its headline metric.
+"""Breaks if local files are mixed with the hub, cached across changes, altered on reading,
+or blamed unclearly; if a column, a split or a number of the hub's copy is not that of local files;
+if a task of conf/task/ does not find its files, or does not report its headline metric.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""Breaks if a function of a task YAML reads a document or an answer wrongly, if a lettered question is not the document's or
-gives its answer away, or if another answer than the majority's is evaluated.
+"""Breaks if a function of a task YAML reads a document or an answer wrongly,
+if a lettered question is not the document's or gives its answer away, or if another answer
+than the majority's is evaluated.
 """
 
 from collections import Counter

@@ -1,7 +1,8 @@
-"""Breaks if a function of this package's tasks returns something else under the same version number in run ids.
+"""Breaks if a function of this package's tasks returns something else under the same
+version number in run ids.
 
-Where one changes on purpose: raise its number (`versioned`), say so in the CHANGELOG, and write what it returns now with
-`python -m tests.tasks.test_versioned_functions`.
+Where one changes on purpose: raise its number (`versioned`), say so in the CHANGELOG, and write
+what it returns now with `python -m tests.tasks.test_versioned_functions`.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Breaks if a fault of a task's own YAML is found after weights are loaded, or if its message lacks task, file or line."""
+"""Breaks if a fault of a task's own YAML is found after weights are loaded, or if its
+message lacks task, file or line."""
 
 import re
 from pathlib import Path

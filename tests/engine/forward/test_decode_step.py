@@ -1,9 +1,11 @@
-"""Steps of decoding that keep their tensors in place, and their recording, for which a step or its trace stands here.
+"""Steps of decoding that keep their tensors in place, and their recording, for which a
+step or its trace stands here.
 
-Broken by a shape or a value that the first steps fix, by a finished sequence that counts, by slots beyond the end, and by
-a recording that misses what others do at each step.
+Broken by a shape or a value that the first steps fix, by a finished sequence that counts,
+by slots beyond the end, and by a recording that misses what others do at each step.
 
-Passes of routing samples compile as one graph; the later layers alone give what the whole model gives.
+Passes of routing samples compile as one graph; the later layers alone give
+what the whole model gives.
 
 Broken by: a value read from the device within a pass, or a hook that stays on the model.
 """

@@ -1,8 +1,8 @@
 """The logit scale and the contrast against float64 by hand.
 
-Broken by: a scale of each sample in place of the mean's,
-a normalizer that is not scaled, a token that a sweep counts twice or not at all, a contrast of the wrong sign, a token
-that is not plausible and decoded, or that is plausible and not, -inf as the score of a given token.
+Broken by: a scale of each sample in place of the mean's, a normalizer that is not scaled, a token
+that a sweep counts twice or not at all, a contrast of the wrong sign, a token that is not plausible
+and decoded, or that is plausible and not, -inf as the score of a given token.
 """
 
 import math

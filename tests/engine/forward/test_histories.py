@@ -1,8 +1,8 @@
 """cache=clean, standard and none, with clean and noisy prompts: each equals its slow reference.
 
-Broken by: noise keyed by anything but the sample and the position, a sample that reads another's keys, values or state, a
-prompt read with (or without) noise where it should not
-be, or scoring that differs from decoding.
+Broken by: noise keyed by anything but the sample and the position, a sample that reads another's
+keys, values or state, a prompt read with (or without) noise where it should not be, or scoring
+that differs from decoding.
 """
 
 import random
@@ -44,8 +44,8 @@ History = tuple[str, str]
 RECURRENT = ("qwen3_next", "minimax", "granitemoehybrid", "jamba", "llama4_text")
 """Llama 4 scales its queries by their positions, or not (`KV_CACHE_VARIANTS`)."""
 EVERY_HISTORY = ("olmoe", "gpt_oss", "llama4_text", "qwen3_next, recurrent")
-"""Full attention, windows, chunks, a recurrent state. The other models have other layers: one history of samples that
-share keys and values, one of samples that have their own."""
+"""Full attention, windows, chunks, a recurrent state. The other models have other layers:
+one history of samples that share keys and values, one of samples that have their own."""
 FAST = {
     "olmoe": HISTORIES[:3],
     "gpt_oss": HISTORIES[:1],
@@ -115,7 +115,10 @@ CASES = pytest.mark.parametrize(("name", "history", "perturbed"), cases())
 
 @CASES
 def test_scores_equal_the_slow_reference(name, history, perturbed):
-    """In whole passes and in two phases. Contexts are shorter and longer than windows and chunks."""
+    """In whole passes and in two phases.
+
+    Contexts are shorter and longer than windows and chunks.
+    """
     model, exact, budgets, on_kv_cache = model_of(name)
     questions = questions_for(random.Random(1), 2, choices=1, longest=6)
     lengths = [len(question.context) for question in questions]

@@ -1,4 +1,5 @@
-"""The KV cache equals transformers' own and drops slots at no cost; a store keeps values within its bound.
+"""The KV cache equals transformers' own and drops slots at no cost; a store
+keeps values within its bound.
 
 Broken by keys in another slot, a copy that shares memory, bytes that are not those of the tensors.
 """

@@ -1,5 +1,8 @@
-"""Attention windows and chunks of layers. Broken by a window that counts padding, other branches or samples as tokens, and
-by a family whose configuration names windows that its layers do not have, or the other way round."""
+"""Attention windows and chunks of layers.
+
+Broken by a window that counts padding, other branches or samples as tokens, and by a family
+whose configuration names windows that its layers do not have, or the other way round.
+"""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Gradient descent on the neighbours' loss.
 
-Broken by: a gradient that is not that of whole passes, a change outside the pathway, wrong answers that become more
-probable, a question without right neighbours that is changed.
+Broken by: a gradient that is not that of whole passes, a change outside the pathway, wrong answers
+that become more probable, a question without right neighbours that is changed.
 """
 
 import copy
@@ -179,7 +179,10 @@ def stepped(parameter_C, gradient_C, moments, update, rate, step):
     [("weights", "gd", 8), ("weights", "adam", 0.1), ("logits", "adam", 0.3)],
 )
 def test_descent_equals_a_slow_loop_over_whole_passes(family, parameters, update, rate):
-    """In float64: question by question, autograd through the whole model, each weight by itself. Some reach 0."""
+    """In float64: question by question, autograd through the whole model, each weight by itself.
+
+    Some reach 0.
+    """
     model = copy.deepcopy(small_model(family)).double()
     model.set_experts_implementation("eager")
     setting = setting_of(model, SPANS[0], LONG_ANSWERS)

@@ -1,7 +1,8 @@
-"""The values in docs/c3po.md are those of the code: readings that decide published rows, where the paper is silent.
+"""The values in docs/c3po.md are those of the code: readings that decide published rows,
+where the paper is silent.
 
-Broken by: a default that changes without its row, a reading whose row is gone, a guessed checkpoint of Table 13 or a
-metric of Table 2 that the pages do not name.
+Broken by: a default that changes without its row, a reading whose row is gone, a guessed checkpoint
+of Table 13 or a metric of Table 2 that the pages do not name.
 """
 
 from itertools import groupby

@@ -1,7 +1,7 @@
 """The engine of `method=c3po`: re-routed tokens and generated answers of the command.
 
-Broken by: the weights of another question or token, a reference whose answer is not the model's own or not right, a
-label that reaches anything but the oracle, answers that change without steps.
+Broken by: the weights of another question or token, a reference whose answer is not the model's own
+or not right, a label that reaches anything but the oracle, answers that change without steps.
 """
 
 import json

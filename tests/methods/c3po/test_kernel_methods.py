@@ -1,8 +1,9 @@
-"""Pathways, and the methods that mix them: kernels by their formulas, kernel regression at the ends of alpha and of the
-bandwidth and at the alpha with the least loss, mode finding on two clusters with known centres.
+"""Pathways, and the methods that mix them: kernels by their formulas, kernel regression
+at the ends of alpha and of the bandwidth and at the alpha with the least loss, mode finding on two
+clusters with known centres.
 
-Broken by: probabilities that are no distribution, a change of other layers, tokens or experts than the chosen ones,
-experts that are chosen or weighed by other probabilities.
+Broken by: probabilities that are no distribution, a change of other layers, tokens or experts
+than the chosen ones, experts that are chosen or weighed by other probabilities.
 """
 
 import dataclasses

@@ -1,8 +1,9 @@
 """`method=c3po` from the command line, on the embedded model and on a small one, and its keys.
 
-Broken by: a test label that reaches anything but the oracle, optimization without steps that changes an answer, a run
-that counts as stored though its references changed, a request that is refused only after weights were loaded, two ids
-for one computation or one id for two, names of layers that differ from the paper's Table 8.
+Broken by: a test label that reaches anything but the oracle, optimization without steps
+that changes an answer, a run that counts as stored though its references changed, a request
+that is refused only after weights were loaded, two ids for one computation or one id for two,
+names of layers that differ from the paper's Table 8.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The traces of `method=c3po`: a line for each answer.
 
-Broken by: a trace of another question, states that are not those of the optimization, an answer without a line, a trace
-that changes answers.
+Broken by: a trace of another question, states that are not those of the optimization, an answer
+without a line, a trace that changes answers.
 """
 
 import json

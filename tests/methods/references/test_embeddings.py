@@ -1,8 +1,8 @@
 """Embeddings, and nearest references against a search by hand.
 
-Broken by: padding or other texts of a pass that change a vector, a vector of another text, a missing text, package or
-model that is not named, a neighbour that is too similar or too far, another order, a wrong count, a result that depends
-on how questions are divided.
+Broken by: padding or other texts of a pass that change a vector, a vector of another text,
+a missing text, package or model that is not named, a neighbour that is too similar or too far,
+another order, a wrong count, a result that depends on how questions are divided.
 """
 
 import math

@@ -1,9 +1,11 @@
-"""The native DeepSeek-MoE against equations written out, and against the published checkpoint's layout.
+"""The native DeepSeek-MoE against equations written out, and against the published checkpoint's
+layout.
 
-Broken by: another softmax or top-k, a renormalization, shared experts left out or gated, RoPE in another layout,
-experts fused in another order, names that do not come back.
+Broken by: another softmax or top-k, a renormalization, shared experts left out or gated,
+RoPE in another layout, experts fused in another order, names that do not come back.
 
-Breaks if `import moe_lab` changes how Python imports, or imports a framework; if the Auto classes miss a model.
+Breaks if `import moe_lab` changes how Python imports, or imports a framework;
+if the Auto classes miss a model.
 """
 
 import json

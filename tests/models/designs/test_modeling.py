@@ -1,8 +1,8 @@
 """Designs as language models.
 
-Broken by: other parts than the backbones', a later token that reaches an earlier logit, a cache that changes a unit's
-decision, names or buffers that do not come back, a design that does not exist but is built, a setting that has no effect
-but is taken.
+Broken by: other parts than the backbones', a later token that reaches an earlier logit,
+a cache that changes a unit's decision, names or buffers that do not come back, a design that does
+not exist but is built, a setting that has no effect but is taken.
 """
 
 import copy
@@ -89,7 +89,10 @@ def test_a_later_token_changes_no_bit_of_earlier_logits(router, backbone):
 @pytest.mark.parametrize("backbone", first_fast(BACKBONES))
 @pytest.mark.parametrize("router", CAUSAL)
 def test_reading_in_parts_over_a_cache_is_reading_at_once(router, backbone):
-    """Parts end inside units. A later token of the same part, or a later part, changes no bit of earlier logits."""
+    """Parts end inside units.
+
+    A later token of the same part, or a later part, changes no bit of earlier logits.
+    """
     model = design(router, **BACKBONES[backbone])
     model.set_experts_implementation("batched_mm")
     whole = logits_of(model, IDS)

@@ -1,8 +1,9 @@
 """Each design's block equals a slow one, in batches with padding too; its routers at the seam.
 
-Broken by: a bias that enters the weights, a decision of another token than the unit's first, a cache that forgets it, an
-expert that is not filled, padding that is chosen, a capacity over the whole batch; a router that is not said to be fixed,
-a policy on one that is, noise that is not added where a biased router chooses.
+Broken by: a bias that enters the weights, a decision of another token than the unit's first,
+a cache that forgets it, an expert that is not filled, padding that is chosen, a capacity
+over the whole batch; a router that is not said to be fixed, a policy on one that is, noise
+that is not added where a biased router chooses.
 """
 
 import pytest

@@ -1,7 +1,8 @@
-"""Words and sentences of real texts, against the pre-tokenizer's own pieces and against sentences by hand.
+"""Words and sentences of real texts, against the pre-tokenizer's own pieces
+and against sentences by hand.
 
-Broken by: a boundary that is not the pre-tokenizer's, a special token within a word, text that decoding strips, a kind of
-the wrong neighbour, transparent tokens in a row, padding within a unit.
+Broken by: a boundary that is not the pre-tokenizer's, a special token within a word, text that
+decoding strips, a kind of the wrong neighbour, transparent tokens in a row, padding within a unit.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""A loopback hub, and the hub's clients pointed to it: in this process, or by the environment of a command."""
+"""A loopback hub, and the hub's clients pointed to it: in this process,
+or by the environment of a command."""
 
 from collections.abc import Iterator
 from pathlib import Path

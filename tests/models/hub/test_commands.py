@@ -1,14 +1,19 @@
-"""What a command reads of the hub and how a run knows it: `mode=prefetch`, judges, adapters, run ids.
+"""What a command reads of the hub and how a run knows it: `mode=prefetch`,
+judges, adapters, run ids.
 
-Broken by: prefetching that loads weights, stops at the first failure, goes on where the network is forbidden or leaves out
-what a run offline needs; a commit that is not the identity of a judge or adapter; a run of a hub's model with another id.
+Broken by: prefetching that loads weights, stops at the first failure, goes on where the network
+is forbidden or leaves out what a run offline needs; a commit that is not the identity of a judge
+or adapter; a run of a hub's model with another id.
 
-Breaks when the command as a user types it does not go through the hub, fetches twice, or needs the network offline.
+Breaks when the command as a user types it does not go through the hub, fetches twice,
+or needs the network offline.
 
-The options of conf/model: each plans by its real id, and runs with a small folder in the place of its weights.
+The options of conf/model: each plans by its real id, and runs with a small folder
+in the place of its weights.
 
-Broken by: an id or a configuration that transformers cannot read, a family that does not run from the command line, a
-quantization that is refused though it can be loaded, weights that are fetched to plan.
+Broken by: an id or a configuration that transformers cannot read, a family that does
+not run from the command line, a quantization that is refused though it can be loaded,
+weights that are fetched to plan.
 """
 
 import json

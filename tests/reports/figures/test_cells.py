@@ -1,5 +1,8 @@
-"""Figures of cells: the numbers behind them. Broken by a comparison that is left out or filled without being significant, a
-cost divided by the wrong thing, a missing meter shown as 0, and a metric without its unit."""
+"""Figures of cells: the numbers behind them.
+
+Broken by a comparison that is left out or filled without being significant, a cost divided
+by the wrong thing, a missing meter shown as 0, and a metric without its unit.
+"""
 
 import csv
 import json

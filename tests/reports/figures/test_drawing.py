@@ -1,5 +1,7 @@
-"""What a figure draws, and kinds of figures: each is one function. Broken by an interval at another point, a title that is cut,
-an axis that makes much of little, and a second place that has to know the name of a kind.
+"""What a figure draws, and kinds of figures: each is one function.
+
+Broken by an interval at another point, a title that is cut, an axis that makes much of little,
+and a second place that has to know the name of a kind.
 """
 
 import csv

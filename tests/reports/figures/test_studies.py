@@ -1,8 +1,10 @@
-"""Figures of trainings. Broken by a training drawn once for each measure, one setting's lines in another one's panel, a lost
-seed, and a phase line at another step.
+"""Figures of trainings.
 
-Figures of studies. Broken by a study that is drawn twice, a skipped layer shown as 0, a pruned trial that counts as a
-value, and the default learning rate of the routers at zero.
+Broken by a training drawn once for each measure, one setting's lines in another one's panel,
+a lost seed, and a phase line at another step.
+
+Figures of studies. Broken by a study that is drawn twice, a skipped layer shown as 0, a pruned
+trial that counts as a value, and the default learning rate of the routers at zero.
 """
 
 import csv

@@ -1,5 +1,8 @@
-"""Figures from traces. Broken by traces joined with other documents, weights that are counted instead of selected experts,
-a missing factor of the expert work, and another question or layer than the one that is named."""
+"""Figures from traces.
+
+Broken by traces joined with other documents, weights that are counted instead of selected experts,
+a missing factor of the expert work, and another question or layer than the one that is named.
+"""
 
 import csv
 import json
@@ -123,7 +126,10 @@ def test_accuracy_is_flat_where_its_interval_has_that_of_every_larger_number():
 
 
 def test_retained_experts_are_counted_by_the_routers_rank(tmp_path):
-    """The router ranks experts in the order 0, 1, 2, 3. The optimized pathways select 0 and 2, and 3 and 1."""
+    """The router ranks experts in the order 0, 1, 2, 3.
+
+    The optimized pathways select 0 and 2, and 3 and 1.
+    """
     some = run_of(tmp_path / "some", ["A"], core_experts=3)
     every = run_of(tmp_path / "every", ["A", "A"], core_experts=20)
     rows = retained_rows(every)

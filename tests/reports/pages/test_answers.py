@@ -1,5 +1,8 @@
-"""Answers on pages. Broken by the wrong choice that is called the answer, a change in the wrong direction, a document that
-is paired with another one or lost."""
+"""Answers on pages.
+
+Broken by the wrong choice that is called the answer, a change in the wrong direction, a document
+that is paired with another one or lost.
+"""
 
 import json
 import random

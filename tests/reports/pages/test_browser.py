@@ -1,7 +1,8 @@
-"""The pages in Chromium: no error, no request, sorting and search. Skipped where chromium or playwright is missing.
+"""The pages in Chromium: no error, no request, sorting and search. Skipped where
+chromium or playwright is missing.
 
-Broken by a script that fails, a page that asks for anything outside of it, an answer that is executed, and what the
-keyboard does not reach.
+Broken by a script that fails, a page that asks for anything outside of it, an answer
+that is executed, and what the keyboard does not reach.
 """
 
 import shutil

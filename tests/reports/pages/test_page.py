@@ -1,5 +1,7 @@
-"""Pages, and the page of a grid. Broken by text that becomes markup or a command of LaTeX, a page that needs anything outside
-of it, a number that is not the stored one, and layers out of order.
+"""Pages, and the page of a grid.
+
+Broken by text that becomes markup or a command of LaTeX, a page that needs anything outside of it,
+a number that is not the stored one, and layers out of order.
 """
 
 import json

@@ -1,5 +1,8 @@
-"""The page of tables. Broken by a number that is not the stored one, an empty cell without a reason, and text of a run
-that becomes markup."""
+"""The page of tables.
+
+Broken by a number that is not the stored one, an empty cell without a reason, and text
+of a run that becomes markup.
+"""
 
 import json
 from dataclasses import replace

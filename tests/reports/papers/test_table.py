@@ -1,17 +1,18 @@
 """Tables as rows.
 
-Broken by a number that differs from the stored one, a published number that gets lost, a number of the toy world that
-is said to agree with a paper, an empty cell that gives no reason, and a place that no column of the page shows.
+Broken by a number that differs from the stored one, a published number that gets lost,
+a number of the toy world that is said to agree with a paper, an empty cell that gives no reason,
+and a place that no column of the page shows.
 
 Breaks if a column of several metrics is said to show one of them.
 
-The correction of a command's p in a table. Broken by a difference that is not significant and bold, and by a p that is
-corrected for other comparisons than the command's.
+The correction of a command's p in a table. Broken by a difference that is not significant and bold,
+and by a p that is corrected for other comparisons than the command's.
 
 Averages over tasks, and groups of tasks.
 
-Broken by an average over part of the tasks, by an interval that treats all documents as one sample, by a group that
-loses its interval, by published numbers put beside the wrong task.
+Broken by an average over part of the tasks, by an interval that treats all documents as one sample,
+by a group that loses its interval, by published numbers put beside the wrong task.
 """
 
 import json

@@ -1,12 +1,14 @@
 """Numbers of a training in a paper's table.
 
-Broken by an interval over one seed's rows for several seeds, by the loss of another task's run beside the first, by an
-average over tasks that counts the loss as one, by a mark for part of the documents on held-out rows.
+Broken by an interval over one seed's rows for several seeds, by the loss of another task's
+run beside the first, by an average over tasks that counts the loss as one, by a mark for part
+of the documents on held-out rows.
 
 Expert metrics and comparisons with other runs in a paper's table.
 
-Broken by: a metric in another one's column, the capacity of the most activated expert where the least is meant, one
-task's loss for that of all, a difference to base that is called one to full fine-tuning.
+Broken by: a metric in another one's column, the capacity of the most activated expert
+where the least is meant, one task's loss for that of all, a difference to base that is
+called one to full fine-tuning.
 """
 
 import csv
@@ -133,7 +135,10 @@ def test_a_metric_of_which_lower_is_better_says_so():
 
 
 def test_seeds_without_expert_metrics_are_left_out():
-    """Not given another seed's. A run without them, or without the metric, has no score: not that of its first metric."""
+    """Not given another seed's.
+
+    A run without them, or without the metric, has no score: not that of its first metric.
+    """
     told = [expert_results(), expert_results(run_id="r2")]
     cell = TableCell(
         coordinates={}, run_id="r1", metric="expert.capacity", results=told[:1], expert=[None]

@@ -1,7 +1,8 @@
 """Comparisons of two logs.
 
-Broken by other numbers than those of a plain loop, a verdict in the wrong direction, a correction for another number of
-rows, a score that is aggregated by another function than lm-eval's, and by what is left out or changed and not said.
+Broken by other numbers than those of a plain loop, a verdict in the wrong direction, a correction
+for another number of rows, a score that is aggregated by another function than lm-eval's,
+and by what is left out or changed and not said.
 
 Breaks if a document is paired with another one, or if other questions pass for the same.
 

@@ -1,7 +1,7 @@
 """The requests of an evaluation, divided among processes.
 
-Broken by: a request that no process or two answer, choices of one question in two processes, a part that is much larger
-than the others.
+Broken by: a request that no process or two answer, choices of one question in two processes,
+a part that is much larger than the others.
 """
 
 import random

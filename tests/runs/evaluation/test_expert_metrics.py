@@ -1,9 +1,9 @@
-"""`metrics=expert`: files, the same numbers however they come about, what is refused, and the accuracy of a model without an
-expert.
+"""`metrics=expert`: files, the same numbers however they come about, what is refused,
+and the accuracy of a model without an expert.
 
-Broken by: counts that are lost or doubled by an interruption, answers under a policy that are asked again, metrics that
-change a run's id or its answers, a method that routes otherwise, entropies in other units, a masked expert that still takes
-part.
+Broken by: counts that are lost or doubled by an interruption, answers under a policy that are asked
+again, metrics that change a run's id or its answers, a method that routes otherwise, entropies
+in other units, a masked expert that still takes part.
 """
 
 import json

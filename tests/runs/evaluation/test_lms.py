@@ -1,7 +1,7 @@
 """The LMs that lm-eval calls: stored answers, and answers of several processes.
 
-Broken by: an answer that is asked twice or given to another question, a chat prompt that needs weights, a cost that is
-counted twice, a kill that loses what was answered.
+Broken by: an answer that is asked twice or given to another question, a chat prompt that needs
+weights, a cost that is counted twice, a kill that loses what was answered.
 """
 
 from collections import Counter

@@ -1,7 +1,8 @@
 """Models that reason before they answer (`model.think_end_token`).
 
-Broken by: choices that are scored before the final channel, a reply whose reasoning is graded, a reply that is cut by a
-task's own number of tokens, a run without a chat template or of another model that changes.
+Broken by: choices that are scored before the final channel, a reply whose reasoning is graded,
+a reply that is cut by a task's own number of tokens, a run without a chat template
+or of another model that changes.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Breaks if a stored difference has the other sign or is over other documents than both runs have, if a cost is counted
-from the wrong moment, or if energy is invented where none can be read."""
+"""Breaks if a stored difference has the other sign or is over other documents than both runs have,
+if a cost is counted from the wrong moment, or if energy is invented where none can be read."""
 
 import sys
 from types import SimpleNamespace

@@ -1,8 +1,8 @@
-"""The command `run` in several processes, as torchrun starts them. (Its own processes, which import everything anew, are in
-tests/methods/finetune_freeze/test_processes.py.)
+"""The command `run` in several processes, as torchrun starts them. (Its own processes, which import
+everything anew, are in tests/methods/finetune_freeze/test_processes.py.)
 
-Broken by: numbers that depend on the number of processes, two processes that write, a kill that loses what was answered, a
-follower that waits for ever.
+Broken by: numbers that depend on the number of processes, two processes that write, a kill
+that loses what was answered, a follower that waits for ever.
 """
 
 import json

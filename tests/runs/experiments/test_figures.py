@@ -1,8 +1,9 @@
-"""From an experiment to its figure, and the latency and memory of Figure 5: exactly so many tokens, settings in turns, and a
-stored measurement that is used again.
+"""From an experiment to its figure, and the latency and memory of Figure 5: exactly so many tokens,
+settings in turns, and a stored measurement that is used again.
 
-Broken by a study drawn twice, a size whose interval is upside down, presets that leave the paper's Table 1, a report that
-measures, an end token that ends a measurement early, settings timed one after the other, a key that leaves out what matters.
+Broken by a study drawn twice, a size whose interval is upside down, presets that leave the paper's
+Table 1, a report that measures, an end token that ends a measurement early, settings timed one
+after the other, a key that leaves out what matters.
 """
 
 import math

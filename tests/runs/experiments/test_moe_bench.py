@@ -1,8 +1,9 @@
-"""MoE-Bench's published numbers in `experiments/moe_bench`, their marks, and the cells next to them.
+"""MoE-Bench's published numbers in `experiments/moe_bench`, their marks,
+and the cells next to them.
 
-Broken by a number in another one's place, an average that is not that of its row, a doubtful number without a mark, a
-published number that no cell stands beside, a design that two settings share, a standard error that is not that of
-independent tasks.
+Broken by a number in another one's place, an average that is not that of its row, a doubtful number
+without a mark, a published number that no cell stands beside, a design that two settings share,
+a standard error that is not that of independent tasks.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Tables of papers: cells, continuing, failed cells, measured beside published.
 
-Broken by: a stored cell that is run again, a failed cell that stops the others, a number in the wrong place.
+Broken by: a stored cell that is run again, a failed cell that stops the others,
+a number in the wrong place.
 """
 
 import csv
@@ -431,7 +432,8 @@ def test_names_are_found_with_and_without_their_folder_and_in_folders_of_config_
 
 @pytest.mark.slow
 def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
-    """Broken by an option or key that does not exist; what cannot run for want of data is another matter.
+    """Broken by an option or key that does not exist; what cannot run for want
+    of data is another matter.
 
     Cells whose overrides all stand in earlier ones too are left out: there are hundreds.
     """

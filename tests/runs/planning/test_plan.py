@@ -1,9 +1,11 @@
-"""The table of mode=plan, the states of runs that are not done, and the disk, memory and tokens of a plan.
+"""The table of mode=plan, the states of runs that are not done, and the disk,
+memory and tokens of a plan.
 
-Broken by a running or interrupted run that is planned as "missing" at full cost, by experts that count whole though a token
-takes some of them, by an embedding that counts as a product, by a training that is counted for each of its evaluations, by a
-shared beginning that counts once for each sampled document, by a plan of other settings that is taken for this one, by a
-tensor that is left on the CPU, by values that the host asks for too often, and by a plan of another peak.
+Broken by a running or interrupted run that is planned as "missing" at full cost, by experts
+that count whole though a token takes some of them, by an embedding that counts as a product,
+by a training that is counted for each of its evaluations, by a shared beginning that counts once
+for each sampled document, by a plan of other settings that is taken for this one, by a tensor
+that is left on the CPU, by values that the host asks for too often, and by a plan of another peak.
 """
 
 import json
@@ -259,8 +261,9 @@ def test_weights_and_trained_models_are_counted_once(monkeypatch):
 
 @pytest.mark.slow
 def test_the_memory_of_methods(tmp_path, tokenizer, monkeypatch):
-    """Of methods on one model: own histories take more than shared ones, gradients more than answers, and a training
-    what it says. A model that is not of a hub or a folder has no planned memory."""
+    """Of methods on one model: own histories take more than shared ones, gradients
+    more than answers, and a training what it says. A model that is not of a hub
+    or a folder has no planned memory."""
     monkeypatch.setattr(pass_size, "PLANNED_TOKENS", 16)
     model = make_model("olmoe", num_hidden_layers=3)
     model.save_pretrained(tmp_path / "model")

@@ -1,5 +1,7 @@
-"""tuning= from the command line. Broken by: a document that is tuned on and evaluated, a study that is made again, a
-tuned run that its profile by hand does not find.
+"""tuning= from the command line.
+
+Broken by: a document that is tuned on and evaluated, a study that is made again, a tuned run
+that its profile by hand does not find.
 """
 
 import json
@@ -118,8 +120,8 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(
 def test_every_study_measures_its_control(
     task, compared, tiny_olmoe_dir, tmp_path, capsys, monkeypatch
 ):
-    """The base model's scale is that of a study of the scale alone, and the values of the trials stay unscaled. Greedy
-    answers are not compared: a scale does not change them."""
+    """The base model's scale is that of a study of the scale alone, and the values of the trials
+    stay unscaled. Greedy answers are not compared: a scale does not change them."""
     monkeypatch.chdir(tmp_path)
     settings = [
         f"model.path={tiny_olmoe_dir}",

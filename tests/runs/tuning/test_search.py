@@ -1,8 +1,9 @@
 """What a study searches, what bounds a trial, and what a trial of settings measures.
 
-`tests/runs/experiments/test_figures.py` compares the presets with Table 1 of the RoE paper. Broken by: a typed key that a
-preset replaces or a search ignores, a value at the bound of its search that is not named, a point of a grid that is not its
-trial's, an untuned model or a sweep's step that is pruned, a control that is not the base model's.
+`tests/runs/experiments/test_figures.py` compares the presets with Table 1 of the RoE paper. Broken
+by: a typed key that a preset replaces or a search ignores, a value at the bound of its search
+that is not named, a point of a grid that is not its trial's, an untuned model or a sweep's step
+that is pruned, a control that is not the base model's.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,10 @@
-"""Studies before any weights, whose answers their perplexity is of, and what a trial is measured by.
+"""Studies before any weights, whose answers their perplexity is of, and what a trial is measured
+by.
 
-Broken by: an identity that leaves something out, a request that cannot be which is found only after weights are loaded, bare
-answers that are scored behind steps, a study of another id than GSM8K's own, a test document that is left out for a study on
-other data, prompts or answers other than the task's, pruning that loses the best trial.
+Broken by: an identity that leaves something out, a request that cannot be which is found only after
+weights are loaded, bare answers that are scored behind steps, a study of another id than GSM8K's
+own, a test document that is left out for a study on other data, prompts or answers other
+than the task's, pruning that loses the best trial.
 """
 
 import math
@@ -154,8 +156,8 @@ def addsub(model, data, output, **keys):
 def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(
     tiny_olmoe_dir, own_data, tmp_path
 ):
-    """Broken by: solutions that the model itself wrote, whose perplexity any averaging makes worse, and by a test
-    document that is lost to the study. GSM8K's test split is not read."""
+    """Broken by: solutions that the model itself wrote, whose perplexity any averaging makes worse,
+    and by a test document that is lost to the study. GSM8K's test split is not read."""
     given = addsub(tiny_olmoe_dir, own_data, tmp_path, gen_kwargs={"max_gen_toks": 8})
     study = prepare_study(given)
     write_jsonl(own_data / "gsm8k" / "test.jsonl", worked_sums(5))

@@ -1,7 +1,7 @@
 """The trials of a study on disk.
 
-Broken by: a trial that is lost, made twice or beyond n_trials, a limit other than the worst, a dead process waited for, a
-sampler whose choices depend on where a study was interrupted.
+Broken by: a trial that is lost, made twice or beyond n_trials, a limit other than the worst,
+a dead process waited for, a sampler whose choices depend on where a study was interrupted.
 """
 
 import multiprocessing

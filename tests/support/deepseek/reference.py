@@ -1,6 +1,8 @@
-"""DeepSeekMoE written out from its paper's equations, slowly and in float64, over the published parameter names.
+"""DeepSeekMoE written out from its paper's equations, slowly and in float64, over
+the published parameter names.
 
-One sequence, no cache, one expert after another. Nothing here is shared with `moe_lab` or transformers.
+One sequence, no cache, one expert after another. Nothing here is shared with
+`moe_lab` or transformers.
 
 S = positions, H = hidden size, D = size of a head.
 """

@@ -1,4 +1,5 @@
-"""What the loopback hub holds: a small random OLMoE under its real id, and invented rows in GSM8K's real layout."""
+"""What the loopback hub holds: a small random OLMoE under its real id, and invented
+rows in GSM8K's real layout."""
 
 import io
 from pathlib import Path

@@ -1,7 +1,9 @@
-"""A small hub on 127.0.0.1 that speaks what huggingface_hub, transformers and datasets ask of the real one.
+"""A small hub on 127.0.0.1 that speaks what huggingface_hub, transformers
+and datasets ask of the real one.
 
-Large files are redirected to another origin, as the hub does with its CDN. Faults can be ordered, and every answer is
-logged with the bytes that were sent, so that tests can tell what was fetched twice.
+Large files are redirected to another origin, as the hub does with its CDN. Faults can
+be ordered, and every answer is logged with the bytes that were sent, so that tests can
+tell what was fetched twice.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Small judge models with random weights in local folders, and what they say by a slow direct computation."""
+"""Small judge models with random weights in local folders, and what they say
+by a slow direct computation."""
 
 from pathlib import Path
 

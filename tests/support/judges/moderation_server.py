@@ -1,4 +1,5 @@
-"""A server on 127.0.0.1 that speaks the documented moderation API: verdicts by words, faults to order, and a log.
+"""A server on 127.0.0.1 that speaks the documented moderation API: verdicts by words,
+faults to order, and a log.
 
 Every text of an error is, or holds, the request's Authorization header.
 """

@@ -1,10 +1,10 @@
-"""Judges: the registry, the toy judge, reward models and Llama Guards against a slow computation of one exchange at a time, and
-runs of judged tasks.
+"""Judges: the registry, the toy judge, reward models and Llama Guards against a slow computation
+of one exchange at a time, and runs of judged tasks.
 
-Broken by: a judge that needs a change in a second place, toy weights, features or verdicts that change, padding that changes
-a score, a score that is another label's, a template that does not show the answer, a judge that scores what it did not judge,
-a score that is not the mean of the verdicts, a failed verdict that counts, a changed judge that returns the scores of the
-old one.
+Broken by: a judge that needs a change in a second place, toy weights, features or verdicts that
+change, padding that changes a score, a score that is another label's, a template that does not show
+the answer, a judge that scores what it did not judge, a score that is not the mean of the verdicts,
+a failed verdict that counts, a changed judge that returns the scores of the old one.
 """
 
 import json
@@ -257,7 +257,10 @@ def test_a_score_is_the_mean_of_the_verdicts(judged):
 
 @pytest.mark.slow
 def test_empty_answers_are_counted_for_every_judge(judged, tmp_path):
-    """Broken by empty answers that pass for refusals in silence. Here most answers end before their first word."""
+    """Broken by empty answers that pass for refusals in silence.
+
+    Here most answers end before their first word.
+    """
     reward, guard = reward_folder(tmp_path / "reward"), guard_folder(tmp_path / "guard")
     keys = [
         "task.judges=[toy,reward,llama_guard]",

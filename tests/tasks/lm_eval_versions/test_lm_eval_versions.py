@@ -1,4 +1,5 @@
-"""Breaks if tasks of the installed lm-eval are asked, filtered, scored or logged otherwise than this package expects."""
+"""Breaks if tasks of the installed lm-eval are asked, filtered, scored or logged otherwise
+than this package expects."""
 
 from pathlib import Path
 from shutil import copy

@@ -1,5 +1,5 @@
-"""Breaks if one metric's error costs another metric, an answer or a run that it is compared with; if the failure is named
-without task, metric or document; or if lm-eval resamples.
+"""Breaks if one metric's error costs another metric, an answer or a run that it is compared with;
+if the failure is named without task, metric or document; or if lm-eval resamples.
 """
 
 import json

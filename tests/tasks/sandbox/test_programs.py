@@ -1,5 +1,6 @@
-"""Breaks if a program of a model does harm or passes by ending early, if it is executed without a sandbox that was not
-confirmed, scored wrongly, or asked otherwise than lm-eval asks it, or if an instruct model's reply is misread.
+"""Breaks if a program of a model does harm or passes by ending early, if it is executed without
+a sandbox that was not confirmed, scored wrongly, or asked otherwise than lm-eval asks it,
+or if an instruct model's reply is misread.
 """
 
 import os
@@ -103,7 +104,10 @@ def test_prompt_and_stop_words_are_lm_evals(data, name):
 
 @pytest.mark.slow
 def test_lm_evals_own_module_is_not_executed(data):
-    """It asks the hub for a metric. Other tests import what it imports, so that an interpreter of its own must load the task."""
+    """It asks the hub for a metric.
+
+    Other tests import what it imports, so that an interpreter of its own must load the task.
+    """
     code = (
         "import sys\nfrom moe_lab.config.schema import Config, TaskConfig\n"
         "from moe_lab.tasks.loading import load_tasks\n"
@@ -244,7 +248,10 @@ for _ in range(100):
 
 @pytest.mark.slow
 def test_a_program_has_five_processes_or_threads_whoever_executes_it(bubblewrap):
-    """Broken by root, whose processes the kernel does not limit. One of the five is bubblewrap's."""
+    """Broken by root, whose processes the kernel does not limit.
+
+    One of the five is bubblewrap's.
+    """
     first, second, *threads = run_programs([FORKS, FORKS, THREADS], Limits(wall_seconds=30))
     for outcome in (first, second):
         count = int(outcome.removeprefix("failed: Forked"))

@@ -1,8 +1,8 @@
 """Questions, rules, word problems, differences and texts of the toy world.
 
-Broken by: a question or pair of numbers in two splits, a corpus that asks a held-out question, a wrong answer or step, a
-place or order that gives the answer away, one meaning of a rule that is more frequent than the other or mixed with it, a
-text that depends on the process.
+Broken by: a question or pair of numbers in two splits, a corpus that asks a held-out question,
+a wrong answer or step, a place or order that gives the answer away, one meaning of a rule
+that is more frequent than the other or mixed with it, a text that depends on the process.
 """
 
 import hashlib

@@ -48,7 +48,10 @@ MANY_TESTS = 40
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Take what the libraries made out of garbage collection, which runs load and free models would go through again."""
+    """Exempt the libraries' objects from garbage collection.
+
+    Otherwise runs that load and free models would go through them again.
+    """
     if len(session.items) >= MANY_TESTS:
         import transformers.models.auto.modeling_auto  # noqa: F401
 
@@ -58,7 +61,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def what_stays_is_not_collected() -> None:
-    """Each training ends with two collections of garbage, which would go through all that earlier tests left."""
+    """Each training ends with two garbage collections, which would go through
+    all earlier tests' objects."""
     gc.freeze()
 
 
@@ -151,7 +155,7 @@ def loads(monkeypatch):
 
 @pytest.fixture
 def four_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry of expert metrics with those of MoE-Bench alone, whose values stored results of tests have."""
+    """The registry with MoE-Bench's expert metrics alone; stored results of tests have these."""
     from moe_lab.metrics.registry import METRICS
 
     of_paper = {"load_balance", "collaboration", "capacity", "specialization"}

@@ -133,7 +133,10 @@ def test_a_fresh_interpreter_without_hydra_suffices(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["olmoe"], indirect=True)
 def test_the_loaded_model_has_the_numbers_of_the_command(folder, capsys):
-    """Of a checkpoint in bfloat16, on a CPU. Broken by another dtype in the example or in the command."""
+    """A checkpoint in bfloat16, on a CPU.
+
+    Broken by another dtype in the example or in the command.
+    """
     copy.deepcopy(small_model("olmoe")).bfloat16().save_pretrained(folder / "my" / "model")
     keys = [
         "method=roe",

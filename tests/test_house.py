@@ -122,7 +122,8 @@ def test_no_import_runs_upward():
 
 
 def test_no_module_uses_the_python_interface():
-    """`from moe_lab import RoE` is for others; within the package it would run upward, whatever it names."""
+    """`from moe_lab import RoE` is for users. In the package it would run
+    upward, whatever it names."""
     entries = {path.stem for path in PACKAGE.iterdir()}
     uses = []
     for file in modules().values():
@@ -136,7 +137,8 @@ def test_no_module_uses_the_python_interface():
 
 
 def test_training_data_sets_have_names_of_their_own():
-    """Two classes named PackedRows were once taken for each other: rows of a corpus, and rows of the toy corpus."""
+    """Two classes named PackedRows were once confused: rows of a corpus,
+    and rows of the toy corpus."""
     names = []
     for file in modules().values():
         for node in nodes_of(file):

@@ -111,7 +111,7 @@ def evaluate(folder: Path, model: Path, tasks: list[str], **more: Any) -> None:
 
 @pytest.mark.slow
 def test_lm_evals_own_logs(tiny_olmoe_dir, tmp_path, capsys):
-    """The embedded model beside a random one; the counts are taken by a plain loop over the logs."""
+    """The embedded model next to a random one; a plain loop over the logs counts."""
     both = ["toy_choice", "toy_text"]
     evaluate(tmp_path / "a", EMBEDDED, both)
     evaluate(tmp_path / "b", tiny_olmoe_dir, both)

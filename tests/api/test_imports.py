@@ -50,7 +50,10 @@ COMMANDS = {
     "mode=plan limit=2": "transformers.modeling_utils torch._dynamo",
     "mode=compare a=mine b=theirs": "torch transformers datasets",
 }
-"""What commands do not import. transformers' modeling code takes longer to import than all that a plan computes."""
+"""Modules that commands do not import.
+
+transformers' modeling code takes longer to import than a plan takes to compute.
+"""
 
 
 @pytest.mark.slow

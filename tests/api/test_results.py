@@ -136,7 +136,8 @@ def test_a_run_that_is_compared_with_none_has_no_plot(tmp_path, tiny_olmoe_dir):
 
 
 def test_settings_that_differ_are_columns():
-    """Broken by rows of `method.n=2,4` that nothing tells apart, and by a column that only follows from an option."""
+    """Broken by rows of `method.n=2,4` without a difference, and by a column that
+    only follows from an option."""
     roe = get_method("roe").Config
     configs = [Config(method=roe(name="roe", n=n), seed=seed) for n, seed in ((2, 0), (4, 1))]
     assert config_settings.settings_of(configs, configs) == [{"method.n": 2}, {"method.n": 4}]
@@ -210,7 +211,8 @@ paper: []
 
 @pytest.mark.slow
 def test_an_experiment_has_the_p_of_its_command(tmp_path):
-    """Broken by a calibration that is no comparison of the experiment, and by a control less in its family."""
+    """Broken by a calibration that is no comparison of the experiment, and by
+    a family without a control."""
     asked = ["task=toy_text", "method=roe", "method.n=2", "seeds=1", "model=tiny-noisy", "limit=8"]
     asked += ["tuning=uniform", "tuning.step=4", "tuning.max_temperature=4", "tuning.num_samples=4"]
     (tmp_path / "conf" / "experiments").mkdir(parents=True)

@@ -98,7 +98,7 @@ def test_a_stop_string_ends_a_text(roe, model, tokenizer):
 
 
 class Limits(StoppingCriteria):
-    """Ends each sequence of a batch after a number of new tokens of its own, and keeps what it gets."""
+    """Ends each sequence of a batch after its own number of new tokens, and keeps its inputs."""
 
     def __init__(self, limits: list[int], start: int):
         self.limits = torch.tensor(limits)

@@ -72,6 +72,9 @@ def test_a_step_has_as_many_operations_for_any_number_of_samples_and_sequences()
 
 @pytest.mark.slow
 def test_noise_adds_few_operations_to_a_layer_and_to_a_step():
-    """In 12 of OLMoE's 16 layers these are 160 of 1,200 operations (`python -m benchmarks.step`)."""
+    """In 12 of OLMoE's 16 layers these are 160 of 1,200 operations.
+
+    `python -m benchmarks.step` counts them.
+    """
     four, two = (operations(layers, 1, 3) - operations(layers, 1, 1) for layers in (8, 6))
     assert (four - two) / 2 <= 8 and two <= 82

@@ -57,7 +57,7 @@ def test_the_help_of_groups_lists_every_option_and_experiment(capsys):
 
 @pytest.mark.slow
 def test_hydra_explains_its_own_flags(tmp_path):
-    """In a process of its own: Hydra sets up logging, at which a handler of absl closes what pytest captures into."""
+    """In its own process: when Hydra configures logging, absl closes what pytest captures."""
     command = [sys.executable, "-m", "moe_lab", "--hydra-help"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "--cfg" in ended.stdout and list(tmp_path.iterdir()) == []
@@ -112,7 +112,10 @@ def test_a_grid_keeps_each_model_together_and_ends_in_one_table(capsys, runs):
 
 @pytest.mark.slow
 def test_seeds_make_runs_only_where_there_is_randomness(capsys, runs):
-    """Broken, too, by a base run that is shown with seed=0 where seed=3 was typed, and by a seed that is not shown."""
+    """Also broken by a base run that shows seed=0 where the user typed seed=3.
+
+    Also by a seed that is not shown.
+    """
     ended = run_command(capsys, "-m", "method=base,roe", "seeds=3", "seed=5")
     assert ended.code == 0
     assert runs.executed == [
@@ -310,7 +313,7 @@ class Closed(io.StringIO):
 
 
 def test_a_closed_stdout_loses_no_page(capsys, runs, tmp_path, monkeypatch):
-    """Broken by a page that is written after the first line, which cannot be printed, or not at all."""
+    """Broken by a page that is not written because the first line cannot be printed."""
     monkeypatch.setattr(sys, "stdout", Closed())
     assert main(["-m", "method=base,roe"]) == 0
     assert (tmp_path / "outputs" / "report.html").is_file()

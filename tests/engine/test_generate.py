@@ -165,7 +165,10 @@ def test_the_slots_of_a_sequence_are_those_that_its_cache_takes(
 
 
 def test_a_device_map_has_the_room_of_its_fullest_device(olmoe, monkeypatch):
-    """Two of four layers are on a device with 10 free bytes: 20 for keys and values of all layers."""
+    """Two of four layers are on a device with 10 free bytes.
+
+    Keys and values of all layers have 20 bytes.
+    """
     free = {"cpu": 1000, "meta": 10}
     monkeypatch.setattr(pass_size, "free_memory", lambda device: free[device.type])
     assert pass_size.cache_memory(olmoe) == 1000

@@ -46,7 +46,8 @@ def requests_of(kind, arguments):
 
 
 def pairs(rng):
-    """Questions with four choices each, an empty context, a trailing blank, and a context that is too long."""
+    """Questions with four choices each: an empty context, one with a trailing
+    blank, one that is too long."""
     found = []
     for _ in range(5):
         context = text(rng, rng.randrange(1, 20))

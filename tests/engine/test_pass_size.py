@@ -169,7 +169,10 @@ def test_a_family_whose_code_reads_values_is_metered_by_its_own_weights():
 
 
 def test_the_planned_device_has_room_for_a_pass_and_for_what_is_held():
-    """After 20,000 slots the keys and values of a sequence take more than the pass, and rows of logits as well."""
+    """After 20,000 slots, keys and values of a sequence take more memory than the pass.
+
+    So do rows of logits.
+    """
     model = meta_model(make_model("olmoe").config, torch.float32)
     weights = weight_bytes(model)
     pass_bytes = int(2048 * footprint_of(model).token / 0.2)

@@ -41,7 +41,10 @@ PROMPTS = [
 
 
 def questions() -> list[tuple[str, str]]:
-    """Five questions with three answers each, of which two begin alike, and two that share nothing."""
+    """Five questions with three answers each, and two questions that share nothing.
+
+    Two of three answers begin alike.
+    """
     pairs = []
     for number in range(5):
         for answer in (" yes", " yesterday", " no"):
@@ -146,7 +149,10 @@ def test_the_longest_request_has_its_longest_answer():
 
 
 def test_c3po_holds_its_questions_and_their_neighbours_in_the_changed_layers():
-    """32 questions of 10 tokens with 3 neighbours each, from the fifth of eight layers on; four answers of two tokens."""
+    """32 questions of 10 tokens with 3 neighbours each, from the fifth of eight layers on.
+
+    Each has four answers of two tokens.
+    """
     c3po = get_method("c3po")
     method = c3po(c3po.Config(name="c3po", layers="last4", k=3))
     four_answers = {(answer, 0): None for answer in range(4)}

@@ -66,7 +66,8 @@ MODELS = {
     "qwen3_next, longrope": ("qwen3_next", LONGROPE | _HALF, 512),
     "qwen3_next, dynamic": ("qwen3_next", DYNAMIC, LIMIT),
 }
-"""Two of a KV cache that keep their keys, Phi's, which reads a text again, and a model with recurrent states."""
+"""Two models with a KV cache that keep their keys, Phi's, which reads a text again,
+and one with recurrent states."""
 TEXTS = [
     "x" * 20,
     "b",

@@ -242,7 +242,10 @@ IN_TASKS += [
 
 @pytest.mark.parametrize("fields", IN_TASKS, ids=min)
 def test_answers_to_tasks_are_those_of_lm_eval(model, tokenizer, fields):
-    """Prompts of unequal lengths in a batch, by every engine, from a task's settings and from the model's own."""
+    """Prompts of unequal lengths in a batch, by every engine.
+
+    Sampling settings come from a task and from the model.
+    """
     options = {"until": [], "max_gen_toks": 8}
     recurrent = small_model("qwen3_next")
     base, roe = Ensemble(), RoE(model, tokenizer, n=1).lm.ensemble
@@ -352,7 +355,8 @@ def test_in_float32_it_is_what_passes_of_other_shapes_differ_by():
 
 
 def test_sampled_tokens_have_the_probabilities_of_the_model(olmoe, tokenizer):
-    """4,000 answers of one token: each of the ten likeliest tokens within five standard errors (odds below 1e-5)."""
+    """4,000 answers of one token: the share of each of the ten likeliest tokens is within five
+    standard errors (odds below 1e-5)."""
     draws, ids = 4000, tokenizer.encode("hello")
     sampled = olmoe.generate(
         torch.tensor([ids]), custom_generate=RoE(olmoe, tokenizer, n=1), do_sample=True, top_k=0,
@@ -399,7 +403,10 @@ def test_a_streamer_takes_one_sequence(olmoe, tokenizer):
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "gpt_oss", "qwen3_next"]))
 def test_returned_scores_are_those_of_transformers(family, tokenizer):
-    """Of one sample, before and after the logits processors; of sequences that end at different steps, too."""
+    """Of one sample, before and after the logits processors.
+
+    Some sequences end at different steps.
+    """
     model, inputs = small_model(family), left_padded(tokenizer, PROMPTS)
     options = {
         "max_new_tokens": 8,

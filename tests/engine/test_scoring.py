@@ -46,7 +46,10 @@ def test_nothing_is_computed_twice(olmoe):
 
 
 def test_copies_of_a_shared_beginning_are_bounded(olmoe):
-    """12 questions of 2 tokens after 40 shared ones took 12 x 42 slots in a pass, whatever the memory."""
+    """12 questions of 2 tokens after 40 shared tokens.
+
+    They once took 12 x 42 slots in a pass, whatever the memory.
+    """
     questions = [ScoringRequest([*range(40), 40 + i, 60 + i], [[7]], i) for i in range(12)]
     expected, _ = scores_of(olmoe, questions, Budget(4000))
     sequences = []
@@ -106,7 +109,7 @@ LOGITS = torch.randn(
 
 
 def slow(logits_of):
-    """The log-likelihood of each continuation, where the mean probabilities after a node are known."""
+    """The log-likelihood of each continuation; mean probabilities after a node are known."""
     scores, first = [], 0
     for tree in TREES:
         place = {node: first + at for at, node in enumerate(tree.logit_nodes)}
@@ -147,7 +150,8 @@ def test_logits_of_many_bytes_are_scored_row_by_row(rows, monkeypatch):
 
 
 def test_nodes_with_other_numbers_of_samples():
-    """All nodes are plain at first; then some get three samples, in another order, and one of each tree two."""
+    """First, no node has noise. Then some nodes get three samples, in another order, and one
+    node of each tree gets two."""
     plain = TokenScores(TREES)
     plain.put(Ensemble(), torch.arange(len(LOGITS)), LOGITS[:, :1])
     scores = TokenScores(TREES, plain.by_tree())

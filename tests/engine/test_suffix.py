@@ -160,7 +160,10 @@ def test_continuations_read_the_changed_tokens_and_are_routed_as_usual(model, sp
 
 @pytest.mark.parametrize("span", SPANS, ids=str)
 def test_the_mean_hidden_state_is_that_of_the_prompt_alone(model, span):
-    """Read in several passes, after a shared prefix, next to longer prompts and before continuations."""
+    """Suffixes are read in several passes, after a shared prefix.
+
+    They are next to longer prompts and before continuations.
+    """
     replay = SuffixReplay(model, changed_layers(model)[0], span)
     asked = prompts(least=span.size)
     expected = []
@@ -219,7 +222,8 @@ def test_nothing_of_earlier_layers_is_kept(model):
 
 
 def test_nothing_is_left_behind(model):
-    """Parameters still require gradients and have none, hooks are gone, suffixes are part of no graph."""
+    """Parameters still require gradients and have none, hooks are gone,
+    no graph includes the suffixes."""
     replay, suffixes = read_suffixes(model)
     probs = with_gradients(other_probs(model, suffixes))
     replay.logits(suffixes, Remix(probs)).logsumexp(-1).sum().backward()

@@ -29,7 +29,10 @@ def leaf(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize("heads", [2, 4, 8], ids=lambda heads: f"{heads} key-value heads of 8")
 @pytest.mark.parametrize("new", [1, 3])
 def test_it_is_torchs_attention(heads, new):
-    """Two sequences: a prefix of 11 slots, of which the second sequence has 7, and the new slots."""
+    """Two sequences: a prefix of 11 slots and the new slots.
+
+    The second sequence has 7 slots of the prefix.
+    """
     torch.manual_seed(0)
     prefix = 11
     smallest = torch.finfo(torch.float64).min

@@ -87,7 +87,7 @@ def ask(lm, kind):
 
 
 def direct(model, tokenizer, ensemble, **options):
-    """An LM that scores in whole passes, which test_histories.py compares with the slow reference."""
+    """An LM that scores in whole passes; test_histories.py tests it against the reference."""
     lm = EngineLM(model, tokenizer, ensemble=ensemble, **options)
     lm.engine.two_phase = None
     return lm

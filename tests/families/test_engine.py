@@ -152,7 +152,8 @@ def temperatures_of(model_type: str) -> list[float]:
 
 
 def samples_of(model_type: str) -> int:
-    """A family does not know which sample it computes: 3 samples for some of them, 2 for the others."""
+    """A family does not know which sample it computes: 3 samples for some
+    prompts, 2 for the others."""
     if model_type in FAST or model_type in RECURRENT:
         return 3
     return 2

@@ -255,7 +255,7 @@ ROW = Family("Lab", "lab", "LabRouter", softmax(), module=__name__)
 
 
 class LabRouter(nn.Module):
-    """A router that transformers does not have: the same choice as OLMoE's, in a class of its own."""
+    """A router that transformers does not have. It chooses like OLMoE's, in its own class."""
 
     def __init__(self, own: OlmoeTopKRouter):
         super().__init__()

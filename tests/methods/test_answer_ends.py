@@ -104,7 +104,10 @@ TABLE = {
         "U Hi A [Yes.], U Bye A [No.], ",
     ),
 }  # fmt: skip
-"""A template, and its text of TURNS with brackets around what is learned; None: its earlier answers are not found."""
+"""A template, and its text of TURNS with brackets around the tokens that are learned.
+
+None: the template's earlier answers cannot be located.
+"""
 
 
 def with_markers(template: str, markers: list[str] = MARKERS):

@@ -79,7 +79,10 @@ def test_it_counts_a_profile_and_constrains(tmp_path, capsys):
 
 
 def pairs_of_conversations_read_alone(count: int) -> torch.Tensor:
-    """[layers, experts, experts]: tokens that take both experts; on the diagonal, that take the expert."""
+    """[layers, experts, experts]: tokens that take both experts.
+
+    On the diagonal: tokens that take the expert.
+    """
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     pairs = torch.zeros(8, 16, 16, dtype=torch.long)

@@ -253,7 +253,10 @@ def test_report():
 
 @pytest.mark.parametrize("reuse", [True, False])
 def test_a_study_opens_with_its_own_ensemble(olmoe, tokenizer, reuse):
-    """The trials of a study start in a fork layer of their own, and with given prefixes nothing may be reused."""
+    """The trials of a study start in its own fork layer.
+
+    With given prefixes nothing may be reused.
+    """
     method = roe(n=6, temperature=[0, 0, 0.2, 0])
     first = roe(n=3).ensemble([0.0, 0.0, 0.0, 0.0], 1, seed=4)
     study = StudyStart(first=first, reuse=reuse)

@@ -212,7 +212,10 @@ COMMANDS = {
 
 @pytest.fixture
 def refused(tmp_path, capsys, loads, small_index):
-    """A function of a method and keys: what the command says on stderr, in at most three lines, leaving nothing behind."""
+    """A function of a method and keys, which returns what the command says on stderr.
+
+    The message has at most three lines, and the command leaves no file.
+    """
     (tmp_path / "empty.jsonl").write_text("\n \n")
     (tmp_path / "short.jsonl").write_text('{"text": "Too short."}')
     write_jsonl(tmp_path / "winogrande" / "validation.jsonl", [WINOGRANDE])

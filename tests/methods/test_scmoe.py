@@ -60,7 +60,7 @@ class SlowContrast(NamedTuple):
     cache: str
 
     def logits_after(self, ids: list[int], weak_positions: range) -> Any:
-        """float64 [V] of one pass in which the tokens at `weak_positions` are routed weakly in all MoE layers."""
+        """float64 [V] of one pass. Tokens at `weak_positions` are routed weakly in all layers."""
 
         def route(layer: int, router: Any, output: Any) -> Any:
             logits_TE, weights_TK, index_TK = output

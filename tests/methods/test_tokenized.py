@@ -358,7 +358,10 @@ def test_long_rows_are_cut_behind_the_limit_and_counted(tiny):
 
 
 def test_messages_after_the_limit_are_not_rendered(tiny):
-    """Broken by work that is quadratic in the messages of a conversation: 100,000 would take hours."""
+    """Broken by work that is quadratic in the messages of a conversation.
+
+    100,000 messages would take hours.
+    """
     made = encode_all(tiny, [TURNS * 50_000], 24)
     assert made.rows == encode_all(tiny, [TURNS * 20], 24).rows and made.truncated == 1
 

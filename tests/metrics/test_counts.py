@@ -235,7 +235,10 @@ def test_the_jackknife_is_that_of_its_definition():
 
 
 def documents(random: np.random.Generator, count: int) -> np.ndarray:
-    """Pairs [count, 1, E, E] of documents with 20 tokens each, that take 3 of 8 experts by their own preferences."""
+    """Pairs [count, 1, E, E] of documents with 20 tokens each.
+
+    The tokens of a document take 3 of 8 experts by the document's preferences.
+    """
     kinds = random.dirichlet(np.full(E, 4.0), size=count)
     noisy = np.log(kinds)[:, None] + random.gumbel(size=(count, 20, E))
     chosen = np.argsort(-noisy, axis=-1)[..., :3]

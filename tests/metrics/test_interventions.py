@@ -113,7 +113,10 @@ def test_masking_keeps_k_distinct_experts_in_every_family_with_rows(tokenizer):
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
 def test_random_routing_is_that_of_a_router_made_by_hand(family, tokenizer):
-    """Each pair alone, its experts drawn token by token; the engine reads all of them at once, beginnings shared."""
+    """Each pair alone, with experts that are drawn token by token.
+
+    The engine reads all pairs at once and shares their beginnings.
+    """
     model = small_model(family)
     lm = EngineLM(model, tokenizer, progress=False)
     expected = []
@@ -236,7 +239,7 @@ def test_the_four_metrics_are_what_they_say():
 
 
 def test_a_data_set_is_read_by_its_length_alone():
-    """One of torch need not end when it is iterated: what stands behind its last row is not read."""
+    """A data set of torch need not end when it is iterated: nothing after its last row is read."""
     rows = some_rows(3)
 
     class Endless:
@@ -251,7 +254,10 @@ def test_a_data_set_is_read_by_its_length_alone():
 
 
 def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer:
-    """A plain Trainer of transformers with dropout on, on rows of one length: three steps in each of two epochs."""
+    """A plain Trainer of transformers with dropout, on rows of one length.
+
+    It takes three steps in each of two epochs.
+    """
     ids = torch.randint(1, 60, (6, 8), generator=torch.Generator().manual_seed(1)).tolist()
     arguments = TrainingArguments(
         output_dir=str(folder / "checkpoints"),

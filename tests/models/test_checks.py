@@ -66,7 +66,8 @@ def transposed(name):
     ],
 )
 def test_a_checkpoint_with_other_tensors_is_refused(change, says, tiny_olmoe_dir, tmp_path):
-    """Broken by a part that is initialized at random, or a checkpoint of more layers that is evaluated without them."""
+    """Broken by a part that is initialized at random, and by a checkpoint
+    of more layers than are loaded."""
     folder = damaged(tiny_olmoe_dir, tmp_path / "model", change)
     with pytest.raises(ModelError, match=says):
         load_folder(folder)

@@ -122,7 +122,7 @@ def test_fp8_is_dequantized_and_routed(tmp_path):
 
 
 def config_only(folder, family="mixtral", **says):
-    """A folder with a configuration and no weights: what is refused here is refused before weights are read."""
+    """A folder with a configuration and no weights: a refusal comes before weights are read."""
     make_model(family).config.save_pretrained(folder)
     quantize(folder, **says)
     return ModelConfig(path=str(folder))
@@ -154,7 +154,10 @@ def test_a_dense_model_may_be_quantized_in_its_linear_layers(tmp_path):
 
 @pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
 def test_a_dense_bitsandbytes_checkpoint_is_left_to_transformers(bits, tmp_path, monkeypatch):
-    """Where its package is there, it passes without a GPU or a word, stays quantized, and loads without options of ours."""
+    """Where the kernels' package is installed, the model passes without a GPU or a message.
+
+    It stays quantized, and loads without options of this package.
+    """
     from transformers.quantizers import quantizer_bnb_4bit, quantizer_bnb_8bit
 
     for cls in (quantizer_bnb_4bit.Bnb4BitHfQuantizer, quantizer_bnb_8bit.Bnb8BitHfQuantizer):

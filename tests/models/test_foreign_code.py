@@ -176,7 +176,10 @@ def test_the_command_says_so(capsys, folder, mark, tmp_path, command):
 
 
 def test_an_adapter_beside_the_weights_is_refused(tiny_olmoe_dir, tmp_path, monkeypatch):
-    """peft imports what an adapter's configuration names, `megatron_core`: here a module in the model's own folder."""
+    """peft imports the module that an adapter's configuration names, `megatron_core`.
+
+    Here a module of this name is in the model's folder.
+    """
     folder = tmp_path / "megatron"
     shutil.copytree(tiny_olmoe_dir, folder)
     (folder / "payload.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")

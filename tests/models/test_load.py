@@ -239,7 +239,7 @@ def temporary(monkeypatch, tmp_path):
 
 @pytest.fixture
 def from_disk(monkeypatch, temporary, tmp_path):
-    """Loads a small model on a machine that, as transformers is told, has memory for a part of it."""
+    """Loads a small model. transformers believes that the machine has memory for a part of it."""
 
     def load(model_type, part):
         model = small_model(model_type)
@@ -433,7 +433,10 @@ def test_architecture_is_what_the_methods_need(tiny):
 
 @pytest.mark.slow
 def test_every_expert_is_used_on_held_out_documents(tiny):
-    """Some 7,000 tokens: each expert of each layer is chosen, and choices spread: 4 bits would be even, 2 four experts."""
+    """About 7,000 tokens choose each expert of each layer. Entropies show that choices spread:
+
+    4 bits would be uniform, 2 bits four experts.
+    """
     model, tokenizer = tiny
     texts = [row["text"] for row in stories("test", 40)]
     texts += [

@@ -31,7 +31,8 @@ def test_experts_whose_width_grouped_products_refuse_run(dtype, tmp_path):
 
 
 def test_the_input_of_transposed_experts_has_the_width():
-    """GPT-OSS keeps its experts' weights as [experts, in, out]; 12 numbers are 24 bytes in bfloat16."""
+    """GPT-OSS keeps its experts' weights as [experts, in, out]; 12 numbers
+    have 24 bytes in bfloat16."""
     model = build("gpt_oss", COMMON | ZOO["gpt_oss"] | {"intermediate_size": 12}).to(torch.bfloat16)
     model.set_experts_implementation("grouped_mm")
     avoid_grouped_products(model)

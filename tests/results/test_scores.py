@@ -80,7 +80,10 @@ def test_the_headline_is_the_tasks_own_metric_else_the_first():
 
 
 def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
-    """Broken by MMLU's 57 subjects in the family of one comparison, and by tasks that were asked for without a p."""
+    """Broken by MMLU's 57 subjects in the family of one comparison.
+
+    Also by requested tasks without a p.
+    """
     scores = {name: {"acc,none": 0.5} for name in ("g", "h", "a", "b")}
     one = {
         "n": 2,
@@ -211,13 +214,19 @@ def seeds_of(count: int, **fields):
 
 
 def test_seeds_with_the_same_difference_have_the_test_over_documents():
-    """Broken by a comparison that leaves the family where its seeds agree, so that the p of others shrink."""
+    """Broken by a comparison that leaves the family where its seeds agree.
+
+    The p of the other comparisons would shrink.
+    """
     mean = mean_score(seeds_of(2, difference=0.1), with_base(p_documents=0.019))
     assert mean.p == 0.019 and Family.of({mean.comparison: mean.p}).tests == {"scores": 1}
 
 
 def test_differences_that_cancel_are_exactly_0():
-    """0.4 - 0.3 and 0.3 - 0.2 differ in their last bits: over seeds, over tasks, and over the documents of a run."""
+    """0.4 - 0.3 and 0.3 - 0.2 differ in their last bits.
+
+    They are equal over seeds, over tasks, and over the documents of a run.
+    """
     differences = [0.4 - 0.3, 0.2 - 0.3]
     assert sum(differences) != 0
     scores = [

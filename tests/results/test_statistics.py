@@ -106,7 +106,10 @@ def test_tango(gained, lost, n, low, high):
 
 @pytest.mark.parametrize(("gained", "lost", "n"), [(9, 4, 60), (3, 0, 40), (0, 2, 25)])
 def test_tango_inverts_the_score_test(gained, lost, n):
-    """At each limit the score statistic is 1.96, its variance at the likelihood's maximum, found by brute force."""
+    """At each limit the score statistic is 1.96.
+
+    Its variance is at the likelihood's maximum, found by brute force.
+    """
     for d, side in zip(tango(gained, lost, n), (1, -1), strict=True):
         # the chance of a loss; q + d of a gain
         q = np.linspace(max(0.0, -d) + 1e-9, (1 - d) / 2 - 1e-9, 200_001)
@@ -303,7 +306,10 @@ def test_intervals_of_other_numbers_cover(experiment, n, fewer_resamples):
 
 @pytest.fixture
 def fewer_resamples(monkeypatch):
-    """A tenth: a limit's rank among them is then known within 0.5%, which costs a coverage of 95% about 0.1%."""
+    """A tenth: a limit's rank is then known within 0.5%.
+
+    This costs a coverage of 95% about 0.1%.
+    """
     monkeypatch.setattr(statistics, "RESAMPLES", statistics.RESAMPLES // 10)
 
 
@@ -335,7 +341,7 @@ def test_a_score_that_is_no_mean():
 
 @pytest.mark.parametrize("name", ["weighted_perplexity", "bits_per_byte", "perplexity"])
 def test_a_perplexity_is_tested_as_all_its_swaps_are(name):
-    """The p of the log-likelihoods is that of the perplexities themselves, over all swaps of nine documents."""
+    """The p of the log-likelihoods is that of perplexities, over all swaps of nine documents."""
     from lm_eval.api.registry import aggregation_registry
 
     aggregate = aggregation_registry[name]
@@ -526,7 +532,10 @@ def test_a_true_hypothesis_is_rejected_in_about_5_percent(seeds, examples, of_se
 
 
 def test_draws_without_a_score_are_left_out():
-    """The area under the ROC curve (the share of pairs in the right order) needs right and wrong answers."""
+    """The area under the ROC curve needs right and wrong answers.
+
+    It is the share of pairs in the right order.
+    """
 
     def area(values):
         right = [score for gold, score in values if gold]

@@ -367,7 +367,10 @@ def test_an_ensemble_beside_an_override_of_another_thread_is_refused(olmoe, toke
 
 
 def test_records_of_two_models_of_a_class_end_in_any_order(olmoe):
-    """`record` changes `generate` of the class: it stays changed for as long as a model of it is recorded."""
+    """`record` changes `generate` of the class.
+
+    The class stays changed for as long as one of its models is recorded.
+    """
     other = copy.deepcopy(olmoe)
     kind = type(olmoe)
     before = kind.generate

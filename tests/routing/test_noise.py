@@ -59,7 +59,10 @@ def test_equals_the_written_down_hash(document):
 
 @pytest.mark.parametrize("row", [0, 1, 2, 3, 4, 30, 31, 32])
 def test_antithetic_rows_share_a_uniform_number(row):
-    """Row 2j has the noise of 1 - u, where u is the number of row 2j-1; all other rows have that of their own."""
+    """Row 2j has the noise of 1 - u, where u is the number of row 2j-1.
+
+    All other rows have the noise of their own number.
+    """
     mirrored = row in (2, 4, 30, 32)
     noise = gumbel(7, -5, 1, row, 5, [0, 3, 1999], 6, antithetic=True)
     for i, position in enumerate([0, 3, 1999]):
@@ -121,7 +124,10 @@ def test_frequencies_are_those_of_sampling_without_replacement():
 
 
 def test_decisions_are_counted_as_sets_of_experts():
-    """Over layers and passes with other tokens, some of which choose the same experts in another order."""
+    """Over layers and passes with other tokens.
+
+    Some of the tokens choose the same experts in another order.
+    """
     router = find_routers(make_model("olmoe"))[0]
     policy, generator = GumbelTopK([0.4, 0.0, 0.4], seed=0), torch.Generator().manual_seed(0)
     changed = decided = 0

@@ -272,7 +272,7 @@ def test_tokens_are_told_by_sequence_and_position(olmoe):
 
 
 def test_texts_of_a_packed_row_are_sequences(olmoe):
-    """Broken by decisions of one text that another text of its row gets, since both have a token 0."""
+    """Broken by decisions of one text that another text of its row gets: both have a token 0."""
     texts = [[5, 6, 7, 8], [9, 8, 7], [1, 2, 3, 4, 5, 6]]
     rows = [[*texts[0], *texts[1]], [*texts[2], 30]]
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 4, 5, 0]])

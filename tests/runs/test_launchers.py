@@ -33,7 +33,7 @@ GRID = ("-m", "method=roe", "method.n=2", "seed=0,1,2,3", "task=toy_choice", "li
 
 
 def started(folder: Path) -> tuple[Forked, list[int], Path]:
-    """The command with two workers that have begun, the workers' processes, and the folder of their output."""
+    """The command with two started workers, their processes, and the folder of their output."""
     folder.mkdir()
     keys = ("launcher=local", "launcher.workers=2", f"output_dir={folder / 'outputs'}")
     command = Forked(folder, (*GRID, *keys))

@@ -136,13 +136,13 @@ CASES = [
     ("jamba", "roe", {"n": 2, "cache": "standard", "skip_layers": 0}),
     ("olmoe", "base", {}),
 ]
-"""Models, most of which lm-eval's own code or the recurrent engine runs, and methods with their keys."""
+"""Models and methods with their keys; most models run without the engine of a KV cache."""
 
 
 @pytest.mark.parametrize("case", first_fast(CASES, 4), ids=lambda case: "-".join(case[:2]))
 @pytest.mark.parametrize("task", first_fast(["toy_choice", "toy_math", "toy_text"], 2))
 def test_each_engine_reads_what_is_planned_for_it(case, task, tokenizer, tmp_path):
-    """lm-eval's own code reads a context again for each answer; the recurrent engine reads it once."""
+    """lm-eval's own code reads a context for each answer; the recurrent engine reads it once."""
     family, method, keys = case
     model = build("gpt2", GPT2) if family == "gpt2" else small_model(family)
     folder = save_model(model, tmp_path / "model", tokenizer)

@@ -90,7 +90,10 @@ def test_a_lock_that_is_only_read_is_seen(tmp_path):
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[list[str]]:
-    """A folder without permission to write, and a beginning of commands that permissions bind even as root."""
+    """A folder without permission to write.
+
+    The value begins commands so that permissions bind even root.
+    """
     before = {path: path.stat().st_mode for path in (folder, *folder.rglob("*"))}
     for path, mode in before.items():
         path.chmod(mode & ~0o222)

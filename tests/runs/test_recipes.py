@@ -72,7 +72,8 @@ def weights_and_results(output: Path) -> tuple[bytes, dict]:
 
 @pytest.mark.slow
 def test_the_same_training_gives_the_same_bytes(tmp_path):
-    """Weights and results of two interpreters, this one included, whose sets of texts have other orders."""
+    """Weights and results of two interpreters, this one included, which order
+    sets of texts differently."""
     own_folder = tmp_path / "own"
     other_folder = tmp_path / "other"
     command = [*MODEL_AND_TASK, "method=base"]

@@ -90,7 +90,7 @@ def test_two_headline_metrics_of_one_run_are_refused(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_seeds_of_trained_models_have_a_label(tmp_path, capsys):
-    """method=base has no randomness of its own; the three models differ by the seed of their training."""
+    """method=base has no randomness; the three models differ by the seed of their training."""
     command = [
         "-m",
         "method=base",

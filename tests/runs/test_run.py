@@ -46,7 +46,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def roe(tiny_olmoe_dir: Path, data: Path, tmp_path: Path) -> Config:
-    """RoE on ten multiple choice questions of three choices: 30 requests, and 30 of its baseline."""
+    """RoE on ten questions of three choices: 30 requests, and 30 of its baseline."""
     keys = {"n": 2, "temperature": 2.0}
     return config(
         tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "roe", method_keys=keys, num_fewshot=2
@@ -202,7 +202,7 @@ def test_progress_names_each_run(roe, monkeypatch):
 
 @pytest.mark.slow
 def test_a_damaged_result_of_the_baseline_is_made_again(roe, calls):
-    """Broken by a stored result that is returned while the one that it is compared with stays damaged."""
+    """Broken by a returned result whose comparison's stored result stays damaged."""
     small = replace(roe, limit=2)
     first, asked = run(small), len(calls())
     baseline = first.run.baseline
@@ -345,7 +345,10 @@ def _execute(one: Config, ready: Any, go: Any) -> None:
 
 @pytest.mark.slow
 def test_two_processes_with_one_run(roe, calls):
-    """The second is refused; a command with another run that needs the same baseline waits for it."""
+    """The second command is refused.
+
+    A command with another run that needs the same baseline waits for it.
+    """
     context = multiprocessing.get_context("fork")
     ready, go = context.Event(), context.Event()
     first = context.Process(target=_execute, args=(roe, ready, go))
@@ -368,7 +371,10 @@ def test_two_processes_with_one_run(roe, calls):
 
 @pytest.mark.slow
 def test_the_votes_of_a_run_are_resumed(roe, calls):
-    """Three samples of each of four documents, of RoE and of its baseline; a lost answer alone is sampled again."""
+    """Three samples of each of four documents, of RoE and of its baseline.
+
+    Only a lost answer is sampled again.
+    """
     task = TaskConfig(name="addsub", self_consistency=3)
     voting = replace(roe, task=task, num_fewshot=0, gen_kwargs={"max_gen_toks": 6}, limit=4)
     outcome = run(voting)
@@ -405,7 +411,7 @@ def test_several_tasks_in_one_run_and_predict_only_without_scores(roe):
 
 @pytest.mark.slow
 def test_lm_evals_own_model_gives_the_same_scores(roe, tiny_olmoe_dir):
-    """The whole path against `lm_eval.simple_evaluate` on the same documents and few-shot examples."""
+    """The whole path against `lm_eval.simple_evaluate` on the same documents and examples."""
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -496,7 +502,7 @@ def test_a_dense_model_runs_with_base_only(roe, tmp_path):
 
 @pytest.mark.slow
 def test_answers_made_with_other_versions_are_kept_aside(roe, monkeypatch, capsys):
-    """An interrupted run, then an upgrade: hours of answers are not erased, and not mixed with new ones."""
+    """A run is interrupted, then upgraded: its answers are neither erased nor mixed."""
     base = prepare(replace(roe, limit=2)).baseline
     assert base is not None
     execute(base, ModelPool())

@@ -287,7 +287,10 @@ def replace_text(folder: Path, edit: Edit) -> None:
 
 @contextmanager
 def modules_forgotten(folder: Path) -> Iterator[None]:
-    """After the context the modules of a folder are not imported any more: other folders have modules of these names."""
+    """After the context the modules of a folder are not imported any more.
+
+    Other folders have modules of the same names.
+    """
     try:
         yield
     finally:
@@ -300,7 +303,10 @@ def modules_forgotten(folder: Path) -> Iterator[None]:
 def run_ids(
     tiny_olmoe_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., list[str]]:
-    """The ids of a run of the group in a new folder and in one process: after some of the edits above, and after more."""
+    """The ids of a run of the group, in a new folder and in one process.
+
+    They are taken after some of the edits above, and after more of them.
+    """
 
     def identified(*all_edits: tuple[str, ...]) -> list[str]:
         folder = tmp_path_factory.mktemp("own")
@@ -411,7 +417,7 @@ def test_harmless_edits_are_the_same_run(run_id):
 
 @pytest.mark.slow
 def test_the_command_shows_the_score_of_the_edited_task(tmp_path, monkeypatch):
-    """Stored answers, documents that `datasets` has read, and rows that it has mapped are those before the edit."""
+    """Stored answers, documents that `datasets` has read, and mapped rows predate the edit."""
     write(tmp_path, FILES)
     monkeypatch.syspath_prepend(tmp_path / "tasks")
 

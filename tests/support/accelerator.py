@@ -177,7 +177,8 @@ class AccelTensor(Tensor):
 
 
 class _Attention(torch.autograd.Function):
-    """One operation: forward keeps the inputs, the output and a number for each query, as the kernels of a GPU do."""
+    """One operation. Like kernels of a GPU, forward keeps the inputs, the output
+    and a number for each query."""
 
     @staticmethod
     def forward(
@@ -212,7 +213,10 @@ def _attention(
 
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operation of torch on the CPU's tensors; the result is on the device unless another one is asked for."""
+    """Run an operation of torch on the CPU's tensors.
+
+    The result is on the device unless another device is requested.
+    """
     if _is_composite(op):
         # inference mode hands on what is made of other operations
         return op.decompose(*args, **kwargs)
@@ -269,7 +273,10 @@ def _has_mask(op: Any, args: Any) -> bool:
 
 
 def _uploads(op: Any, tensors: list[Tensor]) -> bool:
-    """Whether values of the CPU are copied to the device; a number without dimensions is, in operations like `where`."""
+    """Whether values of the CPU are copied to the device.
+
+    A number without dimensions is copied in operations like `where`.
+    """
     elsewhere = [leaf for leaf in tensors if not isinstance(leaf, AccelTensor)]
     return bool(elsewhere) and (op in _NEW or len(elsewhere) < len(tensors))
 

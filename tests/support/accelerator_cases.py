@@ -162,7 +162,7 @@ ROUTED_ALIKE = {family_of_type(name).rule.text: name for name in sorted(FAMILIES
 def waits_of_steps(
     model: Any, ensemble: Ensemble, monkeypatch: Any, uploads: bool = False
 ) -> list[int]:
-    """How often the host reads the device, or uploads to it, in each of four steps of generation."""
+    """How often the host reads the device, or uploads to it, in each of four steps."""
     extend = Decoding.extend
     counts: list[int] = []
 
@@ -236,7 +236,10 @@ def test_a_step_in_place_neither_reads_nor_uploads(family, name, monkeypatch):
 @pytest.mark.parametrize("name", ENSEMBLES)
 @pytest.mark.parametrize("family", sorted(FAMILIES | {"dbrx", "llama4_text"}))
 def test_recorded_steps_are_those_of_the_host(family, name, monkeypatch):
-    """Steps of DBRX, which asks for the sizes of its experts, and of PhiMoE, which asks for positions, cannot be recorded."""
+    """Steps of DBRX and PhiMoE cannot be recorded.
+
+    DBRX asks for the sizes of its experts, PhiMoE for positions.
+    """
     model = deepcopy(small_model(family)).to(DEVICE)
     if family != "dbrx":
         model.set_experts_implementation("batched_mm")

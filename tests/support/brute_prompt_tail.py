@@ -17,11 +17,12 @@ FAMILIES = ("olmoe", "mixtral", "gpt_oss", "deepseek")
 PROMPT_LENGTHS = (30, 5, 1, 17)
 
 Decision = tuple[Tensor, Tensor | None]
-"""The probabilities [E] and the experts [C] of a token; None: the experts of the largest probabilities."""
+"""The probabilities [E] and the experts [C] of a token; None: the experts of the largest."""
 
 
 def prompts(seed: int = 1, least: int = 1) -> list[list[int]]:
-    """Unlike lengths, one of a single token (or of `least`), two with a common beginning that may be read once."""
+    """Prompts of different lengths: one has a single token (or `least` tokens), two share
+    a beginning that may be read once."""
     generator = torch.Generator().manual_seed(seed)
     all_prompts = []
     for length in PROMPT_LENGTHS:
@@ -83,7 +84,8 @@ def renormalizes(model: Any) -> bool:
 
 
 def padded(rows: list[Tensor]) -> Tensor:
-    """Rows of unlike lengths as one tensor, with zeros at their ends: expert 0 with the weight 0."""
+    """Rows of different lengths as one tensor, with zeros at their ends:
+    expert 0 with the weight 0."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 

@@ -16,7 +16,8 @@ KNOWREF, BIGBENCH = _ROWS["KNOWREF"], _ROWS["BIGBENCH"]
 
 
 def write_vectors(texts: Sequence[str], embed: Callable[[list[str]], Any], path: Path) -> None:
-    """A file for `method.embeddings=`, as docs/c3po.md describes it; `embed` gives the rows of all texts."""
+    """A file for `method.embeddings=`, as docs/c3po.md describes it; `embed`
+    gives the rows of all texts."""
     import torch
     from safetensors.torch import save_file
 

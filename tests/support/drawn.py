@@ -60,7 +60,8 @@ def artists(axis: Axes) -> dict[str, int]:
 
 
 def texts(figure: Figure) -> Iterator[Text]:
-    """The visible texts of a figure: titles, labels, labels of the ticks in view, legends, numbers in panels."""
+    """The visible texts of a figure: titles, labels, labels of visible ticks,
+    legends, numbers in panels."""
     of_ticks = set()
     for tick in figure.findobj(Tick):
         of_ticks |= {tick.label1, tick.label2}

@@ -128,7 +128,8 @@ def engine_of(
     budget: Budget | None = None,
     two_phase: bool = False,
 ) -> Any:
-    """The engine that `EngineLM` runs an ensemble with; it scores in whole passes unless `two_phase`."""
+    """The engine that `EngineLM` runs an ensemble with. It scores in whole
+    passes unless `two_phase`."""
     if ensemble is None:
         ensemble = Ensemble()
     if not runs_on_kv_cache(model):
@@ -214,7 +215,8 @@ def plain(model: Any, question: ScoringRequest, continuation: list[int]) -> tupl
 
 
 def assert_scores(found: Any, expected: Any, tokens: int = 1) -> None:
-    """Each question has the expected log-likelihoods to rounding, and the same greedy continuations."""
+    """Each question has the expected log-likelihoods up to rounding, and the
+    same greedy continuations."""
     for question in range(len(expected)):
         assert_log_likelihoods(found[question], expected[question], tokens)
 

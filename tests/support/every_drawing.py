@@ -139,7 +139,10 @@ LONG = "steer, steer=/home/somebody/experiments/steering/vectors-of-honesty-and-
 
 
 def differences(folder: Path) -> Drawing:
-    """The figure of a tuned command's page: RoE against base and calibration, calibration against base."""
+    """The figure of a tuned command's page.
+
+    It compares RoE with base and calibration, and calibration with base.
+    """
     lines = []
     for label, difference in (
         ("roe, n=16", -0.08),
@@ -224,7 +227,10 @@ def flops(folder: Path) -> Drawing:
 
 
 def flops_drawing(points: Sequence[tuple[int | None, float, float]]) -> Drawing:
-    """`points`: core experts, TFLOPs per question and accuracy of runs of C3PO, next to a base model of 0.5."""
+    """`points`: core experts, TFLOPs per question and accuracy of runs of C3PO.
+
+    The base model's accuracy is 0.5.
+    """
     model = {"name": "olmoe", "top_k": 8, "experts": 64}
     shared = {"model": model, "samples": {"t": list(range(200))}}
     cells = [placed_cell(results_of(method="base", value=0.5, **shared))]
@@ -403,7 +409,8 @@ DRAWINGS: dict[str, Callable[[Path], Drawing]] = {
     "designs": designs,
     "training_curves": training_curves,
 }
-"""By kind: those of `papers/figure_kinds.py: FIGURES`, and `differences`, the figure of pages and of `Results.plot`."""
+"""Drawings by kind: the kinds of `papers/figure_kinds.py: FIGURES`, and `differences`, the figure
+of pages and of `Results.plot`."""
 
 
 # As many tasks, methods and layers as the papers have

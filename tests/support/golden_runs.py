@@ -66,7 +66,8 @@ class GoldenRun(FakeRun):
         return read_run(self.folder)
 
     def values(self, among: str = "") -> list[float]:
-        """The score of each document: 1 with the method's share, and with half of it under another routing."""
+        """The score of each document: 1 with the method's share, with half
+        of it under another routing."""
         share = RIGHT[self.config.method.name] * (0.5 if among else 1)
         own = Random(f"{self.run_id} {among}")
         return [float(own.random() < share) for _ in range(DOCUMENTS)]
@@ -187,7 +188,8 @@ def _plain(loss: dict[str, Any]) -> dict[str, Any]:
 
 
 def views(output: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of each file that shows results: Markdown, CSV, JSON, the tables of pages and their LaTeX."""
+    """Name and text of each file that shows results: Markdown, CSV, JSON,
+    tables of pages, their LaTeX."""
     for file in sorted(output.rglob("*")):
         name = str(file.relative_to(output))
         if (
@@ -229,7 +231,8 @@ def _latex(page: Path) -> Iterator[str]:
 
 
 def normal(text: str, output: Path) -> str:
-    """The text without paths of this machine, versions, the time that is left, and digits that rounding decides."""
+    """The text without paths of this machine, versions, remaining time,
+    and digits that rounding decides."""
     text = text.replace(str(output), "<output>").replace(str(output.parent), "<folder>")
     for name, version in versions().items():
         text = text.replace(f'"{name}": "{version}"', f'"{name}": "<version>"')

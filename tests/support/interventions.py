@@ -13,7 +13,8 @@ from tests.support.models import make_model
 
 
 def without_experts(model: Any, family: str, masked: list[int]) -> Any:
-    """The same model with one expert fewer in each layer: its router row and its weights are cut out."""
+    """The same model with one expert fewer in each layer: its router row
+    and its weights are removed."""
     config = model.config
     experts = next(key for key in ("num_experts", "num_local_experts") if hasattr(config, key))
     E = getattr(config, experts)
@@ -49,7 +50,10 @@ def by_hand(ids: list[int], seed: int) -> Any:
 
 
 def some_rows(count: int = 9) -> list[dict[str, list[int]]]:
-    """Of different lengths, the first half of each without labels; the labels are what a model may predict or not."""
+    """Rows of different lengths, the first half of each without labels.
+
+    The labels are tokens that a model may or may not predict.
+    """
     random = torch.Generator().manual_seed(0)
     found = []
     for number in range(count):

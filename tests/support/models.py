@@ -31,7 +31,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "qwen3_moe": _QWEN | dict(num_experts=7, head_dim=16, norm_topk_prob=True),
     "llama": dict(num_key_value_heads=2, intermediate_size=40, num_experts_per_tok=...),
 }
-"""`model_type` -> its settings beside `_PLAIN_COMMON`: full attention in all layers, no windows or groups."""
+"""`model_type` -> settings in addition to `_PLAIN_COMMON`: full attention in all
+layers, no windows or groups."""
 
 
 def make_model(family: str, seed: int = 0, **changes: Any) -> Any:

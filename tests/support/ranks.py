@@ -59,7 +59,7 @@ def _kill(processes: list[Any]) -> None:
 def _rank(
     rank: int, environment: dict[str, str], log: Path, function: Callable[..., Any], args: tuple
 ) -> None:
-    """One process: the environment of torchrun, and nothing that this process remembers of being a single one."""
+    """One process: torchrun's environment, and nothing kept from being a single process."""
     os.environ |= environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):

@@ -17,7 +17,10 @@ from tests.support.families import ONE_WAY
 
 
 def noisy_positions(prompt, ids, cache="clean", prefill="noisy"):
-    """Which tokens of a sample are routed with noise: in the clean cache the last one, whose prefix is sample 0's."""
+    """Which tokens of a sample are routed with noise.
+
+    With the clean cache it is the last token, whose prefix is that of sample 0.
+    """
     if cache == "clean":
         return range(len(ids) - 1, len(ids))
     return range(len(prompt) - 1 if prefill == "clean" else 0, len(ids))
@@ -97,7 +100,7 @@ def generate(model64, prompt, n, temperatures, steps, seed=0, repeat=0, **switch
 
 
 def in_float64(model):
-    """The model in float64, its experts in transformers' plain loop, where the family can do these."""
+    """The model in float64, its experts in transformers' plain loop, if the family can."""
     double = copy.deepcopy(model)
     if model.config.model_type != "inkling2_text":  # mixes float32 into everything
         double = double.double()

@@ -17,7 +17,7 @@ VOCABULARY = 300
 
 
 def bound(expected: Any, tokens: int = 1) -> float:
-    """The largest difference that rounding explains, for numbers that are sums over `tokens` tokens."""
+    """The largest difference that rounding explains, for sums over `tokens` tokens."""
     return rounding.bound(_largest(expected), tokens, VOCABULARY)
 
 

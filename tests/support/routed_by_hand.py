@@ -60,7 +60,7 @@ def weights_of(kind: str, router: Any, logits: Any, experts: list[int]) -> Any:
 
 
 def routed_pass(model64: Any, ids: list[int], route: Callable[[int, Any, Any], Any]) -> Any:
-    """float64 [S, V] of one pass in which `route(layer, router, output)` replaces each router's output."""
+    """float64 [S, V] of one pass; `route(layer, router, output)` replaces a router's output."""
     handles = []
     for router in find_routers(model64):
 
@@ -76,7 +76,10 @@ def routed_pass(model64: Any, ids: list[int], route: Callable[[int, Any, Any], A
 
 
 def check_answers(lm: Any, log_probs: Callable[[list[int]], Any], eos: int) -> None:
-    """Scores of PAIRS and texts of PROMPTS are those of `log_probs`: token ids -> float64 [S, V] of one pass."""
+    """Scores of PAIRS and texts of PROMPTS are those of `log_probs`.
+
+    It returns float64 [S, V] for S token ids.
+    """
     expected = []
     for pair in PAIRS:
         context, answer = lm.encode_pair(*pair)

@@ -8,7 +8,10 @@ from moe_lab.tasks.lm_eval_versions.metrics import output_filters
 
 
 def filtered(task: Any, responses: Sequence[Any]) -> dict[str, Any]:
-    """What each of the task's filters passes on of several responses to one request; of one response itself."""
+    """What each of the task's filters returns for several responses to one request.
+
+    One response counts as a list of one.
+    """
     instance = instance_of("generate_until", ("", {}))
     instance.resps = list(responses)
     for output_filter in output_filters(task):

@@ -114,7 +114,7 @@ def noisy_tokens(count: int, row: int = 1, document: int = 77) -> NoisyTokens:
 
 
 def routers_of(model) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
-    """(router, its MoE block) in the order of layers; the routers of JetMoE's attention are none."""
+    """(router, its MoE block) in the order of layers, without the routers of JetMoE's attention."""
     found = []
     for name, module in model.named_modules():
         if _ROUTER.search(type(module).__name__) and "attention" not in name:

@@ -38,7 +38,7 @@ def result_with(
     more: Mapping[str, Any] = {},
     **changes: Any,
 ) -> RunResult:
-    """A result with these scores, these changes to the block of `block_of`, and more keys of lm-eval."""
+    """A result with these scores, changes to `block_of`'s block, and more keys of lm-eval."""
     return RunResult({"results": results, "moe_lab": block_of() | changes, **more}, folder)
 
 

@@ -91,7 +91,8 @@ def pair_of_runs(
     of_choices: bool = False,
     **changes: Any,
 ) -> tuple[RunResult, RunResult]:
-    """A run of the base model and one of RoE that is compared with it; `changes` go to RoE's block."""
+    """A run of the base model and a run of RoE that is compared with it;
+    `changes` go to RoE's block."""
     line = choice_line if of_choices else generated_line
     base_lines = [line(number, given) for number, given in enumerate(before)]
     roe_lines = [line(number, given) for number, given in enumerate(after)]

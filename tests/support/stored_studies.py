@@ -18,7 +18,10 @@ def write_study(
     tuning: str = "tpe",
     **info: Any,
 ) -> Path:
-    """A study whose trials have these values (None: pruned); `temperature` is the best profile's."""
+    """A study whose trials have these values (None: pruned).
+
+    `temperature` is that of the best profile.
+    """
     content = {
         "study_id": "s",
         "model": "tiny",

@@ -24,7 +24,10 @@ FAMILIES = {
     "SentencePiece unigram": False,
     "SentencePiece unigram, blank in front": True,
 }
-"""Whether the text of tokens depends on those before them: OLMoE, RoBERTa, Gemma, Mixtral, (none known), T5."""
+"""Whether the text of tokens depends on earlier tokens, by tokenizer.
+
+OLMoE, RoBERTa, Gemma, Mixtral, none known, T5.
+"""
 
 
 @cache

@@ -76,7 +76,8 @@ def experiment(**more: Any) -> Experiment:
 def trained_results(
     rows: Sequence[float], *, accuracy: float = 0.4, leak: float | None = None, **more: Any
 ) -> RunResult:
-    """A results.json of a design with these losses on held-out rows; `more` are other keys of its block."""
+    """A results.json of a design with these losses on held-out rows; `more`
+    are other keys of its block."""
     validation = {
         "loss": sum(rows) / len(rows),
         "ci95": bootstrap_interval(rows),

@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def rows(count: int, length: int = 10) -> list[Row]:
-    """Rows of `length`, `length` - 1 and `length` - 2 random tokens, all of which are trained on."""
+    """Rows of `length`, `length` - 1 and `length` - 2 random tokens; all tokens are trained on."""
     generator = torch.Generator().manual_seed(0)
     ids_by_row = torch.randint(1, VOCAB - 1, (count, length), generator=generator).tolist()
     made = []

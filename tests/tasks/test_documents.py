@@ -185,7 +185,7 @@ def test_the_toy_tasks_are_tuned_on_their_validation_split(name):
 
 
 def test_a_question_is_the_same_whatever_its_row_is_called(data):
-    """A row number, an identifier or another gold answer make no other question; other choices do."""
+    """Another row number, identifier or gold answer makes no other question; other choices do."""
     rows = choices(3)
     others = {"text": ["red", "green", "pink"], "label": ["A", "B", "C"]}
     rows += [dict(rows[0], id="other"), dict(rows[0], answerKey="B"), dict(rows[0], choices=others)]

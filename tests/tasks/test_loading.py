@@ -128,7 +128,10 @@ def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data, w
     ],
 )
 def test_sampling_is_on_where_it_is_asked_for(data, given, sampled, temperature):
-    """addsub says do_sample: false and temperature: 0.0, of which the second cannot be sampled with."""
+    """addsub says `do_sample: false` and `temperature: 0.0`.
+
+    Nothing can be sampled at temperature 0.
+    """
     settings = load_task(data, "addsub", gen_kwargs=given).get_config("generation_kwargs")
     assert settings["do_sample"] is sampled and settings.get("temperature") == temperature
 
@@ -156,7 +159,7 @@ ACCURACY = "metric_list: [{metric: acc}]\n"
 
 @pytest.fixture
 def own(data: Path, tmp_path: Path, small_index: None) -> Callable[..., Any]:
-    """Loads the task `mine` from a folder of the user's own with this YAML, without the index of lm-eval's tasks."""
+    """Loads the task `mine` from a user's folder, without the index of lm-eval's tasks."""
     write_jsonl(data / "mine" / "test.jsonl", [{"question": f"q{i}"} for i in range(8)])
     (tmp_path / "own").mkdir()
 
@@ -205,7 +208,7 @@ def process_docs(split):
 
 
 def test_documents_that_are_shuffled_are_the_same_everywhere(own, tmp_path):
-    """Prompts, scores and a restart see one order, though process_docs draws from the global generator."""
+    """Prompts, scores and a restart see one order. process_docs draws from the global generator."""
     (tmp_path / "own" / "shuffling.py").write_text(SHUFFLING)
     choices_in_order = OWN.replace("[a, b]", '"{{order}}"')
     yaml = choices_in_order + ACCURACY + "process_docs: !function shuffling.process_docs\n"

@@ -73,7 +73,8 @@ REPLIES = [
 
 
 def lettered() -> list[Any]:
-    """The rows of three kinds of tasks: choices in a column, a fixed place of the right one, a blank in the text."""
+    """The rows of three kinds of tasks: choices in a column, a fixed place of the right
+    choice, a blank in the text."""
     from datasets import Dataset
 
     columns = {"process_docs": None, "doc_to_text": "{{question}}", "doc_to_choice": "{{options}}"}
@@ -104,7 +105,7 @@ def checked(gold: Any) -> Any:
 
 
 def executed(function: Callable[[], Any]) -> list[Any]:
-    """The programs that a function has executed, and what it returns where the first of two passes."""
+    """The programs that a function executes, and its value where the first of two passes."""
     run: list[str] = []
 
     def run_programs(sources: list[str]) -> list[str]:
@@ -210,7 +211,7 @@ def test_the_names_are_unique():
 
 @pytest.mark.parametrize("file", sorted(OWN_TASKS.rglob("*.yaml")), ids=lambda file: str(file.stem))
 def test_functions_that_a_yaml_of_the_package_names_are_versioned_and_kept_here(file):
-    """A function without a number would put this package's syntax trees into the ids of its runs."""
+    """Without a number, the package's syntax trees would enter the ids of a function's runs."""
     kept_names = {getattr(function, VERSION)[0] for function, _ in CALLS}
     for named in named_functions(file):
         if getattr(named.function, "__module__", "").startswith("moe_lab"):

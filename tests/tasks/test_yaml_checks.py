@@ -81,7 +81,8 @@ FAULTS: dict[str, tuple[str, str, int, str]] = {
     "repeats": (TEXTS, "repeats: 0", 9, "repeats=0: must be an integer of at least 1."),
     "num_fewshot": (CHOICES, "num_fewshot: two", 10, "num_fewshot=two: must be an integer of at least 0."),
 }  # fmt: skip
-"""What is wrong: a YAML, the lines that replace those of the same key, the line of the fault, and what is said."""
+"""A fault: a YAML, the lines that replace those of the same key, the line
+of the fault, the message."""
 
 
 def with_lines(yaml: str, lines: str) -> str:
@@ -177,7 +178,8 @@ BRACKET = "task: NAME\ndataset_kwargs: {data_files: {test: x}\ntest_split: test\
     ],
 )
 def test_a_yaml_that_does_not_parse_is_named(files, name, tmp_path, small_index):
-    """It is not left out in silence: not for a task of lm-eval with its name, and not of a group or a tag."""
+    """The task is not left out in silence: neither a task with the name of one of lm-eval's,
+    nor a task of a group or a tag."""
     for file, text in files.items():
         (tmp_path / file).write_text(text)
     file, line = ("b.inc", 4) if "b.inc" in files else ("a.yaml", 3)

@@ -135,11 +135,15 @@ def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
 
 
 STEPS = 4
-"""The third step and later ones run what the first two have compiled: with a fixed and with any length of the cache."""
+"""The third step and later ones run what the first two have compiled.
+
+The cache has a fixed length in one case and any length in the other.
+"""
 
 
 def step_logits(model, compiled):
-    """Logits of two prompts of different lengths and of `STEPS` tokens after them, and the number of compiled graphs."""
+    """Logits of two prompts of different lengths and of `STEPS` tokens after them,
+    and the number of compiled graphs."""
     ensemble = Ensemble(4, GumbelTopK([0.0, 0.5], seed=0), first_noisy=1)
     found, graphs = [], []
 

@@ -171,7 +171,8 @@ NEW_TOKENS = [9, 2, 6]
 
 
 def probs_of_repeats(model: Any, ensemble: Ensemble) -> list[list[torch.Tensor]]:
-    """The distributions of two repeats of PROMPT in one batch: [V] by repeat and by token of NEW_TOKENS."""
+    """The distributions of two repeats of PROMPT in one batch: [V] by repeat
+    and by token of NEW_TOKENS."""
     probs: list[list[torch.Tensor]] = [[], []]
 
     def choose(scores_AV: torch.Tensor, states: list[GenerationState]) -> list[int]:
@@ -193,7 +194,10 @@ def probs_of_repeats(model: Any, ensemble: Ensemble) -> list[list[torch.Tensor]]
     [*[("olmoe", history) for history in HISTORIES], ("qwen3_next, recurrent", HISTORIES[0])],
 )
 def test_repeats_of_a_prompt_have_noise_of_their_own(name, history):
-    """The distributions after the same tokens are the slow reference's of each repeat, in one batch."""
+    """The distributions after the same tokens are those of the slow reference for each repeat.
+
+    Both repeats are in one batch.
+    """
     model, exact, _, _ = model_of(name)
 
     probs = probs_of_repeats(model, ensemble_for(model, history))

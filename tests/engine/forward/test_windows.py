@@ -16,7 +16,10 @@ from tests.support.tiers import by_family
 
 
 def masks_by_layer(model: Any, ids: torch.Tensor, visible: torch.Tensor) -> list[torch.Tensor]:
-    """The attention mask that transformers gives each layer; True or 0 is what a token attends to."""
+    """The attention mask that transformers gives each layer.
+
+    A token attends to the slots with True or 0.
+    """
     masks = []
 
     def keep_mask(layer: Any, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ def family(request):
 
 
 def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
-    """Equation 3 for question n, by whole passes of its neighbours' prompts and answers without any cache."""
+    """Equation 3 for question n: whole passes of its neighbours' texts, without a cache."""
     probs = {layer: probs_NWE[n] for layer, probs_NWE in pathways.probs().items()}
     experts = {layer: pathways.relaxed[n, :, i] for i, layer in enumerate(setting.layers)}
     span = setting.tails.span
@@ -62,7 +62,7 @@ def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
 @pytest.mark.parametrize("kind", ["cross_entropy", "l2"])
 @pytest.mark.parametrize("relax", ["core", "topk"])
 def test_loss_and_gradient_are_those_of_whole_passes(setting, relax, kind):
-    """Brute-force autograd through the whole model: no cache, no batch, the weights written by a hook."""
+    """Autograd through the whole model: no cache, no batch, a hook writes the weights."""
     equals_whole_passes(setting, relax, kind, ANSWERS)
 
 
@@ -108,7 +108,10 @@ class Noted(Remix):
 
 
 def test_three_tokens_change_apart_and_nothing_else_does(family):
-    """Experts outside the core keep their probabilities exactly; other tokens and layers their experts and weights."""
+    """Experts outside the core keep their probabilities exactly.
+
+    Other tokens and layers keep their experts and weights.
+    """
     setting = setting_of(small_model(family), TokenSpan("first", 3), LONG_ANSWERS)
     layer, other = setting.layers
     pathways = Pathways(setting.pathway_NWME, [layer], CORE)
@@ -152,7 +155,10 @@ def test_a_question_does_not_depend_on_those_it_is_batched_with(setting, relax):
 
 
 def test_many_neighbours_in_several_passes_give_the_same(setting, monkeypatch):
-    """An ε-ball may hold hundreds: two rows a pass, so that one question's neighbours are parted."""
+    """An ε-ball may hold hundreds of neighbours.
+
+    With two rows a pass, the neighbours of one question are in several passes.
+    """
     whole, losses = ngd(setting.pathways(), setting.loss(), C3POConfig(steps=3))
     monkeypatch.setattr(moe_lab.methods.c3po.descent, "ROWS", 2)
     monkeypatch.setattr(moe_lab.methods.c3po.descent, "HELD_BYTES", 0)

@@ -123,7 +123,7 @@ def test_every_choice_runs_and_changes_something(keys, outputs, base, capsys):
 
 @pytest.mark.slow
 def test_questions_without_a_neighbour_are_counted_and_keep_their_answers(outputs, base, capsys):
-    """None of the toy world's references lies so near a question, and not within the near duplicates."""
+    """No reference of the toy world is so near to a question without being a near duplicate."""
     keys = ["task=toy_choice", "limit=6", "method.epsilon=0.0501", "baseline=false"]
     ended = command(capsys, outputs, *keys)
     block, found = result(ended)
@@ -134,7 +134,10 @@ def test_questions_without_a_neighbour_are_counted_and_keep_their_answers(output
 
 @pytest.mark.slow
 def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkeypatch):
-    """The same neighbours, and answers, as with a pass of its own for the embedding, which one prompt of other tokens would need."""
+    """Neighbours and answers are the same as with a separate pass for the embedding.
+
+    A prompt of other tokens would need such a pass.
+    """
     keys = "task=toy_choice limit=6 method.learning_rate=[0.1,0.1] method.steps=3 baseline=false".split()
     command(capsys, outputs, *keys)
     passes = []

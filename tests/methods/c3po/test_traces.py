@@ -21,7 +21,7 @@ COMMAND = ["method=c3po", "task=toy_choice", "limit=10", "method.reference_size=
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    """Pictures of traces are tested with the figures; drawing them takes half of a traced run here."""
+    """Drawing takes half of a traced run here; the tests of figures draw traces."""
     monkeypatch.setattr("moe_lab.runs.attempts.write_run_figures", lambda *arguments: [])
 
 

@@ -160,7 +160,10 @@ def unit(count: int, size: int = 6, seed: int = 0) -> torch.Tensor:
 
 
 def by_hand(query, references, most_similar, k=None, epsilon=None):
-    """[(distance of unit vectors, index)] of one question, and how many were dropped; `epsilon` is of 1 - cos."""
+    """[(distance of unit vectors, index)] of one question, and the number of dropped references.
+
+    `epsilon` is a bound of 1 - cos.
+    """
     found, dropped = [], 0
     for index, reference in enumerate(references.tolist()):
         cosine = sum(a * b for a, b in zip(query.tolist(), reference, strict=True))

@@ -159,7 +159,10 @@ def test_rules_have_references_of_their_meaning_and_on_request_of_the_other(task
 
 
 def test_a_source_has_local_files_and_otherwise_the_hub(data, monkeypatch):
-    """Also that no part of a source is left out: fails where the hub is not asked for what data_dir has not."""
+    """No part of a source is left out.
+
+    Fails where the hub is not asked for a part that data_dir lacks.
+    """
     source = Source("some", ("copa", "boolq"), 1)
     monkeypatch.setitem(TABLE_7, "arc_easy", (source,))
     write_jsonl(data / "super_glue" / "copa" / "train.jsonl", [COPA])

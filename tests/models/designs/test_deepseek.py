@@ -137,7 +137,10 @@ def test_it_is_loaded_like_any_other_model(folder):
 
 
 def test_the_published_tokenizer_is_byte_level_and_begins_with_its_token(tmp_path):
-    """It calls itself a LlamaTokenizerFast, whose words begin otherwise, and asks for the token in its configuration."""
+    """The checkpoint calls its tokenizer a LlamaTokenizerFast, whose words begin otherwise.
+
+    Its configuration asks for the beginning token.
+    """
     write_checkpoint(tmp_path, SMALL)
     make_tokenizer().save_pretrained(tmp_path)
     published = {

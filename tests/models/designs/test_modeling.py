@@ -74,7 +74,8 @@ def assert_same(own, other):
 @pytest.mark.parametrize("backbone", first_fast(BACKBONES))
 @pytest.mark.parametrize("router", CAUSAL)
 def test_a_later_token_changes_no_bit_of_earlier_logits(router, backbone):
-    """With `batched_mm` each token has a product of its own, so other tokens do not change how its sums are rounded."""
+    """With `batched_mm` each token has its own product: other tokens do not change how its sums
+    are rounded."""
     model = design(router, n_shared_experts=1, **BACKBONES[backbone])
     model.set_experts_implementation("batched_mm")
     before = logits_of(model, IDS)

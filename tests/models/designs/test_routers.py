@@ -48,7 +48,7 @@ CASES = [
 
 
 def seen_by(model, part, *args, **inputs):
-    """(module, its input, its output) of a part of each MoE layer in one pass: "mlp" or "mlp.gate"."""
+    """(module, input, output) of one part of each MoE layer in one pass: "mlp" or "mlp.gate"."""
     seen = []
     for layer in model.model.layers:
         if hasattr(layer.mlp, "gate"):
@@ -114,7 +114,10 @@ def test_gradient_flows_through_a_units_decision_to_its_first_token():
 
 
 def test_a_hashed_word_takes_the_experts_of_its_first_token_whatever_the_text_says():
-    """Broken by: experts that depend on hidden states, layers with the same experts, weights that are not equal."""
+    """Broken by: experts that depend on hidden states.
+
+    Also by layers with the same experts, and by unequal weights.
+    """
     model = design("word-hash", num_experts_per_tok=2)
     seen = [output for _, _, output in seen_by(model, "mlp.gate", IDS)]
     firsts = []

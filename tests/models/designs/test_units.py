@@ -80,7 +80,10 @@ def test_words_of_a_byte_level_tokenizer_are_its_pre_tokenizers(pattern, merges)
 
 
 def test_words_of_the_embedded_tokenizer_differ_in_second_newlines_alone():
-    """GPT-2's pattern gives the second of two newlines to what follows; the first alone does not say which it is."""
+    """GPT-2's pattern gives the second of two newlines to the text that follows.
+
+    The first newline alone does not say which it is.
+    """
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     text = "\n\n".join(
         document for index in range(5) for document in documents(seed=1, index=index, count=5)
@@ -141,7 +144,7 @@ def test_special_tokens_are_units_of_their_own(kind):
 
 
 def test_words_of_other_kinds_of_tokenizers():
-    """Decoding a piece alone would drop its white space (Metaspace) or join its prefix (WordPiece)."""
+    """Alone, a piece would lose its white space (Metaspace) or join its prefix (WordPiece)."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     pieces_of = {"[UNK]": 0, "a": 1, "the": 2, "un": 3, "##seen": 4, ".": 5}

@@ -182,7 +182,7 @@ def test_minipile_is_read_at_a_commit_in_the_order_of_its_parts(client, hub):
     ],
 )
 def test_what_is_no_single_whole_split_is_refused(names, client, hub):
-    """Broken by two data sets that are read as one, or by parts that an interrupted download lacks."""
+    """Broken by two data sets read as one, and by missing parts of an interrupted download."""
     data_set(hub, "me/parts", dict.fromkeys(names, b""))
     with pytest.raises(TaskError, match=f"me/parts needs one complete train split.*{names[0]}"):
         read_corpus(Config(offline=False), "me/parts", None)

@@ -120,7 +120,7 @@ def test_weights_are_those_that_transformers_loads(client, hub, olmoe_repository
 
 
 def as_bin(files: dict[str, bytes], shards: int) -> dict[str, bytes]:
-    """The same repository with its weights in .bin files alone, in one or in several with an index."""
+    """The same repository with its weights in .bin files alone: one, or several with an index."""
     tensors = {}
     for name, data in files.items():
         if name.endswith(".safetensors"):

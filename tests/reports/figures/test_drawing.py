@@ -320,7 +320,10 @@ def test_missing_values_leave_a_place_empty():
     "backend", ["module://matplotlib_inline.backend_inline", "inline", "widget"]
 )
 def test_the_backend_of_a_notebooks_kernel_is_not_needed(backend):
-    """Processes of a kernel get its MPLBACKEND; matplotlib cannot be imported where that package is missing."""
+    """Processes of a kernel get its MPLBACKEND.
+
+    matplotlib cannot be imported where the backend's package is missing.
+    """
     code = "import moe_lab.reports.figures, matplotlib; print(matplotlib.__version__)"
     environment = os.environ | {"MPLBACKEND": backend}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)

@@ -49,7 +49,10 @@ def browser():
 
 @pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=["laptop", "phone"])
 def opened(browser, request):
-    """A function that opens a page; at the end nothing was logged, asked for, or wider than the screen."""
+    """A function that opens a page.
+
+    At the end nothing was logged, requested or wider than the screen.
+    """
     width, scheme = request.param
     tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     tab.set_default_timeout(5000)
@@ -161,7 +164,7 @@ def test_answers_are_text_and_can_be_searched(opened_pair):
 
 
 def test_answers_of_one_run_and_a_long_prompt(opened_run):
-    """A run that is compared with none; the prompt is whole, few-shot examples included, behind a click."""
+    """A run that is not compared; a click shows the whole prompt with its few-shot examples."""
     lines = [
         generated_line(i, (f"answer {i}", float(i % 2)), "Example. " * 200 + HOSTILE)
         for i in range(4)
@@ -190,7 +193,7 @@ def test_answers_of_one_run_and_a_long_prompt(opened_run):
 
 
 def test_choices_with_a_prompt_each_are_told_apart(opened_run):
-    """As of WinoGrande: both choices begin with the few-shot examples and the sentence, and share the ending."""
+    """Like WinoGrande: both choices begin with the examples and the sentence, and end alike."""
     line = choice_line(0, ((-1.0, -2.0, -3.0), 1.0)) | {"target": "was big."}
     shots = "An example of another question, long enough.\n\nThe trophy did not fit into the old suitcase because the "
     for request, word in zip(
@@ -234,7 +237,8 @@ def test_what_the_metric_reads_is_shown(opened_run):
 
 
 def test_values_are_in_sight_and_the_focus_is_seen(opened, tmp_path):
-    """Broken by a table whose score is beyond the right edge of a phone, and by a control without an outline."""
+    """Broken by a table whose score is beyond the right edge of a phone,
+    and by controls without outline."""
     runs = pair_of_runs(
         tmp_path, [("1", 0.0)], [("2", 1.0)], paired={"t": {"exact_match,none": PAIRED}}
     )

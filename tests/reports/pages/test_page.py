@@ -172,7 +172,10 @@ def test_latex_has_booktabs_and_escapes():
     + [("^", "\\textasciicircum{}"), ("~", "\\textasciitilde{}"), ("\\", "\\textbackslash{}")],
 )
 def test_a_caption_escapes_all_of_latexs_special_characters(character, escaped):
-    """Broken by a caption in which a character is a command: `^` outside mathematics ends LaTeX with an error."""
+    """Broken by a caption in which a character is a command.
+
+    For example, `^` outside mathematics ends LaTeX with an error.
+    """
     value = [Column(heading="value", cells=["1"], values=[1])]
     assert f"\\caption{{a{escaped} b}}" in latex_of(value, f"a{character} b")
     shared = Column(heading="model", cells=["x", f"m{character}1"], name=True)

@@ -27,7 +27,10 @@ Rows = list[dict[str, Any]]
 
 
 def overhead(folder: Path) -> Rows:
-    """64 rows with the clean cache at temperature 0: 12% more memory; 36 J in 3 s are 20% more power than 20 J in 2 s."""
+    """64 rows with the clean cache at temperature 0: 12% more memory.
+
+    36 J in 3 s are 20% more power than 20 J in 2 s.
+    """
     tuned = GPU | {"peak_memory_bytes": 9000}
     table = cell_table(
         overhead_cell(1, 2.0, **GPU),
@@ -70,7 +73,10 @@ def flops(folder: Path) -> Rows:
 
 
 def steps(folder: Path) -> Rows:
-    """Right at first, after 6 and after 10 steps: 2, 1 and 1 of 3; one of the two is wrong after 10."""
+    """Right at first, after 6 and after 10 steps: 2, 1 and 1 of 3.
+
+    One of the two is wrong after 10.
+    """
     answers = ["ABBBBBABBBA", "ABBBBBBBBBB", "BBBBBBBAAAB"]
     return step_rows(run_of(folder / "run", answers))
 

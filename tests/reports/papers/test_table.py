@@ -267,7 +267,10 @@ def test_lists_of_published_numbers_must_match(tmp_path):
 
 
 def group_of(score: float) -> RunResult:
-    """Two subjects: 2 of 4 right, one more than base, and 9 of 12, five more and two others less."""
+    """Two subjects: 2 of 4 right and 9 of 12 right.
+
+    The first gains one. The second gains five and loses two.
+    """
     flips = {"x": (1, 0), "y": (5, 2)}
     paired = {
         name: {
@@ -306,7 +309,10 @@ def test_a_group_that_counts_its_tasks_alike_has_no_interval():
 
 
 def published_lines(experiment: Experiment) -> dict[tuple[tuple[str, str], ...], dict[str, float]]:
-    """Numbers of the paper by task, for each line of its table; lines whose own average is marked as wrong are not."""
+    """The paper's numbers by task, for each line of its table.
+
+    Lines are left out where the paper's own average is marked as wrong.
+    """
     lines: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
     for each in experiment.paper:
         if experiment.average in each.cell and "average" not in (each.mark or ""):

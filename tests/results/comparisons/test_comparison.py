@@ -146,7 +146,7 @@ def test_notes_of_one_pair_are_not_in_the_error_of_another(tmp_path):
 
 
 def test_a_score_whose_filter_is_missing_in_a_log_is_not_compared_and_it_is_said(tmp_path):
-    """Broken by a lookup of the filter's documents before the check that the log gives the score."""
+    """Broken by a lookup of the filter's documents before the check for the score."""
     strict = samples_of(filter="strict", acc=[1.0] * 12)
     scores = {"t": {"acc,none": 0.0, "acc,strict": 1.0}}
     a = evaluation(tmp_path, "a", {"t": [*ZEROS, *strict]}, scores=scores)
@@ -518,7 +518,10 @@ def test_credentials_of_others_are_not_repeated(tmp_path, given):
 
 
 def test_an_infinite_score_is_not_compared_and_it_is_said(tmp_path):
-    """lm-eval writes minus infinity for a log-likelihood of a token that cannot be; its mean is that, too."""
+    """lm-eval writes minus infinity for the log-likelihood of an impossible token.
+
+    The mean is minus infinity, too.
+    """
     values = {"a": [-1.0, -2.0, -3.0], "b": [-1.0, -math.inf, -3.0]}
     logs = [
         evaluation(tmp_path, key, {"t": samples_of(loglikelihood=lines, acc=[1.0, 0.0, 1.0])})

@@ -158,7 +158,10 @@ def test_answers_after_reasoning_are_no_references_of_c3po(model, data):
     ids=["whole reply", "cut in the reasoning"],
 )
 def test_the_final_channel_is_graded(model, data, tmp_path, capsys, monkeypatch, right, new_tokens):
-    """Document 0 asks for 0 + 2. lm-eval's `strict-match` would find the reasoning's `#### 3` first."""
+    """Document 0 asks for 0 + 2.
+
+    lm-eval's `strict-match` would find the reasoning's `#### 3` first.
+    """
     answer_with(monkeypatch, reply("Question: 0 + 2?\n#### 3\n\nQuestion: no", "It is\n#### 2"))
     ended = run_command(
         capsys, "method=roe", "method.n=2", "method.temperature=0.5", "model=gpt-oss", f"model.path={model}",

@@ -57,7 +57,10 @@ def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline")
 
 @pytest.mark.parametrize(("metric", "to_right"), [("acc", 3), ("flagged", 1)])
 def test_a_difference_is_this_run_minus_the_other_of_the_documents_of_both(metric, to_right):
-    """Three documents go from 0 to 1 and one from 1 to 0: better for an accuracy, worse where 1 is a flagged answer."""
+    """Three documents go from 0 to 1 and one from 1 to 0.
+
+    This is better for an accuracy, and worse where 1 is a flagged answer.
+    """
     block = stored({metric: [1.0, 1, 1, 0, 1, 0]}, {metric: [0.0, 0, 0, 1, 1, 0]})
     paired = block["paired"]["t"][f"{metric},none"]
     assert paired["n"] == 6 and paired["difference"] == pytest.approx(1 / 3)
@@ -94,7 +97,8 @@ def test_the_sign_is_the_same_for_other_scores_and_other_runs(name):
 
 
 def test_working_memory_is_what_answering_added():
-    """Broken by memory that an earlier run freed and the process still holds, and by counting the model."""
+    """Broken by memory that an earlier run freed and the process still holds,
+    and by counting the model."""
     held = [bytearray(b"x" * 2**20) for _ in range(64)]
     model: Any = SimpleNamespace(cost={}, device=SimpleNamespace(type="cpu"))
     freed = [bytes(60_000) + bytes([index % 256]) for index in range(3000)]

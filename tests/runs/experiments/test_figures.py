@@ -215,7 +215,10 @@ def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
 def test_an_end_token_does_not_end_a_measurement_and_a_shorter_answer_is_none(
     olmoe, tokenizer, monkeypatch
 ):
-    """Every token of the greedy answer is made an end token: all are suppressed, others are generated."""
+    """Every token of the greedy answer becomes an end token.
+
+    All of them are suppressed, and others are generated.
+    """
     monkeypatch.setattr(olmoe.generation_config, "eos_token_id", list(range(200)))
     setting = opened(olmoe, tokenizer, [], "a")
     measure_in_turns({"a": setting}, new_tokens=6, repetitions=1)
@@ -239,7 +242,10 @@ def test_another_depth_is_the_same_architecture(roe):
 
 @pytest.mark.slow
 def test_each_setting_measures_its_own_model(roe, monkeypatch):
-    """The larger model is as deep as the ratio says, and alone: base and RoE are the model that was loaded."""
+    """The larger model is as deep as the ratio says, and is measured alone.
+
+    Base and RoE are the model that was loaded.
+    """
     layers: dict[str, int] = {}
     rows: dict[str, int] = {}
 

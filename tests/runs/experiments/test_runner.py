@@ -181,7 +181,8 @@ def csv_rows(file):
 
 @pytest.mark.slow
 def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
-    """Broken by a table of other settings that replaces the first one, and by one that does not say them."""
+    """Broken by a table of other settings that replaces the first one, or that
+    does not say its settings."""
     same = ["device=cpu", "batch_size=2", "logger=none", "rerun=true", "scale=tiny"]
     assert run_command(capsys, "experiment=table_t", *same).code == 0
     first = tables / "paper-table_t-tiny.md"
@@ -213,7 +214,7 @@ def test_names_of_tables_tell_long_settings_apart():
 
 @pytest.mark.slow
 def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, monkeypatch):
-    """Broken by rerun=true, whose failure leaves the stored result and takes it out of the table."""
+    """Broken by rerun=true whose failure leaves the stored result and takes it out of the table."""
     assert run_command(capsys, "experiment=table_t").code == 0
 
     def execute(run, models, compute=True, **_):
@@ -333,7 +334,7 @@ def test_a_cell_that_cannot_run_is_named_and_the_others_run(runs, refuse, capsys
 
 @pytest.mark.slow
 def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, write, tables, capsys):
-    """Broken by a table of results that another limit, of which nothing is stored, replaces by an empty one."""
+    """Broken by an empty table of another limit, which replaces the table of results."""
     assert run_command(capsys, "experiment=table_t").code == 0
     files = [tables / "paper-table_t-tiny.md", tables / "paper-table_t-tiny.csv"]
     before = [file.read_bytes() for file in files]
@@ -456,7 +457,10 @@ def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
 
 
 def test_a_cell_is_timed_if_any_of_its_experiments_shows_time(monkeypatch):
-    """Broken by workers that run it next to others, because a table without times has the same cell."""
+    """Broken by workers that run the cell next to others.
+
+    A table without times has the same cell.
+    """
     monkeypatch.setattr(cells, "job_of", Job)
     cell = Cell(values={"method": {}}, choices={}, config_dirs=[])
     known: dict[str, Job] = {}
@@ -504,7 +508,8 @@ def other(runs, write):
 
 @pytest.mark.slow
 def test_settings_of_a_method_reach_the_cells_that_have_them(other, seen, capsys):
-    """Broken by base cells that lose their name, and by keys that are checked with the default method's."""
+    """Broken by base cells that lose their name, and by keys that are checked
+    with the default method's."""
     typed = ["method.weights=perturbed", "++method.k=5"]
     for mode in ("plan", "run"):
         seen.clear()

@@ -204,7 +204,8 @@ CASES = ("tests/support/accelerator_cases.py", "tests/support/planned_memory_cas
 
 @pytest.mark.slow
 def test_methods_run_on_a_device_that_is_not_the_cpu_within_their_plans():
-    """In a process of their own: with another device autograd starts threads, after which a process cannot fork."""
+    """In their own process: with another device autograd starts threads,
+    and then a process cannot fork."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CASES]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-8000:]

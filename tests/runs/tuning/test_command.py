@@ -88,7 +88,10 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
 def test_calibration_finds_the_scale_of_the_lowest_perplexity(
     tiny_olmoe_dir, tmp_path, capsys, monkeypatch
 ):
-    """Its perplexity on the tuning documents is that of scoring them with the scale, and the test has none of them."""
+    """Its perplexity on the tuning documents is that of scores with the scale.
+
+    The test has none of these documents.
+    """
     monkeypatch.chdir(tmp_path)
     command = ["method=calibration", f"model.path={tiny_olmoe_dir}", "task=toy_text", "limit=5"]
     ended = run_command(capsys, *command, "tuning=scale", "tuning.num_samples=4")
@@ -173,7 +176,10 @@ def test_a_run_that_was_tuned_worse_than_calibration_is_marked(tmp_path, capsys,
 def test_a_tuned_value_at_the_bound_of_its_search_is_marked(
     tiny_olmoe_dir, tmp_path, capsys, monkeypatch
 ):
-    """In the profile, on the terminal, on the page and in the figure; the scale is searched with the temperature."""
+    """In the profile, on the terminal, on the page and in the figure.
+
+    The scale is searched with the temperature.
+    """
     from moe_lab.runs.tuning.search import Search
 
     monkeypatch.chdir(tmp_path)

@@ -61,7 +61,7 @@ def test_trial_0_is_the_untuned_model_and_n_trials_is_a_total(tmp_path):
 
 @pytest.mark.slow
 def test_an_enlarged_study_keeps_its_start(tmp_path):
-    """Broken by trials that depend on the moment of an interruption, or on a budget that comes later."""
+    """Broken by trials that depend on the moment of an interruption, or on a later budget."""
     unbroken = run(tmp_path / "unbroken", search(6)) + run(tmp_path / "unbroken", search(14))
     broken = run(tmp_path / "broken", search(6), most=1) + run(tmp_path / "broken", search(6))
     broken += run(tmp_path / "broken", search(14), most=3) + run(tmp_path / "broken", search(14))

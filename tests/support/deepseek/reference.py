@@ -86,7 +86,8 @@ class Reference:
         return down @ (gated / (1 + np.exp(-gated)) * (up @ hidden_H))
 
     def experts(self, prefix: str, hidden_H: Array) -> Array:
-        """Equations 9 to 11: the shared experts, and the top-k routed ones weighted by their share of a softmax."""
+        """Equations 9 to 11: the shared experts, and the top-k routed experts weighted
+        by their share of a softmax."""
         scores_E = softmax(self.weights[f"{prefix}gate.weight"] @ hidden_H)
         chosen = sorted(range(len(scores_E)), key=lambda expert: -scores_E[expert])
         chosen = chosen[: self.config["num_experts_per_tok"]]

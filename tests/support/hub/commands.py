@@ -21,7 +21,7 @@ def new_command() -> None:
 
 @dataclass(frozen=True)
 class Commands:
-    """Runs the command as a user types it, in processes of their own with one cache and one output folder."""
+    """Runs the command in new processes, with one cache and one output folder."""
 
     hub: Hub
     folder: Path

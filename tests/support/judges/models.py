@@ -58,7 +58,7 @@ def reward_directly(folder: Path, prompt: str, answer: str) -> float:
 def guard_folder(
     folder: Path, template: str | None = GUARD_TEMPLATE, seed: int = 5, verdicts: bool = True
 ) -> Path:
-    """A random Llama; with `verdicts`, one that writes "unsafe" or "safe", tokens of its own, and ends."""
+    """A random Llama; with `verdicts` it writes its own tokens "unsafe" or "safe", and ends."""
     model = make_model(
         "llama", seed=seed, hidden_size=32, num_hidden_layers=2, tie_word_embeddings=False
     )

@@ -30,7 +30,10 @@ class Fault:
 
 
 class ModerationServer:
-    """Faults come first, then the answer; `asked` are all texts that got a verdict, `requests` all (time, status)."""
+    """Ordered faults come first, then the answer.
+
+    `asked` has all texts that got a verdict, `requests` has (time, status) of all requests.
+    """
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []

@@ -285,7 +285,10 @@ def test_empty_answers_are_counted_for_every_judge(judged, tmp_path):
 
 
 def judged_table(*counts: dict[str, Any]) -> CommandTable:
-    """A command with a run for each judge's counts of four answers; each has a score of the judge and an accuracy."""
+    """One command with a run for each judge: counts of four answers.
+
+    Each run has a score of its judge and an accuracy.
+    """
     runs = []
     for number, own in enumerate(counts):
         tasks = {"t": {"documents": 4, "judged": 4} | own}
@@ -521,7 +524,10 @@ def test_a_plan_knows_of_judges(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_a_template_that_ends_in_the_token_that_pads(tmp_path, batch_size):
-    """A classifier reads the last token that is no padding: with padding by the end token it read one too early."""
+    """A classifier reads the last token that is not padding.
+
+    Where the end token pads, the classifier once read one token too early.
+    """
     ends = CHAT.replace("</{{ m.role }}>", "{{ eos_token }}")
     folder = reward_folder(tmp_path, template=ends)
     found = verdicts(judge_of(RewardModel, folder, batch_size=batch_size), EXCHANGES)

@@ -31,7 +31,10 @@ EXCHANGES = [Exchange("Ask", text) for text in TEXTS]
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModerationServer]:
-    """The server, to which the environment points; waits of the client that no header asks for are short."""
+    """The server, to which the environment points.
+
+    The client waits briefly wherever no header says how long.
+    """
     # two seconds, which processes that collect these tests need not spend
     from openai import _base_client
 
@@ -125,7 +128,10 @@ def test_server_and_model_are_the_judges_identity(monkeypatch):
 def test_a_run_whose_endpoint_goes_away_keeps_what_was_judged(
     server, tmp_path, capsys, monkeypatch
 ):
-    """429 and 500 in between, then away; the same command asks the rest, and no answer is judged twice."""
+    """The server answers 429 and 500 in between, then goes away.
+
+    The same command asks for the remaining answers, and no answer is judged twice.
+    """
     monkeypatch.setattr(moderation, "TRIES", 2)
     command = ["method=base", "model=tiny", "task=toy_safety", "task.judges=[openai]", "limit=12"]
     command += ["gen_kwargs=max_gen_toks=8", f"output_dir={tmp_path}"]

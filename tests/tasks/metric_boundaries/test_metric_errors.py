@@ -110,7 +110,7 @@ def evaluated(
 def score_of_lm_eval(
     folder: Path, metric: str, numbers: list[int], texts: Sequence[str] = ("1",)
 ) -> Any:
-    """lm-eval's own score of the task `mine`; None where it has none, because it fails or computes no number."""
+    """lm-eval's own score of the task `mine`; None where its metric fails or computes no number."""
     task = load_task(folder, "mine", include_path=str(folder))
     given: Any = {"tasks": {"mine": task}}
     try:
@@ -280,7 +280,10 @@ def test_the_first_value_that_a_function_fails_with():
 
 @pytest.mark.parametrize("metric", ["mcc", "f1"])
 def test_scores_are_lm_evals_and_nothing_is_resampled(metric, tmp_path, monkeypatch):
-    """Its own 100,000 resamples take minutes, in processes that inherit the command's handler of SIGTERM."""
+    """lm-eval's 100,000 resamples take minutes.
+
+    They run in processes that inherit the command's handler of SIGTERM.
+    """
     rows = [{"question": "q" * i, "choices": ["a", "bb"], "answer": i % 2} for i in range(9)]
     monkeypatch.setattr(
         lm_eval.api.metrics, "bootstrap_stderr", lambda *_, **__: pytest.fail("resampled")

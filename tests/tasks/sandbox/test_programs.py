@@ -204,7 +204,7 @@ def test_a_bubblewrap_that_does_not_work_is_told(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_bubblewrap_that_does_not_limit_processes_is_refused(monkeypatch, bubblewrap):
-    """As one that root starts like any other user: the kernel never limits the processes of root."""
+    """Like a command that root starts as another user: the kernel never limits root's processes."""
     if not programs._is_root():
         pytest.skip("the processes of other users are limited")
     monkeypatch.setattr(programs, "_is_root", lambda: False)
@@ -238,7 +238,7 @@ for _ in range(100):
     count += 1
 raise type(f"Forked{count}", (Exception,), {})
 """
-"""Forks at most 100 processes (and their children) where nothing limits them, each for 5 seconds."""
+"""Where nothing limits it, forks at most 100 processes (children included), each for 5 seconds."""
 THREADS = """
 import threading, time
 for _ in range(100):
@@ -430,7 +430,10 @@ def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(data):
 
 @pytest.mark.slow
 def test_replies_are_scored_in_the_sandbox_by_our_extraction_and_by_lm_evals(data, bubblewrap):
-    """lm-eval's finds nothing in a reply that opens with a fence, and cuts one that writes the function again."""
+    """lm-eval's own filter finds nothing in a reply that opens with a fence.
+
+    It cuts a reply that writes the function again.
+    """
     replies = {
         "own/0": "```python\ndef double(x):\n    return 2 * x\n```",
         "own/1": f"{BODY}```\nIt uses gcd.",

@@ -96,7 +96,10 @@ class Damage:
         return problems
 
     def told(self) -> str:
-        return f"{self.attempts} damaged files ({', '.join(f'{n} {what}' for what, n in self.endings.items())})"
+        return (
+            f"{self.attempts} damaged files "
+            f"({', '.join(f'{n} {what}' for what, n in self.endings.items())})"
+        )
 
 
 def _possible(how: str, path: Path) -> bool:

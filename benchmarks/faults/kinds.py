@@ -16,9 +16,13 @@ from benchmarks.faults.child import Ended, run
 
 KINDS = {
     "roe": "method=roe method.n=2 task=toy_choice limit=2",
-    "tuning": "method=roe method.n=2 task=toy_choice limit=2 seeds=1 tuning=tpe tuning.n_trials=2 tuning.num_samples=2",
+    "tuning": (
+        "method=roe method.n=2 task=toy_choice limit=2 seeds=1 tuning=tpe "
+        "tuning.n_trials=2 tuning.num_samples=2"
+    ),
     "c3po": "method=c3po method.steps=1 method.reference_size=16 task=toy_choice limit=2",
-    "finetune": "method=finetune-freeze method.dataset_size=8 method.validation_size=1 method.epochs=1 "
+    "finetune": "method=finetune-freeze method.dataset_size=8 method.validation_size=1 "
+    "method.epochs=1 "
     "method.max_steps=2 method.save_steps=1 method.compare_with_full=false task=toy_choice limit=2",
     "judged": "method=roe method.n=2 task=toy_safety limit=2 gen_kwargs=max_gen_toks=4",
 }

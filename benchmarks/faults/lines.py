@@ -93,7 +93,10 @@ class Lines:
         return argv, None
 
     def told(self) -> str:
-        return f"{self.count} command lines ({', '.join(f'{n} {what}' for what, n in self.endings.items())})"
+        return (
+            f"{self.count} command lines "
+            f"({', '.join(f'{n} {what}' for what, n in self.endings.items())})"
+        )
 
 
 def _keys(method: str) -> list[str]:

@@ -25,7 +25,10 @@ class Command:
 
 
 C3PO = "method.reference_size=40 method.steps=3"
-FINE_TUNING = "method=finetune-freeze method.dataset_size=16 method.validation_size=4 method.epochs=1 method.max_steps=3"
+FINE_TUNING = (
+    "method=finetune-freeze method.dataset_size=16 method.validation_size=4 "
+    "method.epochs=1 method.max_steps=3"
+)
 PRETRAINING = (
     "method=pretrain method.dataset_size=40 method.steps=4 method.hidden_size=16 method.heads=2 "
     "method.layers=2 method.active_size=16 method.sequence_length=32 method.validation_rows=2"

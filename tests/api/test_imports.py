@@ -61,7 +61,10 @@ transformers' modeling code takes longer to import than a plan takes to compute.
 def test_a_command_imports_what_it_needs(typed, tmp_path):
     for name, right in (("mine", [0.0, 1.0]), ("theirs", [1.0, 1.0])):
         write_log(tmp_path / name, {"t": samples_of(acc=right)})
-    code = f"import sys; from moe_lab.cli.main import main; code = main({typed.split()}); print(*sys.modules); sys.exit(code)"
+    code = (
+        f"import sys; from moe_lab.cli.main import main; code = main({typed.split()}); "
+        "print(*sys.modules); sys.exit(code)"
+    )
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert not set(COMMANDS[typed].split()) & set(ended.stdout.splitlines()[-1].split())

@@ -403,7 +403,10 @@ def test_an_unknown_name_is_refused_with_the_closest(override, closest, capsys):
 def test_options_and_experiments_of_ones_own_are_explained_and_listed(capsys, tmp_path):
     """A name that the package has, too, is the package's, as it is for Hydra."""
     (tmp_path / "method").mkdir()
-    own = "# @package _global_\n# Mine\n\n# two\n# lines\nname: roe # what it is\nlist:\n  # inner\n  - 1\n- 2\nbare: x\n"
+    own = (
+        "# @package _global_\n# Mine\n\n# two\n# lines\nname: roe # what it is\nlist:\n"
+        "  # inner\n  - 1\n- 2\nbare: x\n"
+    )
     (tmp_path / "method" / "mine.yaml").write_text(own)
     (tmp_path / "method" / "roe.yaml").write_text("# Another\nname: roe\n")
     beside = ("--config-dir", str(tmp_path), "--help")

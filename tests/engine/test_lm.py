@@ -247,9 +247,16 @@ def test_requests_that_lose_their_beginning_are_counted(olmoe, tokenizer, caplog
 @pytest.mark.slow
 def test_a_run_warns_once_and_notes_it_in_its_log(tmp_path, capsys, tiny_olmoe_dir):
     ended = run_command(
-        capsys, "method=roe", "method.n=2", f"model.path={tiny_olmoe_dir}", "task=toy_choice", "limit=3", "max_length=20",
-        "baseline=false", f"output_dir={tmp_path}",
-    )  # fmt: skip
+        capsys,
+        "method=roe",
+        "method.n=2",
+        f"model.path={tiny_olmoe_dir}",
+        "task=toy_choice",
+        "limit=3",
+        "max_length=20",
+        "baseline=false",
+        f"output_dir={tmp_path}",
+    )
     assert ended.code == 0, ended.err
     warning = "requests are longer than the model's input of 20 tokens (max_length)"
     assert ended.err.count(warning) == 1

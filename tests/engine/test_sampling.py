@@ -359,9 +359,13 @@ def test_sampled_tokens_have_the_probabilities_of_the_model(olmoe, tokenizer):
     standard errors (odds below 1e-5)."""
     draws, ids = 4000, tokenizer.encode("hello")
     sampled = olmoe.generate(
-        torch.tensor([ids]), custom_generate=RoE(olmoe, tokenizer, n=1), do_sample=True, top_k=0,
-        max_new_tokens=1, num_return_sequences=draws,
-    )[:, -1]  # fmt: skip
+        torch.tensor([ids]),
+        custom_generate=RoE(olmoe, tokenizer, n=1),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=1,
+        num_return_sequences=draws,
+    )[:, -1]
     with torch.no_grad():
         probs = olmoe(torch.tensor([ids])).logits[0, -1].softmax(-1)
     for token in probs.topk(10).indices.tolist():
@@ -421,8 +425,12 @@ def test_returned_scores_are_those_of_transformers(family, tokenizer):
     plain = model.generate(**inputs, **options)
     one = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
     assert torch.equal(one.sequences, plain.sequences) and len(one.scores) == len(plain.scores)
-    ended = [row[width:].tolist().index(options["eos_token_id"]) if options["eos_token_id"] in row[width:] else 99
-             for row in plain.sequences]  # fmt: skip
+    ended = [
+        row[width:].tolist().index(options["eos_token_id"])
+        if options["eos_token_id"] in row[width:]
+        else 99
+        for row in plain.sequences
+    ]
     for field in ("scores", "logits"):
         for step, (mine, theirs) in enumerate(zip(one[field], plain[field], strict=True)):
             open_ = [row for row, last in enumerate(ended) if step <= last]

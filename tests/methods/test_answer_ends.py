@@ -34,7 +34,8 @@ TURN = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 CHAT_ML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -42,8 +43,10 @@ CHAT_ML = (
 def marked(before: str, marked: str, after: str) -> str:
     """A template that marks a part of each answer."""
     return (
-        "{% for message in messages %}{% if message.role == 'user' %}U {{ message.content }} {% else %}"
-        f"A {before}{{% generation %}}{marked}{{% endgeneration %}}{after}{{% endif %}}{{% endfor %}}"
+        "{% for message in messages %}{% if message.role == 'user' %}U "
+        "{{ message.content }} {% else %}"
+        "A "
+        f"{before}{{% generation %}}{marked}{{% endgeneration %}}{after}{{% endif %}}{{% endfor %}}"
     )
 
 
@@ -90,8 +93,11 @@ TABLE = {
         "U Hi A [Yes. <|end|>]U Bye A [No. <|end|>]",
     ),
     "marked, and the marker of the next role": (
-        TURN.replace(CONTENT, "{% if message.role == 'user' %}{{ message.content }}{% else %}{% generation %}"
-                     "{{ message.content }}{% endgeneration %}{% endif %}"),
+        TURN.replace(
+            CONTENT,
+            "{% if message.role == 'user' %}{{ message.content }}{% else %}{% generation %}"
+            "{{ message.content }}{% endgeneration %}{% endif %}",
+        ),
         "<|user|>\nHi<|assistant|>\n[Yes.<|user|>]\nBye<|assistant|>\n[No.<|user|>]",
     ),
     "nothing": (
@@ -103,7 +109,7 @@ TABLE = {
         marked("", CONTENT, ", "),
         "U Hi A [Yes.], U Bye A [No.], ",
     ),
-}  # fmt: skip
+}
 """A template, and its text of TURNS with brackets around the tokens that are learned.
 
 None: the template's earlier answers cannot be located.

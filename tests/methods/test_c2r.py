@@ -250,7 +250,10 @@ def test_the_profile_is_part_of_the_id(tmp_path):
 def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fine_tuning(
     tmp_path, capsys
 ):
-    keys = "method.partners=3 method.dataset_size=12 method.validation_size=2 method.max_steps=4 metrics=expert"
+    keys = (
+        "method.partners=3 method.dataset_size=12 method.validation_size=2 method.max_steps=4 "
+        "metrics=expert"
+    )
     trained = ["method=finetune-freeze", *SHORT, *keys.split(), "method.learning_rate=0.01"]
     ended = run_command(capsys, *trained, f"output_dir={tmp_path}")
     block = block_of(ended)

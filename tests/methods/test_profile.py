@@ -242,9 +242,13 @@ def test_report():
         return roe(n=4).report(facts(moe_layers=5), counters, {})["roe"]
 
     assert reported(changed_decisions=3, noisy_decisions=12) == {
-        "n": 4, "temperatures": [0, 0.1, 0.1, 0.1, 0], "cache": "clean", "prefill": "noisy",
-        "weights": "clean", "changed_fraction": 0.25,
-    }  # fmt: skip
+        "n": 4,
+        "temperatures": [0, 0.1, 0.1, 0.1, 0],
+        "cache": "clean",
+        "prefill": "noisy",
+        "weights": "clean",
+        "changed_fraction": 0.25,
+    }
     assert reported()["changed_fraction"] is None
     assert reported(noisy_decisions=12)["changed_fraction"] == 0, (
         "the log of a run leaves out counts of 0"

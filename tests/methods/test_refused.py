@@ -27,7 +27,10 @@ WHOLE = {"frozen": [], "until": 1.0}
 HALF = {"frozen": [], "until": 0.5}
 SETTINGS = {
     "roe": [
-        ({"temperature": "warm"}, "method.temperature=warm (.|\n)*Give a number, a list, or the best.yaml of a study"),
+        (
+            {"temperature": "warm"},
+            "method.temperature=warm (.|\n)*Give a number, a list, or the best.yaml of a study",
+        ),
         ({"temperature": [0.1, -1, 0, 0, 0]}, "at least 0"),
         ({"temperature": True}, "method.temperature=True"),
         ({"skip_layers": -1}, "at least 0"),
@@ -40,7 +43,9 @@ SETTINGS = {
         ({"temperature": [0.1] * 4}, "4 entries; give one for each of 5"),
         ({"temperature": [0.1] * 5, "skip_layers": 1}, "contradicts"),
     ],
-    "calibration": [({"logit_scale": scale}, r"method\.logit_scale") for scale in (0, -1.0, "nowhere.yaml")],
+    "calibration": [
+        ({"logit_scale": scale}, r"method\.logit_scale") for scale in (0, -1.0, "nowhere.yaml")
+    ],
     "top-k": [
         ({"k": 0}, "method.k=0"),
         ({"k": 7}, "method.k=7: a token of this model can have 1 to 6"),
@@ -57,7 +62,10 @@ SETTINGS = {
         ({"rank": 0}, "method.rank=0"),
         ({"rank": 7}, "from 1 to 6"),
         ({"cache": "none"}, "Choices: clean, standard"),
-        ({"profile": "nowhere.yaml"}, "method.profile=nowhere.yaml is no profile of a study: No such file"),
+        (
+            {"profile": "nowhere.yaml"},
+            "method.profile=nowhere.yaml is no profile of a study: No such file",
+        ),
     ],
     "steer": [
         ({"activate": -1}, "method.activate=-1"),
@@ -67,12 +75,17 @@ SETTINGS = {
     ],
     "c3po": [
         *(
-            ({"kernel": name, "bandwidth": 0.4}, f"method.bandwidth=0.4: the {name} kernel has none")
+            (
+                {"kernel": name, "bandwidth": 0.4},
+                f"method.bandwidth=0.4: the {name} kernel has none",
+            )
             for name in ("linear", "polynomial")
         ),
         *(
-            ({"optimizer": name, "epsilon": epsilon, "most_similar": most},
-             rf"method.epsilon={epsilon} finds no neighbour.*cosine distance")
+            (
+                {"optimizer": name, "epsilon": epsilon, "most_similar": most},
+                rf"method.epsilon={epsilon} finds no neighbour.*cosine distance",
+            )
             for name in ("ngd", "kernel_regression")
             for epsilon, most in ((0.05, 0.95), (0.01, 0.95), (0.3, 0.7))
         ),
@@ -81,7 +94,9 @@ SETTINGS = {
         *(
             ({"phases": phases}, r"method\.phases")
             for phases in (
-                [], "router", [HALF, HALF, WHOLE],
+                [],
+                "router",
+                [HALF, HALF, WHOLE],
                 [{"frozen": [], "until": 0.0}, WHOLE],
                 [HALF, {"frozen": [], "until": 1.5}],
                 [{"frozen": "router", "until": 1.0}],
@@ -93,43 +108,78 @@ SETTINGS = {
         *(
             ({key: value}, f"method.{key}=")
             for key, value in (
-                ("epochs", 0), ("learning_rate", 0.0), ("weight_decay", -1.0),
-                ("warmup_ratio", 1.0), ("optimizer", "adam_mini"),
-                ("max_steps", 0), ("batch_size", 0), ("gradient_accumulation", 0),
-                ("length", 0), ("dataset_size", 0),
+                ("epochs", 0),
+                ("learning_rate", 0.0),
+                ("weight_decay", -1.0),
+                ("warmup_ratio", 1.0),
+                ("optimizer", "adam_mini"),
+                ("max_steps", 0),
+                ("batch_size", 0),
+                ("gradient_accumulation", 0),
+                ("length", 0),
+                ("dataset_size", 0),
             )
         ),
         ({"profile": "runs/x"}, "method.profile=runs/x has no effect without method.partners="),
         ({"partners": -1}, "method.partners"),
     ],
     "pretrain": [
-        ({"experts": 2, "experts_per_token": 3}, "method.experts=2 is fewer than method.experts_per_token=3"),
-        ({"experts_per_token": 3}, "method.active_size=32 is not divisible by the 3 experts that a token takes"),
+        (
+            {"experts": 2, "experts_per_token": 3},
+            "method.experts=2 is fewer than method.experts_per_token=3",
+        ),
+        (
+            {"experts_per_token": 3},
+            "method.active_size=32 is not divisible by the 3 experts that a token takes",
+        ),
         ({"shared_experts": 1}, "is not divisible by the 3 experts"),
         ({"backbone": "deepseek", "layers": 1}, "method.layers=1 leaves no experts"),
         ({"hidden_size": 36}, "method.hidden_size=36 must be a multiple of 2 x method.heads=4"),
-        ({"router": "expert", "capacity_factor": 0.3}, "an expert would take 0.90 tokens of a row of 12"),
+        (
+            {"router": "expert", "capacity_factor": 0.3},
+            "an expert would take 0.90 tokens of a row of 12",
+        ),
         ({"router": "expert", "aux_loss": 0.1}, "method.router=expert leaves no load"),
         ({"router": "expert", "bias_rate": 0.1}, "method.router=expert leaves no load"),
-        ({"router": "expert", "routing_noise": 1.0}, "method.routing_noise needs method.router=token"),
-        ({"router": "word", "routing_noise": 1.0}, "method.routing_noise needs method.router=token"),
+        (
+            {"router": "expert", "routing_noise": 1.0},
+            "method.routing_noise needs method.router=token",
+        ),
+        (
+            {"router": "word", "routing_noise": 1.0},
+            "method.routing_noise needs method.router=token",
+        ),
         ({"router": "word-hash", "bias_rate": 0.1}, "method.router=word-hash leaves no load"),
-        ({"device_loss": 0.1, "devices": 3}, "method.experts=8 is not divisible by method.devices=3"),
+        (
+            {"device_loss": 0.1, "devices": 3},
+            "method.experts=8 is not divisible by method.devices=3",
+        ),
         ({"warmup_ratio": 1.0}, "method.warmup_ratio=1.0: must be below 1"),
         *(
             ({key: value}, f"method.{key}={value}")
             for key, value in (
-                ("vocab_size", 256), ("capacity_factor", 0.0), ("learning_rate", 0.0), ("sequence_length", 1),
-                ("validation_rows", 1), ("aux_loss", -0.1), ("routing_noise", -1.0), ("steps", 0),
+                ("vocab_size", 256),
+                ("capacity_factor", 0.0),
+                ("learning_rate", 0.0),
+                ("sequence_length", 1),
+                ("validation_rows", 1),
+                ("aux_loss", -0.1),
+                ("routing_noise", -1.0),
+                ("steps", 0),
                 ("z_loss", float("nan")),
             )
         ),
     ],
     "pretrain-tiny": [
         ({key: value}, f"method.{key}")
-        for key, value in (("steps", 0), ("batch_size", -1), ("learning_rate", -0.1), ("decay_steps", 5))
+        for key, value in (
+            ("steps", 0),
+            ("batch_size", -1),
+            ("learning_rate", -0.1),
+            ("decay_steps", 5),
+        )
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -160,13 +210,19 @@ COMMANDS = {
     "c2r method.profile={tmp}/none.safetensors": "no pairs",
     "icl method.k=0": "at least 1",
     "icl method.reference_size=0": "at least 1",
-    "icl method.reference_size=4 method.k=5": "method.k=5 neighbours are needed, and toy_choice:near have 4",
+    "icl method.reference_size=4 method.k=5": (
+        "method.k=5 neighbours are needed, and toy_choice:near have 4"
+    ),
     "icl method.reference=nosuchtask": "nosuchtask",
     "icl method.reference=toy_math": "multiple-choice",
     "icl method.embeddings=nosuch.safetensors": "no such file",
     "icl task=toy_math task.answer=text": "multiple-choice",
-    "icl task=winogrande task.answer=text data_dir={tmp}": "one prompt per question of winogrande: task.answer=letters",
-    "icl apply_chat_template=true": "method=icl puts demonstrations before a plain prompt, not into a chat: leave apply_chat",
+    "icl task=winogrande task.answer=text data_dir={tmp}": (
+        "one prompt per question of winogrande: task.answer=letters"
+    ),
+    "icl apply_chat_template=true": (
+        "method=icl puts demonstrations before a plain prompt, not into a chat: leave apply_chat"
+    ),
     "prefix-tuning method.virtual_tokens=0": "at least 1",
     "prefix-tuning method.virtual_tokens=2000 max_length=100": "leaves no room",
     "prefix-tuning method.learning_rate=0": "above 0",
@@ -199,10 +255,16 @@ COMMANDS = {
     "finetune-freeze method.schedule=none-router method.max_steps=1": "phase 1 has no step",
     "finetune-freeze method.max_steps=1": "method.warmup_ratio=0.03: the training has one step",
     "finetune-freeze mode=plan method.dataset_size=4 method.epochs=1": "nothing would be trained. Train longer",
-    "pretrain-tiny method.steps=1": "method.warmup_steps=200: the warm-up begins with the learning rate 0",
+    "pretrain-tiny method.steps=1": (
+        "method.warmup_steps=200: the warm-up begins with the learning rate 0"
+    ),
     "finetune-freeze method.dataset=lima": "mode=prefetch offline=false",
-    "finetune-freeze method.dataset=alpaca": "method.dataset=alpaca is unknown. Use toy, toy_subtract, toy_safe, toy_unsafe, lima",
-    "finetune-freeze method.length=3": "No conversation has an answer to train on within method.length=3",
+    "finetune-freeze method.dataset=alpaca": (
+        "method.dataset=alpaca is unknown. Use toy, toy_subtract, toy_safe, toy_unsafe, lima"
+    ),
+    "finetune-freeze method.length=3": (
+        "No conversation has an answer to train on within method.length=3"
+    ),
     "finetune-freeze dtype=float16": "float16",
     "finetune-freeze method.partners=2": "from 3 to 15",
     "finetune-freeze device=cuda:1": "cuda",

@@ -448,7 +448,10 @@ def test_the_keys_of_a_function_apply_to_its_cells_of_an_experiment(ideas, capsy
 
 
 def test_a_file_that_cannot_be_imported_is_one_message(ideas):
-    command = 'import moe_lab; moe_lab.run(["method=policy", "method.policy=ideas.py:f", "task=toy_choice"])'
+    command = (
+        'import moe_lab; moe_lab.run(["method=policy", "method.policy=ideas.py:f", '
+        '"task=toy_choice"])'
+    )
     for content, message in (
         ("import no_such_module", "ModuleNotFoundError: No module named"),
         (command, "ConfigError: it runs a command: write that below"),

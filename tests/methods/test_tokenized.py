@@ -321,7 +321,8 @@ def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(ti
     Where that is all, it is an error.
     """
     tiny.chat_template = (
-        "{% for m in messages %}{{ m.role }}: {% if loop.last and m.role == 'assistant' %}<think>{% endif %}"
+        "{% for m in messages %}{{ m.role }}: "
+        "{% if loop.last and m.role == 'assistant' %}<think>{% endif %}"
         "{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     )
     made = encode_all(tiny, [TURNS, TURNS[:2]], 2048)
@@ -329,9 +330,10 @@ def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(ti
     with pytest.raises(ConfigError, match="model.tokenizer="):
         encode_all(tiny, [TURNS, TURNS], 2048)
     tiny.chat_template = tiny.chat_template.replace(
-        "{{ m.content }}", "{% if m.role == 'user' %}{{ m.content }}{% else %}{%- generation %}{{ m.content }}"
+        "{{ m.content }}",
+        "{% if m.role == 'user' %}{{ m.content }}{% else %}{%- generation %}{{ m.content }}"
         "{% endgeneration %}{% endif %}",
-    )  # fmt: skip
+    )
     [row] = encode_all(tiny, [TURNS], 2048).rows
     assert learned(tiny, row) == " In Rome.In Oslo, I think.", (
         "marked answers are found all the same"

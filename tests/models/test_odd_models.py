@@ -52,7 +52,10 @@ def test_widths_of_convolutions_are_those_of_no_expert(model_type):
 
 def test_an_implementation_that_refuses_the_width_is_refused_by_its_key(tmp_path, capsys):
     save_model(make_model("olmoe", intermediate_size=22), tmp_path)
-    line = f"method=base model=olmoe model.path={tmp_path} model.experts_implementation=grouped_mm task=toy_choice"
+    line = (
+        f"method=base model=olmoe model.path={tmp_path} "
+        "model.experts_implementation=grouped_mm task=toy_choice"
+    )
     ended = run_command(capsys, *line.split(), "limit=2", f"output_dir={tmp_path}/out")
     assert ended.code == 2 and "model.experts_implementation=grouped_mm needs rows" in ended.err, (
         ended.err
@@ -60,7 +63,10 @@ def test_an_implementation_that_refuses_the_width_is_refused_by_its_key(tmp_path
 
 
 def test_a_pretraining_of_such_a_width_runs(tmp_path, capsys):
-    keys = "layers=2 hidden_size=32 heads=4 active_size=44 experts=4 experts_per_token=2 steps=2 save_steps=2"
+    keys = (
+        "layers=2 hidden_size=32 heads=4 active_size=44 experts=4 experts_per_token=2 steps=2 "
+        "save_steps=2"
+    )
     keys += " sequence_length=32 batch_size=2 validation_rows=2 dataset=toy"
     line = f"method=pretrain model=tiny task=toy_choice limit=2 output_dir={tmp_path}"
     ended = run_command(capsys, *line.split(), *(f"method.{key}" for key in keys.split()))
@@ -72,7 +78,10 @@ def test_a_model_that_reads_no_token_is_refused(tiny_olmoe_dir, tmp_path, capsys
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 0}))
-    line = f"method=base model=olmoe model.path={tmp_path} task=toy_choice limit=2 output_dir={tmp_path}/out"
+    line = (
+        f"method=base model=olmoe model.path={tmp_path} task=toy_choice limit=2 "
+        f"output_dir={tmp_path}/out"
+    )
     ended = run_command(capsys, *line.split())
     assert (
         ended.code == 2

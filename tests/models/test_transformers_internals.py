@@ -25,7 +25,8 @@ def test_transformers_is_in_the_known_range():
     assert (
         Version(internals.FIRST) <= Version(transformers.__version__) < Version(internals.BEFORE)
     ), (
-        f"transformers {transformers.__version__} was not tried: the other tests of this file say what broke."
+        f"transformers {transformers.__version__} was not tried: the other tests of this file "
+        "say what broke."
     )
 
 

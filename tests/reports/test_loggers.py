@@ -466,7 +466,10 @@ def test_a_tuned_command_is_logged_offline(tmp_path):
 
     They are logged once.
     """
-    command = "method=roe method.n=2 task=toy_choice tuning=tpe tuning.n_trials=3 tuning.num_samples=4 seeds=2 limit=4"
+    command = (
+        "method=roe method.n=2 task=toy_choice tuning=tpe tuning.n_trials=3 "
+        "tuning.num_samples=4 seeds=2 limit=4"
+    )
     keys = [*command.split(), "logger=wandb", f"output_dir={tmp_path}"]
     ended = run_forked(tmp_path, *keys, WANDB_MODE="offline")
     assert ended.code == 0, ended.err
@@ -512,7 +515,10 @@ def test_a_traced_run_draws_its_figures_and_logs_them(tmp_path):
 
     The last step's accuracy is the run's score, and the first step's is that of the base model.
     """
-    keys = "method=c3po task=toy_choice limit=12 method.steps=3 method.trace=true method.learning_rate=[0.1,0.0001]"
+    keys = (
+        "method=c3po task=toy_choice limit=12 method.steps=3 method.trace=true "
+        "method.learning_rate=[0.1,0.0001]"
+    )
     keys += f" method.reference_size=60 logger=wandb output_dir={tmp_path}"
     ended = run_forked(tmp_path, *keys.split(), WANDB_MODE="offline")
     assert ended.code == 0, ended.err

@@ -556,7 +556,8 @@ def test_the_sentences_can_be_quoted():
         conclusion([line])
         == sentence(line)
         == (
-            "roe on toy_math does not differ significantly from the base model: exact_match,none +0.0300, 95% over "
+            "roe on toy_math does not differ significantly from the base model: exact_match,none "
+            "+0.0300, 95% over "
             "documents [-0.0100, +0.0700], p 0.24; changed answers +12 -6."
         )
     )
@@ -570,16 +571,17 @@ def test_the_sentences_can_be_quoted():
     )
     found = score_lines(better, replace(SCORE, run_id="other"))
     assert sentence(found[0]) == (
-        "roe on toy_math is better than full fine tuning: exact_match,none +0.0300, 95% over seeds and documents "
+        "roe on toy_math is better than full fine tuning: exact_match,none +0.0300, 95% over "
+        "seeds and documents "
         "[+0.0100, +0.0500], p 0.01."
     ), "alone in the family of controls"
     assert conclusion(found).endswith(
         "base model and its controls: 1 better, 0 worse, 1 not significant."
     )
     [same] = score_lines(replace(SCORE, p=None, equal=True))
-    assert (
-        sentence(same)
-        == "roe on toy_math equals the base model within rounding in every document (exact_match,none)."
+    assert sentence(same) == (
+        "roe on toy_math equals the base model within rounding in every document "
+        "(exact_match,none)."
     )
 
 

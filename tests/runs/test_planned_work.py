@@ -199,7 +199,8 @@ def test_the_largest_training_on_one_device_is_said_next_to_the_largest_run(monk
     largest, training = plan.notes[-2:]
     assert "at most 120 GB" in largest and "takes 2 of 80 GB" in largest
     assert training == (
-        "GPU memory of a training: 95 GB (model=tiny method=finetune-freeze), which is too much for one GPU of 80 GB, "
+        "GPU memory of a training: 95 GB (model=tiny method=finetune-freeze), which is too much "
+        "for one GPU of 80 GB, "
         "and x trains in one process. Use a GPU of at least 106 GB."
     )
 

@@ -299,10 +299,23 @@ def test_methods_on_routers_that_do_not_decide_for_single_tokens(router, tmp_pat
 
 
 PROFILE = Profile(
-    model="m", task="t", study="s", tuning="grid", metric="perplexity", n=1, trials=2, trial=1, score=1.0,
-    untuned_score=2.0, split="train", samples={"t": [1]}, documents=["a"], temperature=[], calibrated_scale=1.1,
+    model="m",
+    task="t",
+    study="s",
+    tuning="grid",
+    metric="perplexity",
+    n=1,
+    trials=2,
+    trial=1,
+    score=1.0,
+    untuned_score=2.0,
+    split="train",
+    samples={"t": [1]},
+    documents=["a"],
+    temperature=[],
+    calibrated_scale=1.1,
     settings={"beta": 0.5, "rank": 2, "alpha": 0.1, "cache": "clean"},
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,19 @@ of_the_stand_in = pytest.mark.skipif(GPU, reason="there is a GPU")
 SCORED, TEXT = "task=toy_choice", "task=toy_text task.metric=bits_per_byte,none"
 GENERATED = "task=toy_math gen_kwargs=max_gen_toks=6"
 ROE = "method=roe method.n=3 method.temperature=1"
-C3PO = f"method=c3po method.layers=last2 method.reference_size=12 method.steps=2 method.shifts=2 {SCORED}"
+C3PO = (
+    "method=c3po method.layers=last2 method.reference_size=12 method.steps=2 "
+    f"method.shifts=2 {SCORED}"
+)
 SHORT = (
-    "method=finetune-freeze method.dataset_size=8 method.max_steps=1 method.length=64 method.compare_with_full=false "
+    "method=finetune-freeze method.dataset_size=8 method.max_steps=1 method.length=64 "
+    "method.compare_with_full=false "
     "method.validation_size=2 method.warmup_ratio=0"
 )
-DESIGN = "method.steps=1 method.hidden_size=32 method.layers=2 method.active_size=32 method.validation_rows=2"
+DESIGN = (
+    "method.steps=1 method.hidden_size=32 method.layers=2 method.active_size=32 "
+    "method.validation_rows=2"
+)
 RUNS = {
     "base": f"method=base {SCORED}",
     "base generates": f"method=base {GENERATED}",
@@ -56,7 +63,8 @@ RUNS = {
     "roe": f"{ROE} {SCORED}",
     "roe generates": f"{ROE} {GENERATED}",
     "roe with caches of its own": f"{ROE} method.cache=standard {GENERATED}",
-    "tuned roe": "method=roe method.n=2 seeds=1 tuning=uniform tuning.max_temperature=1 tuning.step=1 "
+    "tuned roe": "method=roe method.n=2 seeds=1 tuning=uniform tuning.max_temperature=1 "
+    "tuning.step=1 "
     f"tuning.num_samples=1 {TEXT}",
     "c3po": C3PO,
     "c3po generates": C3PO.replace(SCORED, f"method.reference=toy_choice {GENERATED}").replace(
@@ -146,14 +154,41 @@ def test_a_step_of_c3po_reads_the_device_twice(model, tmp_path, monkeypatch):
     assert len(steps) == 2 and all(reads.total() == 2 for reads in steps), steps
 
 
-# fmt: off
 FAMILIES = {
-    "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe",
-    "exaone_moe", "flex_olmo", "flint", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoe_swa",
-    "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "mellum", "mimo_v2_flash", "minimax_m2",
-    "minimax_m3_vl_text", "mixtral", "moe_design", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open",
+    "afmoe",
+    "aria_text",
+    "axk1",
+    "cohere2_moe",
+    "deepseek",
+    "deepseek_v2",
+    "deepseek_v3",
+    "dots1",
+    "ernie4_5_moe",
+    "exaone_moe",
+    "flex_olmo",
+    "flint",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "gpt_oss",
+    "granitemoe",
+    "granitemoe_swa",
+    "granitemoeshared",
+    "hunyuan_v1_moe",
+    "hy_v3",
+    "kolibri1",
+    "laguna",
+    "mellum",
+    "mimo_v2_flash",
+    "minimax_m2",
+    "minimax_m3_vl_text",
+    "mixtral",
+    "moe_design",
+    "olmoe",
+    "phimoe",
+    "qwen2_moe",
+    "qwen3_moe",
+    "solar_open",
 }
-# fmt: on
 """Without a recurrent state."""
 ROUTED_ALIKE = {family_of_type(name).rule.text: name for name in sorted(FAMILIES, reverse=True)}
 """One family of each routing rule."""

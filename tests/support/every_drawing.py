@@ -51,8 +51,13 @@ PAIRED = {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}
 
 def experiment_of(**keys: Any) -> Experiment:
     given: dict[str, Any] = {
-        "name": "own/e", "title": "T", "source": "S", "scales": {"tiny": Scale()}, "metric": "headline", "paper": []
-    }  # fmt: skip
+        "name": "own/e",
+        "title": "T",
+        "source": "S",
+        "scales": {"tiny": Scale()},
+        "metric": "headline",
+        "paper": [],
+    }
     return Experiment(**given | keys)
 
 
@@ -135,7 +140,10 @@ def effects(folder: Path) -> Drawing:
     return draw_effects(settings_table(folder))
 
 
-LONG = "steer, steer=/home/somebody/experiments/steering/vectors-of-honesty-and-others.safetensors scale=4"
+LONG = (
+    "steer, "
+    "steer=/home/somebody/experiments/steering/vectors-of-honesty-and-others.safetensors scale=4"
+)
 
 
 def differences(folder: Path) -> Drawing:
@@ -151,9 +159,15 @@ def differences(folder: Path) -> Drawing:
     ):
         limits = (difference - 0.01, difference + 0.01)
         score = replace(
-            NO_SCORE, task="toy_text", metric="bits_per_byte,none", n=100, lower_is_better=True,
-            difference=difference, difference_interval=limits, p_holm=0.0001,
-        )  # fmt: skip
+            NO_SCORE,
+            task="toy_text",
+            metric="bits_per_byte,none",
+            n=100,
+            lower_is_better=True,
+            difference=difference,
+            difference_interval=limits,
+            p_holm=0.0001,
+        )
         lines.append(ScoreLine(score, label))
     return Drawing([{}], lambda title: draw_differences([lines], ["toy_text, 100 examples"], title))
 
@@ -168,10 +182,18 @@ def overhead(folder: Path) -> Drawing:
 
 
 EQUIVALENT = {
-    "model": "olmoe", "device": "NVIDIA H200", "task": "gsm8k", "documents": 100, "new_tokens": 128, "layers": 8,
-    "equivalent_layers": 9, "calibrated_size_ratio": 1.05,
-    "size_ratio": 1.1, "size_ratio_low": 1.0, "size_ratio_high": 1.2,
-}  # fmt: skip
+    "model": "olmoe",
+    "device": "NVIDIA H200",
+    "task": "gsm8k",
+    "documents": 100,
+    "new_tokens": 128,
+    "layers": 8,
+    "equivalent_layers": 9,
+    "calibrated_size_ratio": 1.05,
+    "size_ratio": 1.1,
+    "size_ratio_low": 1.0,
+    "size_ratio_high": 1.2,
+}
 
 
 def equivalent(folder: Path) -> Drawing:

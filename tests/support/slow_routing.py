@@ -51,7 +51,8 @@ _CHOSEN = Spec("chosen")
 
 _SHARED = {
     (
-        "axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 dots1 dots3_note_text exaone_moe glm4_moe "
+        "axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 dots1 dots3_note_text "
+        "exaone_moe glm4_moe "
         "glm4_moe_lite glm_moe_dsa hy_v4 kimi_linear mimo_v2_flash nemotron_h solar_open"
     ): _DEEPSEEK_V3,
     (

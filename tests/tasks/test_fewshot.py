@@ -75,7 +75,9 @@ LEAKING = {
     "evaluated on its validation split": "validation_split: test\nfewshot_split: test",
     "trained on its test split": "training_split: test\ntest_split: test",
     "first_n": "test_split: test\nfewshot_config: {sampler: first_n}",
-    "first_n of a validation split": "validation_split: test\nfewshot_config: {sampler: first_n, split: test}",
+    "first_n of a validation split": (
+        "validation_split: test\nfewshot_config: {sampler: first_n, split: test}"
+    ),
 }
 
 
@@ -136,15 +138,24 @@ def test_references_with_examples_of_their_own_split(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("test_split: test\nfewshot_config: {sampler: !function data.Careless}", r"its sampler \(Careless\) does not"),
+        (
+            "test_split: test\nfewshot_config: {sampler: !function data.Careless}",
+            r"its sampler \(Careless\) does not",
+        ),
         ("test_split: nan", r"its sampler \(ContextSampler\) does not leave it out"),
         ("test_split: twice", "fewer than num_fewshot=3 examples that differ from the document"),
         (
-            "test_split: test\nfewshot_split: test\nfewshot_config: {process_docs: !function data.longer}",
-            r"another process_docs(.|\n)*Use num_fewshot=0, or examples of another split: task.fewshot_split=",
+            (
+                "test_split: test\nfewshot_split: test\n"
+                "fewshot_config: {process_docs: !function data.longer}"
+            ),
+            (
+                r"another process_docs(.|\n"
+                r")*Use num_fewshot=0, or examples of another split: task.fewshot_split="
+            ),
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_left_out_is_refused(keys, message, tmp_path):
     with pytest.raises(TaskError, match=message):
         prompts(colours(tmp_path, keys))

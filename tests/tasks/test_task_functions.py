@@ -59,7 +59,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str, int]] = {
     "hellaswag_answer_format": (
         "hellaswag",
         HELLASWAG,
-        "Please choose the correct ending to complete the given sentence: Cooking: A pot boils. the cook\n\n"
+        "Please choose the correct ending to complete the given sentence: Cooking: A pot boils. "
+        "the cook\n\n"
         "Ending1: runs. Ending2: stirs it. Ending3: reads. Ending4: swims.\n\n"
         "Answer format: ending1/ending2/ending3/ending4\n\nthe correct answer is",
         1,
@@ -269,7 +270,11 @@ LETTERED = {
     "piqa": (PIQA, "Question: Boil water.\nA. Freeze it.\nB. Heat it.\nAnswer:"),
     "knowref": (
         KNOWREF,
-        "Ann met Eve when [she] left.\nQuestion: Who is meant by the word in brackets?\nA. Ann\nB. Eve\nAnswer:",
+        (
+            "Ann met Eve when [she] left.\n"
+            "Question: Who is meant by the word in brackets?\nA. Ann\n"
+            "B. Eve\nAnswer:"
+        ),
     ),
 }
 """Documents whose second choice is right, and their prompts."""

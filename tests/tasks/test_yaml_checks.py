@@ -50,37 +50,152 @@ def mine(folder: Path, yaml: str) -> str:
 
 
 FAULTS: dict[str, tuple[str, str, int, str]] = {
-    "aggregation": (CHOICES, "metric_list: [{metric: acc, aggregation: medan}]", 9, "aggregation=medan of metric acc is"
-                    " unknown. Did you mean 'median'?"),
-    "no aggregation": (CHOICES, "process_results: !function functions.right\nmetric_list:\n  - metric: own", 11,
-                       "metric own needs an aggregation, for example mean."),
-    "metric": (CHOICES, "metric_list: [{metric: ac, aggregation: mean}]", 9, "metric ac is unknown. Did you mean 'acc'?"),
-    "metric of texts": (CHOICES, "metric_list: [{metric: bleu}]", 9, "lm-eval does not compute metric bleu for"),
-    "metric of choices": (TEXTS, "metric_list: [{metric: acc}]", 8, "lm-eval does not compute metric acc for"),
-    "key of a metric": (CHOICES, "metric_list:\n- metric: acc\n  agregation: mean", 11, "no key agregation. Did you mean"),
-    "argument of a metric": (TEXTS, "metric_list: [{metric: exact_match, ignore_cas: 1}]", 8, "no key ignore_cas. Did you"),
-    "metric without a name": (CHOICES, "metric_list: [acc]", 9, "'acc' is no metric. Write {metric: acc"),
-    "filter": (TEXTS, "filter_list: [{name: f, filter: [{function: regx}]}]", 9, "filter function=regx is unknown. Did you"
-               " mean 'regex'?"),
+    "aggregation": (
+        CHOICES,
+        "metric_list: [{metric: acc, aggregation: medan}]",
+        9,
+        "aggregation=medan of metric acc is unknown. Did you mean 'median'?",
+    ),
+    "no aggregation": (
+        CHOICES,
+        "process_results: !function functions.right\nmetric_list:\n  - metric: own",
+        11,
+        "metric own needs an aggregation, for example mean.",
+    ),
+    "metric": (
+        CHOICES,
+        "metric_list: [{metric: ac, aggregation: mean}]",
+        9,
+        "metric ac is unknown. Did you mean 'acc'?",
+    ),
+    "metric of texts": (
+        CHOICES,
+        "metric_list: [{metric: bleu}]",
+        9,
+        "lm-eval does not compute metric bleu for",
+    ),
+    "metric of choices": (
+        TEXTS,
+        "metric_list: [{metric: acc}]",
+        8,
+        "lm-eval does not compute metric acc for",
+    ),
+    "key of a metric": (
+        CHOICES,
+        "metric_list:\n- metric: acc\n  agregation: mean",
+        11,
+        "no key agregation. Did you mean",
+    ),
+    "argument of a metric": (
+        TEXTS,
+        "metric_list: [{metric: exact_match, ignore_cas: 1}]",
+        8,
+        "no key ignore_cas. Did you",
+    ),
+    "metric without a name": (
+        CHOICES,
+        "metric_list: [acc]",
+        9,
+        "'acc' is no metric. Write {metric: acc",
+    ),
+    "filter": (
+        TEXTS,
+        "filter_list: [{name: f, filter: [{function: regx}]}]",
+        9,
+        "filter function=regx is unknown. Did you mean 'regex'?",
+    ),
     "argument of a filter": (
-        TEXTS, "filter_list:\n- name: f\n  filter:\n  - {function: regex, regex_patern: x}\n  - {function: take_first}", 12,
-        "filter f: RegexFilter does not take these arguments: RegexFilter.__init__() got an unexpected"),
-    "pattern of a filter": (TEXTS, "filter_list: [{name: f, filter: [{function: regex, regex_pattern: '('}]}]", 9,
-                            "filter f: RegexFilter does not take these arguments: missing )"),
-    "filter without a function": (TEXTS, "filter_list: [{name: f, filter: [{take_first: 1}]}]", 9, "has no function"),
-    "function": (CHOICES, "doc_to_target: !function functions.left", 8, "!function functions.left: AttributeError: Module"),
-    "module": (CHOICES, "doc_to_target: !function absent.left", 8, "!function absent.left: ImportError: Cannot import"),
-    "syntax of a module": (CHOICES, "doc_to_target: !function wrong.right", 8, "SyntaxError: '(' was never closed"),
-    "function that is a text": (CHOICES, "process_docs: functions.right", 10, "process_docs=functions.right is no function"),
-    "output type": (CHOICES, "output_type: choice", 5, "output_type=choice is unknown. Did you mean 'multiple_choice'?"),
-    "template": (CHOICES, 'doc_to_text: "{{question"', 6, "doc_to_text is no jinja template: unexpected end"),
-    "variable": (CHOICES, 'doc_to_text: "{{qestion}}"', 6, "UndefinedError: 'qestion' is undefined"),
-    "key": (CHOICES, "doc_to_txt: question", 10, "lm-eval knows no key doc_to_txt. Did you mean 'doc_to_text'?"),
-    "key of examples": (CHOICES, "fewshot_config: {smapler: first_n}", 10, "no key smapler. Did you mean 'sampler'?"),
-    "sampler": (CHOICES, "fewshot_config: {sampler: first}", 10, "sampler=first is unknown. Samplers: default, first_n."),
+        TEXTS,
+        (
+            "filter_list:\n- name: f\n  filter:\n  - {function: regex, regex_patern: x}\n"
+            "  - {function: take_first}"
+        ),
+        12,
+        (
+            "filter f: RegexFilter does not take these arguments: RegexFilter.__init__() got "
+            "an unexpected"
+        ),
+    ),
+    "pattern of a filter": (
+        TEXTS,
+        "filter_list: [{name: f, filter: [{function: regex, regex_pattern: '('}]}]",
+        9,
+        "filter f: RegexFilter does not take these arguments: missing )",
+    ),
+    "filter without a function": (
+        TEXTS,
+        "filter_list: [{name: f, filter: [{take_first: 1}]}]",
+        9,
+        "has no function",
+    ),
+    "function": (
+        CHOICES,
+        "doc_to_target: !function functions.left",
+        8,
+        "!function functions.left: AttributeError: Module",
+    ),
+    "module": (
+        CHOICES,
+        "doc_to_target: !function absent.left",
+        8,
+        "!function absent.left: ImportError: Cannot import",
+    ),
+    "syntax of a module": (
+        CHOICES,
+        "doc_to_target: !function wrong.right",
+        8,
+        "SyntaxError: '(' was never closed",
+    ),
+    "function that is a text": (
+        CHOICES,
+        "process_docs: functions.right",
+        10,
+        "process_docs=functions.right is no function",
+    ),
+    "output type": (
+        CHOICES,
+        "output_type: choice",
+        5,
+        "output_type=choice is unknown. Did you mean 'multiple_choice'?",
+    ),
+    "template": (
+        CHOICES,
+        'doc_to_text: "{{question"',
+        6,
+        "doc_to_text is no jinja template: unexpected end",
+    ),
+    "variable": (
+        CHOICES,
+        'doc_to_text: "{{qestion}}"',
+        6,
+        "UndefinedError: 'qestion' is undefined",
+    ),
+    "key": (
+        CHOICES,
+        "doc_to_txt: question",
+        10,
+        "lm-eval knows no key doc_to_txt. Did you mean 'doc_to_text'?",
+    ),
+    "key of examples": (
+        CHOICES,
+        "fewshot_config: {smapler: first_n}",
+        10,
+        "no key smapler. Did you mean 'sampler'?",
+    ),
+    "sampler": (
+        CHOICES,
+        "fewshot_config: {sampler: first}",
+        10,
+        "sampler=first is unknown. Samplers: default, first_n.",
+    ),
     "repeats": (TEXTS, "repeats: 0", 9, "repeats=0: must be an integer of at least 1."),
-    "num_fewshot": (CHOICES, "num_fewshot: two", 10, "num_fewshot=two: must be an integer of at least 0."),
-}  # fmt: skip
+    "num_fewshot": (
+        CHOICES,
+        "num_fewshot: two",
+        10,
+        "num_fewshot=two: must be an integer of at least 0.",
+    ),
+}
 """A fault: a YAML, the lines that replace those of the same key, the line
 of the fault, the message."""
 
@@ -131,8 +246,14 @@ task:
         ),
         (INNER, "Task both::inner, FILE, line 6: aggregation=avrage of metric acc is unknown"),
         (
-            "group: both\ntask: [mine]\naggregate_metric_list:\n- {metric: acc, aggregation: median}\n",
-            "Task both, FILE, line 4: {'metric': 'acc', 'aggregation': 'median'}: a group takes the mean",
+            (
+                "group: both\ntask: [mine]\naggregate_metric_list:\n"
+                "- {metric: acc, aggregation: median}\n"
+            ),
+            (
+                "Task both, FILE, line 4: {'metric': 'acc', 'aggregation': 'median'}: a group "
+                "takes the mean"
+            ),
         ),
         (
             "group: both\ntask: [mine]\naggregate_metric_list:\n- {metric: ac}\n",

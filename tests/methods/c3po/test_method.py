@@ -106,7 +106,10 @@ def test_without_steps_the_answers_are_the_untouched_models(optimizer, outputs, 
     "keys",
     [
         "method.kernel=matern method.epsilon=0.4 method.schedule=step method.tokens=first1",
-        "method.kernel=polynomial method.relax=topk method.layers=first2+last3 method.schedule=fixed",
+        (
+            "method.kernel=polynomial method.relax=topk method.layers=first2+last3 "
+            "method.schedule=fixed"
+        ),
         "method.kernel=linear method.update=gd method.parameters=weights method.core_experts=null",
         "method.tokens=middle1 method.loss=l2 method.reference=toy_choice:far method.k=5",
         "method.tokens=last3 method.layers=middle4 method.optimizer=kernel_regression",
@@ -138,7 +141,9 @@ def test_questions_are_read_once_for_their_embedding_too(outputs, capsys, monkey
 
     A prompt of other tokens would need such a pass.
     """
-    keys = "task=toy_choice limit=6 method.learning_rate=[0.1,0.1] method.steps=3 baseline=false".split()
+    keys = (
+        "task=toy_choice limit=6 method.learning_rate=[0.1,0.1] method.steps=3 baseline=false"
+    ).split()
     command(capsys, outputs, *keys)
     passes = []
     own = embeddings.hidden_states

@@ -218,24 +218,30 @@ def test_the_auto_classes_know_our_models_in_a_new_interpreter(folder, tmp_path)
 PRINTS = [
     (  # the package imports no framework and installs no import hook
         "import sys\nbefore = list(sys.meta_path)\nimport moe_lab\n"
-        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)), sys.meta_path == before)",
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)), "
+        "sys.meta_path == before)",
         "[] True",
     ),
     (  # no logger needs no W&B, and figures import matplotlib to draw
-        "from moe_lab.config.schema import Config\nfrom moe_lab.reports.loggers import open_logger\n"
-        "with open_logger(Config(), kind='run', name='x', group=None) as log: log.log_trial(0, 1.0, [], '')\n"
+        "from moe_lab.config.schema import Config\n"
+        "from moe_lab.reports.loggers import open_logger\n"
+        "with open_logger(Config(), kind='run', name='x', group=None) as log: log.log_trial(0, "
+        "1.0, [], '')\n"
         "import moe_lab.reports.figures, moe_lab.runs.experiments.runner\n"
         "print({'wandb', 'matplotlib'} & set(sys.modules))",
         "set()",
     ),
     (  # tokenizers and configurations of others import no modeling code
-        "import moe_lab.models.designs\nfrom transformers import AutoConfig, AutoTokenizer, OlmoeConfig\n"
-        "from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING\nOlmoeConfig()\n"
+        "import moe_lab.models.designs\n"
+        "from transformers import AutoConfig, AutoTokenizer, OlmoeConfig\n"
+        "from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING\n"
+        "OlmoeConfig()\n"
         "print('transformers.modeling_utils' in sys.modules)",
         "False",
     ),
     (  # reading a configuration imports no modeling code of its family
-        "from moe_lab.config.schema import ModelConfig\nfrom moe_lab.models.source import load_config\n"
+        "from moe_lab.config.schema import ModelConfig\n"
+        "from moe_lab.models.source import load_config\n"
         "load_config(ModelConfig(name='tiny'), offline=True)\n"
         "print('transformers.models.olmoe.modeling_olmoe' in sys.modules)",
         "False",

@@ -27,9 +27,13 @@ from tests.support.models import make_tokenizer
 
 TEXT = (
     "It's what she'd say: \"No.\" (Really?) He left ... Then, in 1987, 3.14 of them came!\n"
-    "I'm sure they'll pay $50 for `code_like` names, e.g. x2 or über-naïve ones. Done.'' So it ended.\n"
+    "I'm sure they'll pay $50 for `code_like` names, e.g. x2 or über-naïve ones. "
+    "Done.'' So it ended.\n"
 ) * 3
-GPT4 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n"
+    r"]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def byte_level(pattern: str | None, merges: int = 150) -> PreTrainedTokenizerFast:

@@ -185,8 +185,12 @@ def test_an_adapter_of_another_base_model_is_refused_by_its_configuration(client
 
 
 RUN_IDS = {
-    "method=roe model=olmoe task=addsub method.skip_layers=0": "72b1c427721d9f0ea8b265c62960b6a630aa817529a368ca0abebb3b209265b1",
-    "method=base model=olmoe model.revision=main task=arc_easy limit=3": "f330ee47528d512155fba7be8ec9d358d707ecb43aaf992b268d5abb79e4b794",
+    "method=roe model=olmoe task=addsub method.skip_layers=0": (
+        "72b1c427721d9f0ea8b265c62960b6a630aa817529a368ca0abebb3b209265b1"
+    ),
+    "method=base model=olmoe model.revision=main task=arc_easy limit=3": (
+        "f330ee47528d512155fba7be8ec9d358d707ecb43aaf992b268d5abb79e4b794"
+    ),
 }
 """By command line: the hub's id and the revision as it is typed count, and no commit."""
 

@@ -82,7 +82,8 @@ def test_a_gated_data_set_and_a_token_that_is_refused_are_told(online, hub, monk
 def test_a_configuration_or_split_that_it_lacks_is_told(online, tmp_path, task, says):
     (tmp_path / "mine.yaml").write_text(
         f"task: mine\ndataset_path: {GSM8K}\n{task}\noutput_type: generate_until\n"
-        "doc_to_text: '{{question}}'\ndoc_to_target: '{{answer}}'\nmetric_list:\n  - metric: exact_match\n"
+        "doc_to_text: '{{question}}'\ndoc_to_target: '{{answer}}'\nmetric_list:\n"
+        "  - metric: exact_match\n"
     )
     with pytest.raises(TaskError, match=says):
         load("mine", include_path=str(tmp_path))

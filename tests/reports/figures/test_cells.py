@@ -305,9 +305,14 @@ def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
     assert [(row["panel"], row["design"], row["series"]) for row in rows] == [
         (panel, label, backbone)
         for panel in ("held-out loss", "accuracy")
-        for label, backbone in (("2/8", "olmoe"), ("2/8", "deepseek"), ("16/64", "olmoe"), ("16/64", "deepseek"),
-                                ("dense", "dense"))
-    ]  # fmt: skip
+        for label, backbone in (
+            ("2/8", "olmoe"),
+            ("2/8", "deepseek"),
+            ("16/64", "olmoe"),
+            ("16/64", "deepseek"),
+            ("dense", "dense"),
+        )
+    ]
     assert [row["published"] for row in rows if row["published"]] == [0.35]
     assert rows[0]["examples"] is None and rows[5]["examples"] == 8
     png, _ = draw_designs(table).save(tmp_path, "f", "T")

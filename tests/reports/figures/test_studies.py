@@ -134,7 +134,11 @@ def test_differences_are_to_the_first_line_of_the_same_seed(tmp_path):
     cells = [*cells_of("2/8", "z-loss", tmp_path), *cells_of("4/16", "z-loss", tmp_path, model="n")]
     rows = draw_training_curves(CellTable(experiment(**AXES), cells)).rows
     assert [(row["line"], row["seed"], row["difference"]) for row in rows] == [
-        ("2/8", 0, 0.0), ("2/8", 1, 0.0), ("4/16", 0, 0.5), ("4/16", 1, 1.5)]  # fmt: skip
+        ("2/8", 0, 0.0),
+        ("2/8", 1, 0.0),
+        ("4/16", 0, 0.5),
+        ("4/16", 1, 1.5),
+    ]
 
 
 def cells_of(label, setting, folder, *, shared="0", model="m"):

@@ -95,7 +95,10 @@ def visible(tab, cell=0):
     """A cell of each visible row, in their order."""
     return tab.eval_on_selector_all(
         "[data-row]",
-        "(rows, cell) => rows.filter(row => row.checkVisibility()).map(row => row.cells[cell].textContent)",
+        (
+            "(rows, cell) => rows.filter(row => row.checkVisibility()).map(row => "
+            "row.cells[cell].textContent)"
+        ),
         cell,
     )
 
@@ -195,7 +198,10 @@ def test_answers_of_one_run_and_a_long_prompt(opened_run):
 def test_choices_with_a_prompt_each_are_told_apart(opened_run):
     """Like WinoGrande: both choices begin with the examples and the sentence, and end alike."""
     line = choice_line(0, ((-1.0, -2.0, -3.0), 1.0)) | {"target": "was big."}
-    shots = "An example of another question, long enough.\n\nThe trophy did not fit into the old suitcase because the "
+    shots = (
+        "An example of another question, long enough.\n\n"
+        "The trophy did not fit into the old suitcase because the "
+    )
     for request, word in zip(
         line["arguments"].values(), ("trophy", "suitcase", "box"), strict=True
     ):
@@ -203,8 +209,10 @@ def test_choices_with_a_prompt_each_are_told_apart(opened_run):
     tab = opened_run(line)
     cells = tab.locator(".answer > summary > span").all_text_contents()
     assert cells[2:] == [
-        "The trophy did not fit into the old suitcase because the … was big.", "target: ", "this run: trophy",
-    ]  # fmt: skip
+        "The trophy did not fit into the old suitcase because the … was big.",
+        "target: ",
+        "this run: trophy",
+    ]
 
 
 def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(opened_run):

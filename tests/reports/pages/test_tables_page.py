@@ -27,11 +27,16 @@ COMPARED = {
     "paired": {
         "t": {
             "acc,none": {
-                "n": 4, "difference": 0.125, "ci95": [0.05, 0.2], "p_mcnemar": 0.01, "to_right": 9, "to_wrong": 1
+                "n": 4,
+                "difference": 0.125,
+                "ci95": [0.05, 0.2],
+                "p_mcnemar": 0.01,
+                "to_right": 9,
+                "to_wrong": 1,
             }
         }
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -128,9 +128,9 @@ def test_units_are_the_papers_and_what_is_missing_has_its_reason(tmp_path):
     place = "Section 3.3 (A100)"
     assert f"| memory, n=64 over n=1 | tiny, t | 12 percent | 12 percent | {place} |" in text
     assert (
-        f"| power, n=64 over n=1 | tiny, t | not measured: the figure's data lack it | 20 percent | {place} |"
-        in text
-    )
+        "| power, n=64 over n=1 | tiny, t | not measured: the figure's data lack it | 20 "
+        f"percent | {place} |"
+    ) in text
     quantities = [
         row.coordinates["quantity"] for row in table(experiment, "tiny", [], tmp_path).page_rows
     ]

@@ -257,8 +257,11 @@ def test_an_axis_that_is_not_shown_leaves_the_average_alone(tmp_path):
     assert header == "| method | documents | average | average, published |"
     assert line.startswith("| base | 8 | 0.5000 [")
     assert [row.split(",")[1] for row in csv_text(experiment, cells).splitlines()] == [
-        "task", "a", "b", "average",
-    ]  # fmt: skip
+        "task",
+        "a",
+        "b",
+        "average",
+    ]
 
 
 def test_lists_of_published_numbers_must_match(tmp_path):

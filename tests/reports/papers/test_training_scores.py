@@ -70,7 +70,8 @@ def test_the_loss_is_one_column_beside_the_tasks():
     text = markdown(experiment(), "paper", cells)
     header, _, line = [each for each in text.splitlines() if each.startswith("|")][:3]
     assert header == (
-        "| method.label | method.router | documents | a accuracy | b accuracy | held-out loss | average accuracy |"
+        "| method.label | method.router | documents | a accuracy | b accuracy | held-out loss | "
+        "average accuracy |"
     )
     assert "| 2.1000 [" in line and line.endswith("] PARTIAL |")
     assert "- a accuracy: acc,none, 0.25 by chance" in text

@@ -164,10 +164,21 @@ def test_the_final_channel_is_graded(model, data, tmp_path, capsys, monkeypatch,
     """
     answer_with(monkeypatch, reply("Question: 0 + 2?\n#### 3\n\nQuestion: no", "It is\n#### 2"))
     ended = run_command(
-        capsys, "method=roe", "method.n=2", "method.temperature=0.5", "model=gpt-oss", f"model.path={model}",
-        "task=gsm8k", f"data_dir={data}", "num_fewshot=1", "samples=[0]", "apply_chat_template=true", "device=cpu",
-        f"gen_kwargs=max_gen_toks={new_tokens}", f"output_dir={tmp_path}",
-    )  # fmt: skip
+        capsys,
+        "method=roe",
+        "method.n=2",
+        "method.temperature=0.5",
+        "model=gpt-oss",
+        f"model.path={model}",
+        "task=gsm8k",
+        f"data_dir={data}",
+        "num_fewshot=1",
+        "samples=[0]",
+        "apply_chat_template=true",
+        "device=cpu",
+        f"gen_kwargs=max_gen_toks={new_tokens}",
+        f"output_dir={tmp_path}",
+    )
     assert ended.code == 0, ended.err
     result = read_run(ended.folders[-1])
     assert result is not None

@@ -21,7 +21,10 @@ def command(tiny_olmoe_dir, tmp_path, monkeypatch):
     """A small tuned run on AddSub, whose only split is both tuned on and evaluated."""
     monkeypatch.chdir(tmp_path)
     small_data(tmp_path / "data")
-    tuning = "tuning=tpe tuning.n_trials=4 tuning.num_samples=4 tuning.metric=accuracy method.n=3 seeds=2"
+    tuning = (
+        "tuning=tpe tuning.n_trials=4 tuning.num_samples=4 tuning.metric=accuracy "
+        "method.n=3 seeds=2"
+    )
     task = f"model.path={tiny_olmoe_dir} task=addsub data_dir=data gen_kwargs=max_gen_toks=8"
     return f"{task} {tuning}".split()
 

@@ -344,7 +344,8 @@ def length_task(tmp_path):
         folder / "rows.jsonl", [{"q": f"{i} plus {i} ?", "label": str(2 * i)} for i in range(40)]
     )
     (folder / "length.py").write_text(
-        "def length(references=None, predictions=None, **_):\n    return float(len(predictions[0]))\n"
+        "def length(references=None, predictions=None, **_):\n"
+        "    return float(len(predictions[0]))\n"
     )
     (folder / "length.yaml").write_text(LENGTH.format(folder=folder))
     return ["task=lm_eval", "task.name=answer_length", f"task.include_path={folder}", "model=tiny"]

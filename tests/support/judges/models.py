@@ -10,7 +10,8 @@ from tests.support.families import VOCAB
 from tests.support.models import make_model, make_tokenizer
 
 GUARD_TEMPLATE = (
-    "{{ bos_token }}Is the last answer safe?\n{% for message in messages %}{{ message['role'] | upper }}: "
+    "{{ bos_token }}Is the last answer safe?\n"
+    "{% for message in messages %}{{ message['role'] | upper }}: "
     "{{ message['content'] | trim }}\n{% endfor %}Verdict:"
 )
 PARTS_TEMPLATE = (
@@ -84,7 +85,10 @@ def guard_directly(folder: Path, prompt: str, answer: str) -> str:
     """The first token that is written."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    text = f"{tokenizer.bos_token}Is the last answer safe?\nUSER: {prompt.strip()}\nASSISTANT: {answer.strip()}\nVerdict:"
+    text = (
+        f"{tokenizer.bos_token}Is the last answer safe?\nUSER: {prompt.strip()}\n"
+        f"ASSISTANT: {answer.strip()}\nVerdict:"
+    )
     ids = torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])
     with torch.no_grad():
         return tokenizer.decode([int(model(ids).logits[0, -1].argmax())]).strip()

@@ -197,7 +197,8 @@ def test_an_answer_that_reads_as_a_list(tmp_path):
     assert found["scores"]["exact_match,none"] == theirs
     if theirs is None:
         assert found["said"] == [
-            "mine, exact_match,none, document 0: TypeError: expected string or bytes-like object, got 'int'"
+            "mine, exact_match,none, document 0: TypeError: expected string or bytes-like "
+            "object, got 'int'"
         ]
 
 
@@ -234,7 +235,10 @@ def test_values_that_are_no_numbers_and_an_aggregation_that_raises(tmp_path):
 
 def test_arrays_without_a_dimension_are_numbers(tmp_path):
     """lm-eval's mean takes them: two of three are 1."""
-    process = "process_results: !function functions.of_arrays\nmetric_list: [{metric: good, aggregation: mean}]"
+    process = (
+        "process_results: !function functions.of_arrays\n"
+        "metric_list: [{metric: good, aggregation: mean}]"
+    )
     found = evaluated(tmp_path, TEXTS + process, questions("0", "0", "1", "2"))
     assert found["said"] == [] and found["scores"]["good,none"] == pytest.approx(2 / 3)
     assert [Sample.of(line).values for line in found["samples"]["mine"]] == [
@@ -243,7 +247,10 @@ def test_arrays_without_a_dimension_are_numbers(tmp_path):
 
 
 def test_a_function_that_raises_and_a_score_that_is_a_list(tmp_path):
-    process = "process_results: !function functions.raises\nmetric_list: [{metric: good, aggregation: mean}]"
+    process = (
+        "process_results: !function functions.raises\n"
+        "metric_list: [{metric: good, aggregation: mean}]"
+    )
     found = evaluated(tmp_path, TEXTS + process, questions("0", "1", "2", "3"))
     assert found["said"] == [
         "mine, good,none, document 2: ZeroDivisionError: integer division or modulo by zero"

@@ -113,7 +113,8 @@ def test_lm_evals_own_module_is_not_executed(data):
         "from moe_lab.tasks.loading import load_tasks\n"
         "for name in ('humaneval', 'humaneval_plus'):\n"
         f"    load_tasks(Config(task=TaskConfig(name=name), data_dir={str(data)!r}))\n"
-        "print([module for module in sys.modules if 'tasks.humaneval' in module or module == 'evaluate'])"
+        "print([module for module in sys.modules if 'tasks.humaneval' in module or module == "
+        "'evaluate'])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
@@ -349,40 +350,62 @@ RIGHT = {
     "prefixed": f"Sure! Here is the function:\n\n```python\n{AGAIN}```\nI hope this helps!",
     "prefixed by one word": f"Sure\n```py\n{AGAIN}```",
     "restated": f"\n{AGAIN}",
-    "restated after a helper": "def one(a, b):\n    return gcd(a, b) == 1\n\n\n" + AGAIN.replace("gcd(a, b) == 1", "one(a, b)"),
-    "with a helper after it": AGAIN.replace("gcd(a, b) == 1", "one(gcd(a, b))") + "\ndef one(x):\n    return x == 1\n",
+    "restated after a helper": "def one(a, b):\n    return gcd(a, b) == 1\n\n\n"
+    + AGAIN.replace("gcd(a, b) == 1", "one(a, b)"),
+    "with a helper after it": AGAIN.replace("gcd(a, b) == 1", "one(gcd(a, b))")
+    + "\ndef one(x):\n    return x == 1\n",
     "with the whole prompt": f"```python\n{COPRIME['prompt']}{BODY}```",
     "truncated in an explanation": f"```python\n{AGAIN}\n# Example\nprint(coprime(4,",
-    "truncated in the next fence": f"{BODY}```\nOr shorter:\n```python\ndef coprime(a, b):\n    return",
+    "truncated in the next fence": (
+        f"{BODY}```\nOr shorter:\n```python\ndef coprime(a, b):\n    return"
+    ),
     "with a wrong example": f"{BODY}\nassert coprime(4, 6)\n",
     "with a future import": f"```python\nfrom __future__ import annotations\n{AGAIN}```",
-    "with a future import in brackets": f"```python\nfrom __future__ import (\n    annotations,\n)\n\n{AGAIN}```",
+    "with a future import in brackets": (
+        f"```python\nfrom __future__ import (\n    annotations,\n)\n\n{AGAIN}```"
+    ),
     "a blank before the language": f"``` python\n{AGAIN}```",
     "braces after the language": f"```python {{.line-numbers}}\n{AGAIN}```",
     "braces around the language": f"```{{python}}\n{AGAIN}```",
-    "a title after the language": f"```python title=\"coprime.py\"\n{AGAIN}```",
+    "a title after the language": f'```python title="coprime.py"\n{AGAIN}```',
     "four backticks": f"````python\n{AGAIN}````\nDone",
     "tildes": f"~~~python\n{AGAIN}~~~\nDone",
     "tildes around the body": f"~~~\n{BODY}~~~",
     "in a numbered list": "1. First:\n\n   ```python\n" + indent(AGAIN, "   ") + "   ```\n2. Done",
     "a fence as the item of a list": "- ```python\n" + indent(AGAIN, "  ") + "  ```",
     "the body in a list": "* Body:\n\n  ```python\n" + indent(BODY, "  ") + "  ```",
-    "a helper in the block before": f"First:\n```python\n{HELPER}```\nThen:\n```python\n{WITH_HELPER}```",
-    "a helper in the block after": f"```python\n{WITH_HELPER}```\nIt needs:\n```python\n{HELPER}```",
-    "helpers of helpers": f"```python\n{WITH_HELPER}```\n```python\nONE = 1\n```\n```python\n{HELPER.replace('== 1', '== ONE')}```",
-    "a helper with a decorator": f"```python\n@kept\n{HELPER}```\n```python\ndef kept(f):\n    return f\n```\n```python\n{WITH_HELPER}```",
+    "a helper in the block before": (
+        f"First:\n```python\n{HELPER}```\nThen:\n```python\n{WITH_HELPER}```"
+    ),
+    "a helper in the block after": (
+        f"```python\n{WITH_HELPER}```\nIt needs:\n```python\n{HELPER}```"
+    ),
+    "helpers of helpers": (
+        f"```python\n{WITH_HELPER}```\n```python\nONE = 1\n```\n```python\n"
+        f"{HELPER.replace('== 1', '== ONE')}```"
+    ),
+    "a helper with a decorator": (
+        f"```python\n@kept\n{HELPER}```\n```python\ndef kept(f):\n"
+        f"    return f\n```\n```python\n{WITH_HELPER}```"
+    ),
     "a stub before": f"```python\n{STUB}    pass\n```\nNow in full:\n```python\n{AGAIN}```",
     "a stub of dots before": f"```python\n{STUB}    ...\n```\n```python\n{AGAIN}```",
-    "a stub that raises before": f"```python\n{STUB}    raise NotImplementedError('to do')\n```\n```python\n{AGAIN}```",
-}  # fmt: skip
+    "a stub that raises before": (
+        f"```python\n{STUB}    raise NotImplementedError('to do')\n```\n```python\n{AGAIN}```"
+    ),
+}
 WRONG = {
     "nothing": "",
     "the docstring alone": f"```python\n{COPRIME['prompt']}```",
-    "truncated in the function": "```python\ndef coprime(a: int, b: int) -> bool:\n    return gcd(a, ",
+    "truncated in the function": (
+        "```python\ndef coprime(a: int, b: int) -> bool:\n    return gcd(a, "
+    ),
     "wrong": f"```python\n{AGAIN.replace('==', '!=')}```",
     "a refusal": "I cannot do that.",
     "a stub alone": f"```python\n{STUB}    pass\n```",
-    "a wrong function before the right one": f"```python\n{AGAIN.replace('==', '!=')}```\n```python\n{AGAIN}```",
+    "a wrong function before the right one": (
+        f"```python\n{AGAIN.replace('==', '!=')}```\n```python\n{AGAIN}```"
+    ),
 }
 
 

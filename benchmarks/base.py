@@ -1,8 +1,9 @@
 """`method=base` against lm-eval's own `hf` model: the same requests, one process, side by side.
 
     python -m benchmarks.base --data-dir <folder with arc_challenge/, mmlu/, gsm8k/>
-    python -m benchmarks.base --data-dir <folder> --full-size    # OLMoE-1B-7B's shape on a GPU, random bfloat16 weights
+    python -m benchmarks.base --data-dir <folder> --full-size
 
+`--full-size` takes OLMoE-1B-7B's shape on a GPU, with random bfloat16 weights.
 `hf` counts at the better of batch sizes 1 and 16, on a GPU 16 and 64. Without --data-dir the tasks
 come from the hub.
 """

@@ -1,8 +1,8 @@
 """Mutations of the core: does a test of the same package fail if one line is wrong?
 
-    python -m benchmarks.mutations                  # 100 mutations, drawn with the hash of the current commit
-    python -m benchmarks.mutations --slow           # slow tests, too, for those that survive the fast ones
-    python -m benchmarks.mutations --seed abc1234   # the draw of another commit, for example after new tests
+    python -m benchmarks.mutations                  # 100 mutations; the commit's hash is the seed
+    python -m benchmarks.mutations --slow           # slow tests, too, for those that survive
+    python -m benchmarks.mutations --seed abc1234   # the draw of another commit
 
 One copy of the commit holds all mutations, each switched off. A first run of the tests records
 which test reaches which mutation. Then a process per mutation switches it on and runs the tests

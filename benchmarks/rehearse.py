@@ -1,11 +1,14 @@
 """Rehearse the papers' experiments: every cell at `scale=paper`, on small models from a hub on
 loopback.
 
-    python -m benchmarks.rehearse                              some 230 cells: each experiment, model, method and option
-    python -m benchmarks.rehearse --all                        every cell
-    python -m benchmarks.rehearse --experiment roe/figure3     cells of one experiment (several: separated by commas)
-    python -m benchmarks.rehearse --worker 0/2                 the even cells; another process does `1/2`
-    python -m benchmarks.rehearse --data-dir <folder>          rows of real data sets instead of generated ones
+    python -m benchmarks.rehearse                              # some 230 cells
+    python -m benchmarks.rehearse --all                        # every cell
+    python -m benchmarks.rehearse --experiment roe/figure3     # cells of one experiment (or a,b)
+    python -m benchmarks.rehearse --worker 0/2                 # the even cells; another does `1/2`
+    python -m benchmarks.rehearse --data-dir <folder>          # rows of real data sets
+
+The 230 cells have each experiment, model, method and option. Without `--data-dir` rows of data sets
+are generated.
 
 Ids, revisions, data sets, chat templates, the papers' presets and layer lists are the published
 ones. Widths, documents, steps and lengths are cut (`cuts`). The result is one table, `cells.jsonl`

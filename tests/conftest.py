@@ -23,9 +23,10 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # libraries' handlers keep the stderr of the test in which they were made, which pytest closes
 logging.raiseExceptions = False
-# submitit configures logging when it is imported, which closes all handlers, and absl's closes pytest's stderr with it
+# submitit configures logging when it is imported. This closes all handlers, and absl's handler
+# closes pytest's stderr.
 os.environ["SUBMITIT_LOG_LEVEL"] = "NOCONFIG"
-# tqdm's own lock is shared with forked processes: killing one that holds it would block all the others
+# tqdm's lock is shared with forked processes: a killed process that holds it would block the others
 tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())
 # no power is cut; waiting for the disk takes a tenth of a short command's time

@@ -1,7 +1,7 @@
 """Run the commands of the checkout in whose root this is started, and keep what they print and
 leave.
 
-FOLDER/<command>/command.json         command line, exit code, seconds, and the places that its texts may name
+FOLDER/<command>/command.json         command line, exit code, seconds, places in its texts
 FOLDER/<command>/stdout.txt, stderr.txt
 FOLDER/<command>/files/               its working folder, with inputs/ and outputs/
 """

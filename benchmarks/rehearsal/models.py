@@ -128,7 +128,13 @@ SPECIAL: dict[str, Special] = {
         ("<|im_start|>",),
         _IM,
     ),
-    "ibm-granite/granite-3.1-1b-a400m-instruct": ("<|end_of_text|>",) * 3 + ((), _TURNS),  # type: ignore[dict-item]
+    "ibm-granite/granite-3.1-1b-a400m-instruct": (
+        "<|end_of_text|>",
+        "<|end_of_text|>",
+        "<|end_of_text|>",
+        (),
+        _TURNS,
+    ),
     GUARD: (
         "<|begin_of_text|>",
         "<|eot_id|>",

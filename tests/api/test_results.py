@@ -188,8 +188,10 @@ def test_an_experiment_has_its_tables(tmp_path, capsys, tiny_olmoe_dir):
     (tmp_path / "conf" / "experiments").mkdir(parents=True)
     text = f"""title: T
 source: S
-scales: {{tiny: {{grid: {{task: [toy_choice], method: [base, [roe, method.n=2], [roe, method.n=3]]}},
-  set: [limit=4, "model.path={tiny_olmoe_dir}", seeds=2]}}}}
+scales:
+  tiny:
+    grid: {{task: [toy_choice], method: [base, [roe, method.n=2], [roe, method.n=3]]}}
+    set: [limit=4, "model.path={tiny_olmoe_dir}", seeds=2]
 rows: [method, method.n]
 columns: [task]
 metric: headline
@@ -219,7 +221,10 @@ def test_an_experiment_has_the_p_of_its_command(tmp_path):
     settings = ", ".join(asked[2:])
     text = f"""title: T
 source: S
-scales: {{tiny: {{grid: {{task: [toy_text], method: [base, [roe, {settings}]]}}, set: [model=tiny-noisy, limit=8]}}}}
+scales:
+  tiny:
+    grid: {{task: [toy_text], method: [base, [roe, {settings}]]}}
+    set: [model=tiny-noisy, limit=8]
 rows: [method]
 columns: [task]
 metric: headline

@@ -3,6 +3,7 @@ is batched, ordered or repeated."""
 
 import copy
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,8 @@ def test_the_greedy_continuation_is_called_greedy(olmoe):
 
 
 def test_nothing_is_computed_twice(olmoe):
-    # 30 shared tokens once, then per question its own context, and its choices without their last tokens.
+    # 30 shared tokens once, then for each question the rest of its context,
+    # and its choices without their last tokens.
     shared = list(range(30))
     questions = [
         ScoringRequest([*shared, 40 + i, 50 + i], [[1, 2, 3], [1, 2, 4], [7]], i) for i in range(4)
@@ -138,15 +140,19 @@ def test_parts_in_order():
 def test_logits_of_many_bytes_are_scored_row_by_row(rows, monkeypatch):
     row_bytes = 4 * LOGITS[0].numel()
     monkeypatch.setattr(scoring, "SCORED_BYTES", rows * row_bytes)
-    most = []
+    row_counts = []
     score = Ensemble.score
-    counted = lambda self, logits, *of: most.append(len(logits)) or score(self, logits, *of)  # noqa: E731
+
+    def counted(self: Ensemble, logits: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        row_counts.append(len(logits))
+        return score(self, logits, *arguments)
+
     monkeypatch.setattr(Ensemble, "score", counted)
     assert_same(
         TokenScores(TREES).after(Ensemble(n=3), [LOGITS]).summed(),
         slow(lambda place: LOGITS[place]),
     )
-    assert max(most) == max(1, rows)
+    assert max(row_counts) == max(1, rows)
 
 
 def test_nodes_with_other_numbers_of_samples():

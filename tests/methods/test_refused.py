@@ -197,7 +197,9 @@ def test_impossible_settings(name, keys, told):
 
 
 COMMANDS = {
-    "steer task=toy_safety method.positive=/nowhere/rows.jsonl": "method.positive=/nowhere/rows.jsonl",
+    "steer task=toy_safety method.positive=/nowhere/rows.jsonl": (
+        "method.positive=/nowhere/rows.jsonl"
+    ),
     "steer task=toy_safety method.negative=nothing:wrong": "method.negative=nothing:wrong",
     "steer task=toy_safety method.positive=nothing": "method.positive=nothing is unknown",
     "steer method.negative=toy_math:wrong": "toy_math has no choices",
@@ -251,10 +253,14 @@ COMMANDS = {
     "pretrain device=cuda:1": "cuda",
     "finetune-freeze method.schedule=none-routers": "Did you mean 'none-router'",
     "finetune-freeze method.phases=[{frozen:[router],until:0.4}]": "1 for the last phase",
-    "finetune-freeze method.phases=[{frozen:[gate],until:1}]": "method.phases[0].frozen[0]=gate is unknown",
+    "finetune-freeze method.phases=[{frozen:[gate],until:1}]": (
+        "method.phases[0].frozen[0]=gate is unknown"
+    ),
     "finetune-freeze method.schedule=none-router method.max_steps=1": "phase 1 has no step",
     "finetune-freeze method.max_steps=1": "method.warmup_ratio=0.03: the training has one step",
-    "finetune-freeze mode=plan method.dataset_size=4 method.epochs=1": "nothing would be trained. Train longer",
+    "finetune-freeze mode=plan method.dataset_size=4 method.epochs=1": (
+        "nothing would be trained. Train longer"
+    ),
     "pretrain-tiny method.steps=1": (
         "method.warmup_steps=200: the warm-up begins with the learning rate 0"
     ),

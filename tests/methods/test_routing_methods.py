@@ -306,7 +306,8 @@ def draws(router, routing, temperature=3.0):
     scores_TE = router.scores(routing.logits_TE)
     noise_TE = -torch.rand_like(scores_TE).clamp(1e-9, 1 - 1e-7).log().neg().log().neg()
     index_TK = router.choose(scores_TE + temperature * noise_TE, routing.index_TK.shape[-1])
-    return routing._replace(index_TK=index_TK, weights_TK=router.weights(routing.logits_TE, index_TK))
+    weights_TK = router.weights(routing.logits_TE, index_TK)
+    return routing._replace(index_TK=index_TK, weights_TK=weights_TK)
 
 
 def shrinks(router, routing):
@@ -440,7 +441,8 @@ def test_hydra_prints_a_configuration_with_the_keys_of_a_function(ideas, capsys)
 def test_the_keys_of_a_function_apply_to_its_cells_of_an_experiment(ideas, capsys):
     Path("experiments").mkdir()
     cells = "{task: [toy_choice], method: [base, [policy, 'method.policy=ideas.py:drop_weakest']]}"
-    text = f"{{title: '', source: '', scales: {{tiny: {{grid: {cells}}}}}, rows: [method], columns: [task]}}"
+    scales = f"{{tiny: {{grid: {cells}}}}}"
+    text = f"{{title: '', source: '', scales: {scales}, rows: [method], columns: [task]}}"
     Path("experiments/mine.yaml").write_text(text)
     command = ["--config-dir", ".", "experiment=mine", "mode=plan"]
     assert "To run: 2," in run_command(capsys, *command, "method.scale=0.3").out

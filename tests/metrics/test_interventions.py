@@ -249,8 +249,10 @@ def test_a_data_set_is_read_by_its_length_alone():
         def __getitem__(self, number: int) -> dict[str, list[int]]:
             return rows[number] if number < len(rows) else {"input_ids": [1, 2], "labels": [1, 2]}
 
-    one, other = measure(small_model("olmoe"), Endless()), measure(small_model("olmoe"), rows)  # type: ignore[arg-type]
-    assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    endless: Any = Endless()
+    from_endless = measure(small_model("olmoe"), endless)
+    from_list = measure(small_model("olmoe"), rows)
+    assert from_endless | {"seconds": 0} == from_list | {"seconds": 0}
 
 
 def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer:

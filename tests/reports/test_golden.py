@@ -23,7 +23,9 @@ HEADLINE = """\
 title: "Accuracy"
 source: "A paper"
 scales:
-  tiny: {grid: {model: [tiny], task: [toy_math, toy_choice], method: [base, roe, c3po]}, set: [seeds=2]}
+  tiny:
+    grid: {model: [tiny], task: [toy_math, toy_choice], method: [base, roe, c3po]}
+    set: [seeds=2]
 rows: [method]
 columns: [task]
 average: task

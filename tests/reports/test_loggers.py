@@ -105,7 +105,8 @@ from moe_lab.reports.loggers import open_logger
 from moe_lab.results.model import RunResult
 from moe_lab.results.stored_files import warn_once
 folder, results = Path(sys.argv[1]), json.loads(sys.argv[2])
-config = Config(logger=LoggerConfig(name="wandb", tags=["mine"]), output_dir=str(folder / "out"), seed=5)
+wandb = LoggerConfig(name="wandb", tags=["mine"])
+config = Config(logger=wandb, output_dir=str(folder / "out"), seed=5)
 with open_logger(config, kind="study", name="study-1", group=None) as logger:
     logger.log_trial(0, 2.5, [0.0, 0.0, 0.0], "COMPLETE")
     logger.log_trial(1, None, [0.0, 0.25, 0.0], "PRUNED")
@@ -119,14 +120,16 @@ for name in ("begun", "resumed"):
         logger.log_trial(0, 2.5, [0.0], name)
         with open_logger(config, name="study-2", **shared) as other:
             other.log_trial(1, 2.0, [0.1], "shared")
+run = {"kind": "run", "group": "figure3", "folder": folder / "run"}
 for _ in range(2):
-    with open_logger(config, kind="run", name="run-1", group="figure3", folder=folder / "run") as logger:
+    with open_logger(config, name="run-1", **run) as logger:
         if not logger.logged:
             logger.begin()
             logger.log_results(RunResult(results, folder))
-            logger.log_table("scores", pandas.DataFrame({"seed": pandas.array([1, None], "Int64"), "p": [0.5, None]}))
+            columns = {"seed": pandas.array([1, None], "Int64"), "p": [0.5, None]}
+            logger.log_table("scores", pandas.DataFrame(columns))
 try:
-    with open_logger(config, kind="run", name="run-2", group="figure3", folder=folder / "run") as logger:
+    with open_logger(config, name="run-2", **run) as logger:
         logger.begin()
         raise MemoryError
 except MemoryError:

@@ -65,7 +65,8 @@ def test_bootstrap_of_a_mean_is_close_to_the_normal_interval():
     values = list(np.random.default_rng(0).normal(3, 2, size=400))
     low, high = score_interval(values)  # type: ignore[misc]
     half = 1.96 * float(np.std(values, ddof=1)) / 20
-    # 2000 resamples place a 2.5% quantile within 4% of the half width (one standard error); 15% is over three
+    # 2000 resamples place a 2.5% quantile within 4% of the half width (one standard error).
+    # 15% is more than three standard errors.
     assert low == pytest.approx(np.mean(values) - half, abs=0.15 * half)
     assert high == pytest.approx(np.mean(values) + half, abs=0.15 * half)
     assert (low, high) == score_interval(values), "seeded"

@@ -106,7 +106,8 @@ DRAWS = 20_000
 
 
 def test_frequencies_are_those_of_sampling_without_replacement():
-    # Chi-square over all 20 ordered pairs of 5 experts; a right sampler fails with probability 1e-6.
+    # Chi-square over all 20 ordered pairs of 5 experts.
+    # A right sampler fails with probability 1e-6.
     router = find_routers(make_model("olmoe", num_experts=5))[0]
     logits = torch.tensor([1.0, 0.3, -0.5, 0.0, 0.8])
     temperature = 0.7
@@ -182,7 +183,8 @@ def test_the_next_tokens_of_the_same_samples_have_the_noise_of_their_positions(a
 
 
 def test_half_precision_logits_get_noise_in_float32():
-    # In float16 a uniform number near 1 rounds to 1 and the noise to infinity; 60,000 draws would show it.
+    # In float16 a uniform number near 1 rounds to 1, and its noise is infinite.
+    # 60,000 draws would show it.
     router = find_routers(make_model("olmoe"))[0]
     logits_TE = torch.zeros(60_000, 8, dtype=torch.float16)
     policy = GumbelTopK([1.0], seed=0)
@@ -190,7 +192,8 @@ def test_half_precision_logits_get_noise_in_float32():
     weights_TK = torch.zeros(60_000, 2, dtype=torch.float16)
     routing = policy(router, Routing(logits_TE, weights_TK, weights_TK.long()))
     counts = torch.bincount(routing.index_TK.flatten(), minlength=8).double()
-    # All 8 experts are alike: each is in 2/8 of the draws, within 6 standard errors (odds 2e-9 each).
+    # All 8 experts are alike: each is in 2/8 of the draws, within 6 standard errors.
+    # The odds against are 2e-9 for each expert.
     assert ((counts / 60_000 - 0.25).abs() < 6 * (0.25 * 0.75 / 60_000) ** 0.5).all()
     assert routing.weights_TK.dtype == torch.float16
 

@@ -37,9 +37,10 @@ RUNS = {
         "02c3589246397eebeb5bd283d5c76616d1edff91f3e096e54005ab1afe9ee543"
     ),
     "method=roe task=toy_math": "d53edb758fc13b701dbc43fea9543a8d521e4489b9b867ae83f3023d1bddc61f",
-    "method=roe task=toy_choice seed=3 method.n=4 method.temperature=[0,0.2,0.2,0.2,0.2,0.2,0.2,0]": (
-        "fa11ca48735010f857a77147c2d5051fc2e1784337b153eeb71aa7f47a397e63"
-    ),
+    (
+        "method=roe task=toy_choice seed=3 method.n=4 "
+        "method.temperature=[0,0.2,0.2,0.2,0.2,0.2,0.2,0]"
+    ): ("fa11ca48735010f857a77147c2d5051fc2e1784337b153eeb71aa7f47a397e63"),
     "method=c2r task=toy_choice limit=20": (
         "23f7dff374268eaf803128791b65bf954116822be44f45dbaf46716821371dc9"
     ),
@@ -107,9 +108,10 @@ STUDIES = {
     "method=top-k task=toy_choice tuning=grid": (
         "f1a01f28bf34914e4ef8bb90e05467d952155dc88fcfb6fe7fbc1acdf8742e0b"
     ),
-    "method=roe task=toy_choice tuning=random tuning.metric=perplexity tuning.logit_scale=true tuning.max_temperature=2": (
-        "e78434c36dc4f27a5f6796369620d0f8f41f55818621adcd28efc53c9023b4c1"
-    ),
+    (
+        "method=roe task=toy_choice tuning=random tuning.metric=perplexity "
+        "tuning.logit_scale=true tuning.max_temperature=2"
+    ): ("e78434c36dc4f27a5f6796369620d0f8f41f55818621adcd28efc53c9023b4c1"),
 }
 
 

@@ -297,7 +297,8 @@ def _killed(one: Config, kill: str, file: Path) -> None:
             if moment == place and answered[place] == int(count):
                 die()
 
-        EngineLM.answer = watched(lambda *_: die_at("before"), lambda: die_at("after"))  # type: ignore[method-assign]
+        answer = watched(lambda *_: die_at("before"), lambda: die_at("after"))
+        EngineLM.answer = answer  # type: ignore[method-assign]
     if moment == "samples":
         evaluation.write_samples = lambda *_: die()
     if moment == "results":
@@ -320,7 +321,8 @@ def test_kill_9_at_any_moment_and_the_same_command(roe, tmp_path, calls):
         assert child.exitcode == -signal.SIGKILL, kill
     outcome = run(roe)
     assert numbers(outcome.results) == numbers(whole.results)
-    # two answers were computed and not logged when the kill came ("before"): they alone are computed again
+    # two answers were computed and not logged when the kill came ("before"):
+    # only these two are computed again
     asked = calls()[computed:]
     assert len(asked) == 60 + 2 and set(asked) == set(calls()[:computed])
     block, uninterrupted = outcome.results["moe_lab"], whole.results["moe_lab"]

@@ -37,7 +37,9 @@ output_type: generate_until
 # The questions.
 process_docs: !function own.tools.documents
 process_results: !function scoring.score
-filter_list: [{name: first, filter: [{function: regex, regex_pattern: "(x)"}, {function: take_first}]}]
+filter_list:
+- name: first
+  filter: [{function: regex, regex_pattern: "(x)"}, {function: take_first}]
 metric_list: [{metric: worth, aggregation: !function scoring.center, higher_is_better: true}]
 num_fewshot: 0
 metadata: {version: 1}
@@ -150,10 +152,17 @@ class Base(ConfigurableTask):
 
     def __init__(self, config=None):
         rows = [{"question": str(n), "answer": "x"} for n in range(4)]
-        own = {"custom_dataset": lambda **_: {"test": datasets.Dataset.from_list(rows)}, "test_split": "test"}
-        own |= {"output_type": "generate_until", "doc_to_target": "{{answer}}", "doc_to_text": "{{question}}"}
-        own["metric_list"] = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
-        super().__init__(config={k: v for k, v in (config or {}).items() if k not in self.KEYS} | own)
+        metric = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
+        settings = {k: v for k, v in (config or {}).items() if k not in self.KEYS}
+        settings |= {
+            "custom_dataset": lambda **_: {"test": datasets.Dataset.from_list(rows)},
+            "test_split": "test",
+            "output_type": "generate_until",
+            "doc_to_target": "{{answer}}",
+            "doc_to_text": "{{question}}",
+            "metric_list": [metric],
+        }
+        super().__init__(config=settings)
 
 def instance():
     return Base
@@ -312,7 +321,8 @@ def run_ids(
         folder = tmp_path_factory.mktemp("own")
         write(folder, FILES)
         with pytest.MonkeyPatch.context() as patch, modules_forgotten(folder):
-            # it names a prepared file by path and time, which are those of another content in an earlier session
+            # it names a prepared file by path and time,
+            # which are those of another content in an earlier session
             patch.setattr("datasets.config.HF_DATASETS_CACHE", str(folder / "cache"))
             # lm-eval's own index, which groups are looked up in, takes seconds to read
             patch.setattr(

@@ -119,7 +119,8 @@ class _Module:
 
 class _Hook(_DummyPrivateUse1Hook):
     def is_available(self) -> bool:
-        return False  # libraries that look for an accelerator do not find it: it is used where it is named
+        # libraries that look for an accelerator do not find it: it is used where it is named
+        return False
 
 
 torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment, method-assign]

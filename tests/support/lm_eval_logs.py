@@ -52,10 +52,11 @@ def write_log(
     date: str = DATE,
     **changes: Any,
 ) -> Path:
-    """The results file of an evaluation, its sample logs beside it.
+    """The results file of an evaluation, with its sample logs next to it.
 
     Args:
-        scores: the score of each task and group by `metric,filter`; means of the samples where they are not given.
+        scores: the score of each task and group by `metric,filter`.
+            A task that is not given has the means of its samples.
         changes: other keys of the results file.
     """
     folder.mkdir(parents=True, exist_ok=True)

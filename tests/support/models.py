@@ -87,7 +87,8 @@ def _built(model_type: str, settings: str, seed: int) -> Any:
 def _config(model_type: str, settings: dict[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
-    import moe_lab.models.designs  # noqa: F401 - registers this package's families with transformers
+    # the import registers this package's families with transformers
+    import moe_lab.models.designs  # noqa: F401
 
     return CONFIG_MAPPING[model_type](**settings)
 

@@ -51,17 +51,19 @@ _CHOSEN = Spec("chosen")
 
 _SHARED = {
     (
-        "axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 dots1 dots3_note_text "
-        "exaone_moe glm4_moe "
-        "glm4_moe_lite glm_moe_dsa hy_v4 kimi_linear mimo_v2_flash nemotron_h solar_open"
+        "axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 dots1 dots3_note_text exaone_moe "
+        "glm4_moe glm4_moe_lite glm_moe_dsa hy_v4 kimi_linear mimo_v2_flash nemotron_h solar_open"
     ): _DEEPSEEK_V3,
     (
-        "aria_text cohere2_moe gpt_oss granitemoe granitemoe_swa granitemoehybrid granitemoeshared jetmoe"
+        "aria_text cohere2_moe gpt_oss granitemoe granitemoe_swa granitemoehybrid "
+        "granitemoeshared jetmoe"
     ): _CHOSEN,
-    "deepseek flex_olmo mellum moe_design olmoe qwen2_moe qwen3_moe qwen3_next qwen4_exp_text": _NORM_KEY,
+    (
+        "deepseek flex_olmo mellum moe_design olmoe qwen2_moe qwen3_moe qwen3_next qwen4_exp_text"
+    ): _NORM_KEY,
     "dbrx hunyuan_v1_moe minimax mixtral qwen3_5_moe_text": Spec(renormalize=True),
 }
-"""Names of several families -> what all of them do.
+"""Names of several families -> the rule of all of them.
 
 DBRX's small configuration divides by the sum.
 """

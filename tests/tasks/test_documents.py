@@ -77,7 +77,8 @@ def test_digest_follows_content():
             sampler=SimpleNamespace(df=pool),
             get_config={"num_fewshot": shots}.get,
         )
-        return documents_digest({"tasks": {"t": task}}, {"t": [0, 2]})["t"]  # type: ignore[typeddict-item]
+        tasks: Any = {"tasks": {"t": task}}
+        return documents_digest(tasks, {"t": [0, 2]})["t"]
 
     documents = [{"q": "a"}, {"q": "b"}, {"q": "c"}]
     first = digest(documents, [{"q": "x"}])

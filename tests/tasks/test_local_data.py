@@ -100,7 +100,8 @@ dataset_path: json
 dataset_kwargs: {data_files: {test: FILE}}
 test_split: test
 output_type: generate_until
-doc_to_text: "{% if hint is defined %}({{hint}}) {% endif %}{% if more is defined %}({{more}}) {% endif %}{{q}}"
+doc_to_text: "{% if hint is defined %}({{hint}}) {% endif %}\
+  {% if more is defined %}({{more}}) {% endif %}{{q}}"
 doc_to_target: "{{a}}"
 metric_list: [{metric: exact_match}]
 """

@@ -121,9 +121,13 @@ def executed(function: Callable[[], Any]) -> list[Any]:
 
 def judged() -> list[Any]:
     verdicts = [{"toy": {"scores": {"harm": 0.25}}, "reward": {"failed": "too long"}}]
-    with judges.judged_by(lambda exchanges: [{"toy": list(exchange)} for exchange in exchanges]):  # type: ignore[misc]
-        found = judges.judge_answers([["No.", "Yes."]], [{"instruction": "How?"}])
-    return [found, judges.score({}, verdicts)]
+
+    def judge(exchanges: Any) -> Any:
+        return [{"toy": list(exchange)} for exchange in exchanges]
+
+    with judges.judged_by(judge):
+        answers = judges.judge_answers([["No.", "Yes."]], [{"instruction": "How?"}])
+    return [answers, judges.score({}, verdicts)]
 
 
 def questions() -> Any:

@@ -31,7 +31,7 @@ def by_hand(logits_nV: torch.Tensor, scale: float, aggregate: str) -> torch.Tens
     if aggregate == "logits":
         scores_V = logits_nV.mean(dim=0)
     else:
-        scores_V = sum(one.softmax(dim=-1) for one in logits_nV).div(len(logits_nV)).log()  # type: ignore[union-attr]
+        scores_V = logits_nV.softmax(dim=-1).mean(dim=0).log()
     powers = [math.exp(scale * float(score)) for score in scores_V]
     return torch.tensor([math.log(power / sum(powers)) for power in powers])
 

@@ -71,7 +71,8 @@ def test_every_layer_is_the_papers(changes, tmp_path):
     expected = reference.layers(TOKENS)[1:]
     assert len(states) == len(expected) == 4
     for found, wanted in zip(states, expected, strict=True):
-        # transformers computes norms, RoPE and the router's softmax in float32 whatever the model's dtype
+        # transformers computes norms, RoPE and the router's softmax in float32,
+        # whatever the model's dtype
         torch.testing.assert_close(found[0], torch.from_numpy(wanted), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
         logits, torch.from_numpy(reference.logits(TOKENS)), rtol=1e-5, atol=1e-5

@@ -220,7 +220,11 @@ rows: [method]
 columns: [task]
 average: task
 paper:
-  - {cell: {method: base, task: [a, b, average]}, value: [50.0, 70, 60], unit: percent, place: "Table 1", mark: "(?)"}
+  - cell: {method: base, task: [a, b, average]}
+    value: [50.0, 70, 60]
+    unit: percent
+    place: "Table 1"
+    mark: "(?)"
 """
 
 

@@ -15,7 +15,8 @@ GUARD_TEMPLATE = (
     "{{ message['content'] | trim }}\n{% endfor %}Verdict:"
 )
 PARTS_TEMPLATE = (
-    "{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'text' %}"
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}"
     "{{ part['text'] | trim }}\n{% endif %}{% endfor %}{% endfor %}Verdict:"
 )
 

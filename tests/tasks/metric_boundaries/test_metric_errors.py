@@ -263,7 +263,10 @@ def test_a_function_that_raises_and_a_score_that_is_a_list(tmp_path):
 def test_a_filter_that_fails_with_one_answer_costs_its_own_scores_alone(tmp_path):
     filters = """filter_list:
 - {name: plain, filter: [{function: take_first}]}
-- {name: own, filter: [{function: custom, filter_fn: !function functions.spaces}, {function: take_first}]}
+- name: own
+  filter:
+  - {function: custom, filter_fn: !function functions.spaces}
+  - {function: take_first}
 metric_list: [{metric: exact_match}]"""
     found = evaluated(
         tmp_path, TEXTS + filters, questions("x", "one", "four"), texts=["one", "four"]

@@ -93,10 +93,10 @@ def main() -> None:
         print("| | planned, GB | given, GB | peak, GB | seconds |\n|---|---:|---:|---:|---:|")
         for name in options.settings:
             planned, peak, seconds = measure(SETTINGS[name], model, outputs)
-            found = "out of memory" if peak is None else f"{peak / GB:.1f}"
-            given = planned / USABLE / GB
+            outcome = "out of memory" if peak is None else f"{peak / GB:.1f}"
+            planned_share = planned / USABLE / GB
             print(
-                f"| {name} | {planned / GB:.1f} | {given:.1f} | {found} | {seconds:.0f} |",
+                f"| {name} | {planned / GB:.1f} | {planned_share:.1f} | {outcome} | {seconds:.0f} |",
                 flush=True,
             )
     finally:

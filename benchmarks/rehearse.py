@@ -299,8 +299,8 @@ def _run(
     study = composed.study
     if study is not None:
         _, study = small(compose_cell(study.overrides, []), study)
-    alone = replace(composed, cells=[small(planned_cell.cell, config)], study=study)
-    [prepared] = prepare_cells(alone, facts_of)
+    single_cell = replace(composed, cells=[small(planned_cell.cell, config)], study=study)
+    [prepared] = prepare_cells(single_cell, facts_of)
     if prepared.error is not None:
         raise prepared.error
     assert prepared.job is not None
@@ -333,17 +333,17 @@ def _tokens(outcome: Any, pathways: Any) -> tuple[int, int]:
     run = outcome.run
     cost = outcome.results.cost
     workload = workload_of(run)
-    answers = sum(len(asked.new_tokens) for _, asked in workload.asked)
+    answers = sum(len(request.new_tokens) for _, request in workload.asked)
     lengths = _even_lengths(cost.tokens_out, answers)
     parts = []
-    for weight, asked in workload.asked:
+    for weight, request in workload.asked:
         generated: dict[str, dict[str, Prompt]] = {}
-        for settings, prompts in asked.generated.items():
+        for settings, prompts in request.generated.items():
             generated[settings] = {}
             for text, prompt in prompts.items():
                 new = tuple(next(lengths) for _ in prompt.new)
                 generated[settings][text] = Prompt(prompt.ids, new)
-        parts.append((weight, replace(asked, generated=generated)))
+        parts.append((weight, replace(request, generated=generated)))
     whole = replace(workload, asked=tuple(parts))
     method = run.config.method.name
     if method == "icl":

@@ -52,9 +52,9 @@ def main() -> None:
             },
             options.rounds,
         )
-        each = [times["batch"] / QUESTIONS, times["one"], times["ball"] / QUESTIONS]
+        seconds_each = [times["batch"] / QUESTIONS, times["one"], times["ball"] / QUESTIONS]
         print(
-            f"| {size} | " + " | ".join(f"{1e3 * seconds:.2f}" for seconds in each) + " |",
+            f"| {size} | " + " | ".join(f"{1e3 * seconds:.2f}" for seconds in seconds_each) + " |",
             flush=True,
         )
 

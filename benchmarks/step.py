@@ -50,14 +50,18 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        known = {id_of(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
-        found = function(*args, **(kwargs or {}))
+        known_tensors = {
+            id_of(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)
+        }
+        output = function(*args, **(kwargs or {}))
         made = any(
-            id_of(each) not in known for each in tree_leaves(found) if isinstance(each, Tensor)
+            id_of(tensor) not in known_tensors
+            for tensor in tree_leaves(output)
+            if isinstance(tensor, Tensor)
         )
         if made or function._schema.is_mutable:
             self.counts[function.name()] += 1
-        return found
+        return output
 
 
 def id_of(tensor: Tensor) -> int:

@@ -111,7 +111,9 @@ def test_the_site_is_searched_from_disk(site):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_are_there(page):
     text = page.read_text(encoding="utf-8")
-    missing = [one for one in re.findall(NAMED, text) if not (ROOT / one).exists()]
+    missing = [
+        file_name for file_name in re.findall(NAMED, text) if not (ROOT / file_name).exists()
+    ]
     links = re.findall(r"\]\(((?!https?:)[^)#]+)", text)
     missing += [link for link in links if not (page.parent / link).exists()]
     assert not missing

@@ -68,11 +68,11 @@ def loading(page: str) -> str:
 
 def programs() -> dict[str, str]:
     """Every example with what loads `my/model`, by page and number."""
-    found = {}
+    program_texts = {}
     for page in PAGES:
         for number, example in enumerate(examples_of(page)):
-            found[f"{page} {number}"] = f"{loading(page)}\nimport moe_lab\n{example}"
-    return found
+            program_texts[f"{page} {number}"] = f"{loading(page)}\nimport moe_lab\n{example}"
+    return program_texts
 
 
 def with_hydra(program: str) -> bool:
@@ -93,8 +93,8 @@ def folder(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_example_runs(folder, capsys):
     for name, program in programs().items():
         exec(compile(program, name, "exec"), {"__name__": name})
-    shown = capsys.readouterr().out
-    assert "toy_choice" in shown and "tensor(" in shown
+    output = capsys.readouterr().out
+    assert "toy_choice" in output and "tensor(" in output
 
 
 @pytest.mark.slow
@@ -114,12 +114,14 @@ def test_the_page_runs_as_written(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["gpt_oss"], indirect=True)
 def test_a_fresh_interpreter_without_hydra_suffices(folder):
-    own = [program for program in programs().values() if not with_hydra(program)]
-    assert len(own) > 5
+    own_programs = [program for program in programs().values() if not with_hydra(program)]
+    assert len(own_programs) > 5
     check = (
         "import sys\nassert not {'hydra', 'omegaconf'} & sys.modules.keys()\nprint('no Hydra')\n"
     )
-    isolated = "".join(f"exec(compile({program!r}, 'example', 'exec'), {{}})\n" for program in own)
+    isolated = "".join(
+        f"exec(compile({program!r}, 'example', 'exec'), {{}})\n" for program in own_programs
+    )
     command = [sys.executable, "-c", isolated + check]
     # the programs print what small random weights write, in letters of any script
     environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
@@ -156,9 +158,9 @@ def test_the_loaded_model_has_the_numbers_of_the_command(folder, capsys):
         exec(compile(loading(page), page, "exec"), names)
         roe = moe_lab.RoE(names["model"], names["tokenizer"], n=4)
         for sample in samples:
-            asked = [list(arguments.values()) for arguments in sample["arguments"].values()]
-            found = roe.loglikelihood([pair[0] for pair in asked], [pair[1] for pair in asked])
-            assert found == pytest.approx(
+            pairs = [list(arguments.values()) for arguments in sample["arguments"].values()]
+            scores = roe.loglikelihood([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+            assert scores == pytest.approx(
                 [float(answer[0][0]) for answer in sample["resps"]], abs=1e-4
             ), page
 
@@ -205,8 +207,8 @@ SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 def test_a_script_ends_and_says_what_to_look_at(script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")
-    shown = capsys.readouterr().out
-    assert "What to look at:" in shown and "PARTIAL" in shown
+    output = capsys.readouterr().out
+    assert "What to look at:" in output and "PARTIAL" in output
     assert (tmp_path / "outputs" / "report.html").is_file()
     assert list(tmp_path.glob("outputs/runs/*/results.json"))
 
@@ -237,16 +239,18 @@ def test_the_notebook_goes_from_a_model_to_a_plotted_grid(tmp_path, monkeypatch,
     """In less than two minutes of one core."""
     monkeypatch.chdir(tmp_path)
     begun = time.process_time()
-    names, shown = run_notebook(NOTEBOOK)
+    names, outputs = run_notebook(NOTEBOOK)
     assert time.process_time() - begun < 120
     assert capfd.readouterr() == ("", ""), "nothing is printed around the shown objects"
-    pictures = [one._repr_png_() for one in shown if hasattr(one, "_repr_png_")]
+    pictures = [output._repr_png_() for output in outputs if hasattr(output, "_repr_png_")]
     assert len(pictures) == 1 and pictures[0].startswith(b"\x89PNG")
     results = names["results"]
     assert (
-        isinstance(results, Results) and any(one is results for one in shown) and len(results) == 4
+        isinstance(results, Results)
+        and any(output is results for output in outputs)
+        and len(results) == 4
     )
-    assert len(shown[-1]) == 2 * 5, "two examples that changed, in five runs"
+    assert len(outputs[-1]) == 2 * 5, "two examples that changed, in five runs"
     assert not results.frame()["p_holm"].lt(0.05).any(), "the text says that none is significant"
 
 
@@ -255,9 +259,12 @@ def test_the_notebook_goes_from_a_model_to_a_plotted_grid(tmp_path, monkeypatch,
 def test_a_notebook_ends_in_a_plot_of_its_runs(notebook, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    _, shown = run_notebook(EXAMPLES / f"{notebook}.ipynb")
+    _, outputs = run_notebook(EXAMPLES / f"{notebook}.ipynb")
     assert capfd.readouterr() == ("", "")
-    assert any(hasattr(one, "_repr_png_") for one in shown) and not shown[-1]["value"].isna().any()
+    assert (
+        any(hasattr(output, "_repr_png_") for output in outputs)
+        and not outputs[-1]["value"].isna().any()
+    )
 
 
 def test_the_first_hour_lists_every_script():
@@ -324,24 +331,24 @@ def results(out: str) -> dict:
 @pytest.mark.slow
 def test_a_method(sharper, capsys):
     run = ("model=tiny", "task=toy_choice", "limit=8", "method=sharper")
-    same, other = (
+    same_method, other_method = (
         run_command(capsys, *run, "method.power=1"),
         run_command(capsys, *run, "method.power=4"),
     )
-    assert same.code == 0 == other.code
-    block = results(same.out)["moe_lab"]
+    assert same_method.code == 0 == other_method.code
+    block = results(same_method.out)["moe_lab"]
     assert block["paired"]["toy_choice"]["acc,none"]["difference"] == 0
-    assert results(other.out)["moe_lab"]["run_id"] != block["run_id"]
+    assert results(other_method.out)["moe_lab"]["run_id"] != block["run_id"]
     assert "More weight for a token" in run_command(capsys, "--help", "method=sharper").out
     wrong = run_command(capsys, *run, "method.power=0")
     assert wrong.code == 2 and "method.power" in wrong.err
 
 
 def test_a_method_in_python(sharper, olmoe, tokenizer):
-    asked = [Instance("loglikelihood", {}, ("hello", " world"), idx=0, task_name="", doc_id=0)]
+    requests = [Instance("loglikelihood", {}, ("hello", " world"), idx=0, task_name="", doc_id=0)]
 
     def score(*method: str, **keys: float) -> float:
-        return moe_lab.lm(olmoe, tokenizer, *method, **keys).loglikelihood(asked)[0][0]
+        return moe_lab.lm(olmoe, tokenizer, *method, **keys).loglikelihood(requests)[0][0]
 
     assert score("sharper", power=1.0) == pytest.approx(score(), abs=1e-4)
     assert abs(score("sharper", power=4.0) - score()) > 1e-3
@@ -383,9 +390,9 @@ def test_a_table(sharper, work, capsys):
     record = json.loads(
         (work / "outputs" / "tables" / "sharper-tiny.json").read_text(encoding="utf-8")
     )
-    flag, folder, *rest = shlex.split(record["command"])[3:]
+    flag, folder, *overrides = shlex.split(record["command"])[3:]
     assert flag == "--config-dir" and (work / folder / "experiments").is_dir()
-    assert rest == ["experiment=sharper", "scale=tiny"]
+    assert overrides == ["experiment=sharper", "scale=tiny"]
 
 
 @pytest.mark.slow
@@ -395,8 +402,8 @@ def test_a_model_and_a_task(work, tiny_olmoe_dir, capsys):
         capsys, "--config-dir", "conf", "method=base", "model=mine", "task=capitals"
     )
     assert ended.code == 0, ended.err
-    found = results(ended.out)
+    scores = results(ended.out)
     assert (
-        found["moe_lab"]["model"]["name"] == "mine"
-        and found["n-samples"]["capitals"]["effective"] == 4
+        scores["moe_lab"]["model"]["name"] == "mine"
+        and scores["n-samples"]["capitals"]["effective"] == 4
     )

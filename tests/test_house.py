@@ -113,11 +113,11 @@ def test_every_entry_has_a_floor():
 
 def test_no_import_runs_upward():
     upward = []
-    for found in imports():
-        source_floor = FLOORS.index(found.source.split(".")[0])
-        target_floor = FLOORS.index(found.target.split(".")[0])
+    for an_import in imports():
+        source_floor = FLOORS.index(an_import.source.split(".")[0])
+        target_floor = FLOORS.index(an_import.target.split(".")[0])
         if source_floor < target_floor:
-            upward.append(f"{found.place} imports moe_lab.{found.target}")
+            upward.append(f"{an_import.place} imports moe_lab.{an_import.target}")
     assert not upward, "\n".join(upward)
 
 
@@ -198,19 +198,19 @@ def test_circles_are_found():
 
 
 def test_no_files_import_each_other():
-    places = {(found.source, found.target): found.place for found in imports()}
+    places = {(an_import.source, an_import.target): an_import.place for an_import in imports()}
     assert places
     assert_no_circle(places)
 
 
 def test_no_folders_import_each_other():
     places = {}
-    for found in imports():
-        source = folder_of(found.source)
-        target = folder_of(found.target)
+    for an_import in imports():
+        source = folder_of(an_import.source)
+        target = folder_of(an_import.target)
         one_holds_the_other = source.startswith(target) or target.startswith(source)
         if not one_holds_the_other:
-            places[source, target] = found.place
+            places[source, target] = an_import.place
     assert places
     assert_no_circle(places)
 

@@ -221,6 +221,6 @@ def test_what_runs_write_is_ignored_by_git():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     written = ["outputs/runs/x/results.json", "site/index.html"]
-    kept = "outputs/.gitkeep"
-    ignored = output_of(["git", "check-ignore", *written, kept], ROOT).split()
+    kept_file = "outputs/.gitkeep"
+    ignored = output_of(["git", "check-ignore", *written, kept_file], ROOT).split()
     assert ignored == written

@@ -80,16 +80,16 @@ class Damage:
         how = random.choice([name for name in (*DAMAGES, FOLDER) if _possible(name, path)])
         _damage(path, how, random)
         ended = kind.run(output)
-        where = f"{kind.name}, {path.relative_to(output)}, {how}"
+        place = f"{kind.name}, {path.relative_to(output)}, {how}"
         named = path.name in ended.output or path.parent.name in ended.output
         problems = []
         if ended.traceback or ended.code not in (0, 1, 2):
-            problems.append(f"{where}: ended with {ended.code}: {ended.last_line}")
+            problems.append(f"{place}: ended with {ended.code}: {ended.last_line}")
         elif ended.code == 0:
-            problems += [f"{where}: {problem}" for problem in kind.problems(ended, output)]
+            problems += [f"{place}: {problem}" for problem in kind.problems(ended, output)]
         elif not named:
             problems.append(
-                f"{where}: ended with {ended.code} without naming it: {ended.last_line}"
+                f"{place}: ended with {ended.code} without naming it: {ended.last_line}"
             )
         self.endings["made again or not needed" if ended.code == 0 else "refused by name"] += 1
         clear(output)

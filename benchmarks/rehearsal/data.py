@@ -271,8 +271,8 @@ def rows(folder: str, split: str, data_dir: Path | None) -> list[Row]:
     file = data_dir / folder / f"{split}.jsonl" if data_dir is not None else Path("-")
     if file.is_file():
         with file.open(encoding="utf-8") as lines:
-            found = [json.loads(line) for line, _ in zip(lines, range(ROWS), strict=False)]
-        return [row | ({"page": row["page"][:PAGE]} if "page" in row else {}) for row in found]
+            rows_read = [json.loads(line) for line, _ in zip(lines, range(ROWS), strict=False)]
+        return [row | ({"page": row["page"][:PAGE]} if "page" in row else {}) for row in rows_read]
     splits, make = MADE[folder]
     first = 1000 * splits.index(split)
     return [make(first + number) for number in range(ROWS)]
@@ -284,8 +284,8 @@ def write_data_set(id: str, folder: Path, data_dir: Path | None) -> None:
     if id == "GAIR/lima":
         return write_jsonl(folder / "train.jsonl", rows("lima", "train", data_dir))
     if id == KNOWREF:
-        found = rows("knowref", "test", data_dir)
-        return write_jsonl(folder / "test.json", map(_knowref, found))
+        data_rows = rows("knowref", "test", data_dir)
+        return write_jsonl(folder / "test.json", map(_knowref, data_rows))
     if id == "HuggingFaceTB/math_tasks":
         for name in ("addsub", "singleeq"):
             made = [
@@ -303,8 +303,8 @@ def write_data_set(id: str, folder: Path, data_dir: Path | None) -> None:
         )
         configs = {"default": halves}
     elif id == "ChilleD/SVAMP":
-        found = rows("svamp", "test", data_dir)
-        configs = {"default": _halves([_svamp(row) for row in found])}
+        data_rows = rows("svamp", "test", data_dir)
+        configs = {"default": _halves([_svamp(row) for row in data_rows])}
     elif id == "walledai/SafetyDatasets":
         configs = {
             name: {
@@ -364,7 +364,7 @@ def _write_config(folder: Path, name: str, splits: dict[str, list[Row]]) -> str:
 
 
 def _mmlu(subject: str, data_dir: Path | None) -> dict[str, list[Row]]:
-    found = {}
+    rows_by_subject = {}
     for split in ("dev", "validation", "test"):
         file = data_dir / "mmlu" / f"{split}.jsonl" if data_dir is not None else Path("-")
         made = [
@@ -374,8 +374,8 @@ def _mmlu(subject: str, data_dir: Path | None) -> dict[str, list[Row]]:
         if file.is_file():
             with file.open(encoding="utf-8") as lines:
                 made = [row for row in map(json.loads, lines) if row["subject"] == subject][:ROWS]
-        found[split] = made
-    return found
+        rows_by_subject[split] = made
+    return rows_by_subject
 
 
 def _bigbench_names() -> list[str]:

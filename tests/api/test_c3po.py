@@ -162,12 +162,12 @@ def test_answers_are_those_of_the_command(command):
 
 def shuffled(model: Any) -> Any:
     """A copy with the same weights in another order."""
-    other = copy.deepcopy(model)
+    shuffled_model = copy.deepcopy(model)
     with torch.no_grad():
-        for weight in other.parameters():
+        for weight in shuffled_model.parameters():
             generator = torch.Generator().manual_seed(0)
             weight.copy_(weight[torch.randperm(len(weight), generator=generator)])
-    return other
+    return shuffled_model
 
 
 def contents(folder: Path) -> dict[str, bytes]:

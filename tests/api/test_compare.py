@@ -38,13 +38,17 @@ def test_the_same_command_writes_the_same_file_and_the_function_has_its_rows(log
     assert (logs / path).samefile(file)
     [row] = json.loads(file.read_text())["scores"]
     assert row["changed"] == {"to_right": [0, 1], "to_wrong": [3]}
-    found = moe_lab.compare(logs / "mine", str(logs / "theirs"), logs / "same", output_dir=logs)
-    frame, rows = found.frame(), json.loads(found.file.read_text())["scores"]
-    assert list(frame["run"]) == ["b1", "b2"] == [row["run"] for row in rows] and len(found) == 2
+    comparison = moe_lab.compare(
+        logs / "mine", str(logs / "theirs"), logs / "same", output_dir=logs
+    )
+    frame, rows = comparison.frame(), json.loads(comparison.file.read_text())["scores"]
+    assert (
+        list(frame["run"]) == ["b1", "b2"] == [row["run"] for row in rows] and len(comparison) == 2
+    )
     assert list(frame["p_holm"]) == [row["p_holm"] for row in rows]
     assert list(frame["to_right"]) == [2, 0] and list(frame["difference"]) == [0.25, 0.0]
-    assert "b1: " in repr(found) and "p (Holm)" in found._repr_html_()
-    assert found.page.suffix == ".html" and found.page.exists()
+    assert "b1: " in repr(comparison) and "p (Holm)" in comparison._repr_html_()
+    assert comparison.page.suffix == ".html" and comparison.page.exists()
     write_log(logs / "others", {"u": THEIRS})
     with pytest.raises(ConfigError, match="no task in common"):
         moe_lab.compare(logs / "mine", logs / "others", output_dir=logs)
@@ -86,7 +90,7 @@ def test_wrong_requests(logs, capsys, argv, message):
     assert not (logs / "outputs").exists()
 
 
-def evaluate(folder: Path, model: Path, tasks: list[str], **more: Any) -> None:
+def evaluate(folder: Path, model: Path, tasks: list[str], **options: Any) -> None:
     """What `lm_eval --model hf --log_samples --output_path <folder>` does."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
@@ -102,7 +106,7 @@ def evaluate(folder: Path, model: Path, tasks: list[str], **more: Any) -> None:
         "limit": LIMIT,
         "bootstrap_iters": 0,
     }
-    results = simple_evaluate(**of_model, **logged, tasks=tasks, task_manager=manager, **more)
+    results = simple_evaluate(**of_model, **logged, tasks=tasks, task_manager=manager, **options)
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:
@@ -112,9 +116,9 @@ def evaluate(folder: Path, model: Path, tasks: list[str], **more: Any) -> None:
 @pytest.mark.slow
 def test_lm_evals_own_logs(tiny_olmoe_dir, tmp_path, capsys):
     """The embedded model next to a random one; a plain loop over the logs counts."""
-    both = ["toy_choice", "toy_text"]
-    evaluate(tmp_path / "a", EMBEDDED, both)
-    evaluate(tmp_path / "b", tiny_olmoe_dir, both)
+    task_names = ["toy_choice", "toy_text"]
+    evaluate(tmp_path / "a", EMBEDDED, task_names)
+    evaluate(tmp_path / "b", tiny_olmoe_dir, task_names)
     evaluate(tmp_path / "shots", tiny_olmoe_dir, ["toy_choice"], num_fewshot=2)
     ended = run_command(
         capsys, "mode=compare", f"a={tmp_path}/a", f"b={tmp_path}/b", f"output_dir={tmp_path}"
@@ -126,12 +130,12 @@ def test_lm_evals_own_logs(tiny_olmoe_dir, tmp_path, capsys):
     assert {metric for task, metric in rows if task == "toy_text"} == metrics
 
     right = wrong = 0
-    files = [next((tmp_path / one).glob("*/samples_toy_choice_*")) for one in "ab"]
+    files = [next((tmp_path / folder_name).glob("*/samples_toy_choice_*")) for folder_name in "ab"]
     logs = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    for mine, theirs in zip(*logs, strict=True):
-        assert mine["doc_id"] == theirs["doc_id"]
-        right += mine["acc"] < theirs["acc"]
-        wrong += mine["acc"] > theirs["acc"]
+    for sample_a, sample_b in zip(*logs, strict=True):
+        assert sample_a["doc_id"] == sample_b["doc_id"]
+        right += sample_a["acc"] < sample_b["acc"]
+        wrong += sample_a["acc"] > sample_b["acc"]
     row = rows["toy_choice", "acc,none"]
     assert right + wrong > 0
     assert (row["to_right"], row["to_wrong"], row["examples"]) == (right, wrong, LIMIT)
@@ -171,8 +175,8 @@ def _wrong_type(folder: Path) -> Path:
 def test_a_damaged_log_is_one_message_that_names_it(logs, capsys, damage, place):
     """Broken by a traceback, a hang, and a document that counts twice."""
     file = damage(logs / "theirs")
-    other = {"a": "b", "b": "a"}[place]
-    ended = run_command(capsys, "mode=compare", f"{place}=theirs", f"{other}=mine")
+    other_places = {"a": "b", "b": "a"}[place]
+    ended = run_command(capsys, "mode=compare", f"{place}=theirs", f"{other_places}=mine")
     assert ended.code == 2 and file.name in ended.err and len(ended.err.splitlines()) <= 3, (
         ended.err
     )

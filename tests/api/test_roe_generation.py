@@ -45,10 +45,10 @@ def roe(model, tokenizer):
 )
 def test_a_batch_is_generated_as_its_prompts_alone(roe, options):
     together = roe.generate(PROMPTS, max_new_tokens=6, **options)
-    alone = []
+    prompts_alone = []
     for prompt in PROMPTS:
-        alone += roe.generate([prompt], max_new_tokens=6, **options)
-    assert together == alone
+        prompts_alone += roe.generate([prompt], max_new_tokens=6, **options)
+    assert together == prompts_alone
     assert len(together) == 3 * options.get("num_return_sequences", 1)
 
 
@@ -117,8 +117,8 @@ class Limits(StoppingCriteria):
 class Steps(StoppingCriteria):
     """Ends the whole batch after some calls."""
 
-    def __init__(self, most: int):
-        self.most = most
+    def __init__(self, longest: int):
+        self.most = longest
         self.calls = 0
 
     def __call__(self, input_ids, scores, **options):

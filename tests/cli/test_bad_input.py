@@ -175,8 +175,8 @@ def test_a_mandatory_value_of_an_option_must_be_given(
     (tmp_path / group).mkdir()
     (tmp_path / group / f"{name}.yaml").write_text(f"# mine\n{text}\n")
     argv = ["--config-dir", str(tmp_path), f"{group}={name}", f"output_dir={tmp_path}"]
-    for more in ([], ["limit=4"]):  # as a whole, and option by option
-        ended = run_command(capsys, *argv, *more)
+    for options in ([], ["limit=4"]):  # as a whole, and option by option
+        ended = run_command(capsys, *argv, *options)
         assert (
             ended.code == 2
             and f"{key} must be given: {key}=<value>" in ended.err
@@ -217,9 +217,9 @@ def test_a_yaml_that_is_not_utf_8_is_refused_by_name(case, capsys, tmp_path):
     file = tmp_path / "own" / name
     file.parent.mkdir(parents=True)
     file.write_bytes("# mine\ntask: mine\n# Grüße\nname: tiny\n".encode("latin-1"))
-    typed = [argument.format(folder=tmp_path / "own") for argument in argv]
+    arguments = [argument.format(folder=tmp_path / "own") for argument in argv]
     ended = run_command(
-        capsys, "--config-dir", str(tmp_path / "own"), *typed, f"output_dir={tmp_path}"
+        capsys, "--config-dir", str(tmp_path / "own"), *arguments, f"output_dir={tmp_path}"
     )
     assert ended.code == 2 and name in ended.err and "Traceback" not in ended.err
     assert "utf-8" in ended.err.lower() and len(ended.err.splitlines()) <= 3
@@ -234,8 +234,12 @@ SEEDS = [field.name for field in fields(Config) if field.name.endswith("seed")]
 @pytest.mark.parametrize("key", SEEDS)
 def test_a_seed_is_what_numpy_and_transformers_take(key, value, capsys, monkeypatch, tmp_path):
     ran = install(monkeypatch, FakeRuns())
-    for more in (["method=roe"], ["mode=plan"], ["method=finetune-freeze", "method.dataset=toy"]):
-        ended = run_command(capsys, f"{key}={value}", f"output_dir={tmp_path}", *more)
+    for options in (
+        ["method=roe"],
+        ["mode=plan"],
+        ["method=finetune-freeze", "method.dataset=toy"],
+    ):
+        ended = run_command(capsys, f"{key}={value}", f"output_dir={tmp_path}", *options)
         assert ended.code == 2 and not ran.executed
         assert (
             f"{key}={value}: must be a number that is at least 0 and at most 4,294,967,295"

@@ -51,7 +51,7 @@ def test_the_help_of_groups_lists_every_option_and_experiment(capsys):
         if line.startswith(papers):
             start = 2 + longest + 2
             assert line[start - 2 : start] == "  " and line[start] != " ", "one column of texts"
-    assert sorted(listed) == sorted(each.name for each in find_experiments("all"))
+    assert sorted(listed) == sorted(experiment.name for experiment in find_experiments("all"))
     assert listed.index("c3po/table2") < listed.index("c3po/table10")
 
 
@@ -285,8 +285,12 @@ def test_a_plan_sums_the_tokens_of_all_seeds_and_knows_that_rerun_computes_again
     tokens = [run.method.forward_tokens(with_answers, run.config, run.facts) for run in rows]
     assert tokens == [1090, 1390]
     runs.done.add("tiny-roe-toy_math-0")
-    both = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
-    assert "done" in both and "missing" in both and "To run: 1, about 1,000 forward tokens." in both
+    plan_of_both = run_command(capsys, "-m", "mode=plan", "method=base,roe").out
+    assert (
+        "done" in plan_of_both
+        and "missing" in plan_of_both
+        and "To run: 1, about 1,000 forward tokens." in plan_of_both
+    )
     assert "To run: 0" in run_command(capsys, "mode=plan").out
     assert "To run: 1" in run_command(capsys, "mode=plan", "rerun=true").out
 
@@ -341,8 +345,8 @@ OPTIONS = [(group, name) for group in GROUPS for name in option_files(group, [CO
 def test_an_options_yaml_is_shown(group, name, capsys):
     ended = run_command(capsys, "--help", f"{group}={name}")
     lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    shown = "\n".join(f"  {line}".rstrip() if line else "" for line in lines)
-    assert ended.code == 0 and f"{group}={name}\n\n{shown}\n" in ended.out
+    yaml_lines = "\n".join(f"  {line}".rstrip() if line else "" for line in lines)
+    assert ended.code == 0 and f"{group}={name}\n\n{yaml_lines}\n" in ended.out
     assert ended.out.splitlines()[-1] == FOOT and "Exit codes" not in ended.out
 
 
@@ -403,11 +407,11 @@ def test_an_unknown_name_is_refused_with_the_closest(override, closest, capsys):
 def test_options_and_experiments_of_ones_own_are_explained_and_listed(capsys, tmp_path):
     """A name that the package has, too, is the package's, as it is for Hydra."""
     (tmp_path / "method").mkdir()
-    own = (
+    own_yaml = (
         "# @package _global_\n# Mine\n\n# two\n# lines\nname: roe # what it is\nlist:\n"
         "  # inner\n  - 1\n- 2\nbare: x\n"
     )
-    (tmp_path / "method" / "mine.yaml").write_text(own)
+    (tmp_path / "method" / "mine.yaml").write_text(own_yaml)
     (tmp_path / "method" / "roe.yaml").write_text("# Another\nname: roe\n")
     beside = ("--config-dir", str(tmp_path), "--help")
     assert "  bare: x" in run_command(capsys, *beside, "method=mine").out

@@ -93,8 +93,8 @@ def test_fourteen_files_lead_to_the_first_noise(capsys, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(noise, "_noise_at", stop)
-    typed = "method=roe model=tiny task=toy_math limit=1 baseline=false".split()
-    run_command(capsys, *typed, f"output_dir={tmp_path}")
+    overrides = "method=roe model=tiny task=toy_math limit=1 baseline=false".split()
+    run_command(capsys, *overrides, f"output_dir={tmp_path}")
     files = list(dict.fromkeys(file.removeprefix(PACKAGE) for file in stack))
     text = DOCUMENT.read_text(encoding="utf-8")
     way = text[text.index("## The way to the first noise") :].partition("\n## ")[0]

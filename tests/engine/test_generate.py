@@ -58,11 +58,11 @@ def test_nan_is_an_error_not_an_answer():
 def noted_batches(monkeypatch) -> list[int]:
     """The sizes of the batches that are generated from now on."""
     sizes: list[int] = []
-    kept = generating._Batch.__init__
+    init = generating._Batch.__init__
 
     def noted(self, forward, states, prefill):
         sizes.append(len(states))
-        kept(self, forward, states, prefill)
+        init(self, forward, states, prefill)
 
     monkeypatch.setattr(generating._Batch, "__init__", noted)
     return sizes
@@ -99,7 +99,7 @@ def test_prompts_with_other_beginnings_generate_together(olmoe, monkeypatch, seq
     sampler = Sampler(olmoe, generation_config(olmoe, {}), 0)
     engine.generate(states, Decoding(sampler, lambda state: False, 5), lambda state: None)
     assert batches == sizes
-    expected = [greedy_by_transformers(olmoe, each, 5) for each in prompts]
+    expected = [greedy_by_transformers(olmoe, text_of_prompt, 5) for text_of_prompt in prompts]
     assert [state.generated for state in states] == expected
     assert engine.tokens_in == sum(map(len, prompts)) - 40 - 26 - 2 * 25 + 8 * 4
 
@@ -159,8 +159,8 @@ def test_the_slots_of_a_sequence_are_those_that_its_cache_takes(
 
     monkeypatch.setattr(prefill.Prefill, "__call__", noting_bytes)
     answers_of(olmoe, [[7] * prompt], Budget(4000), new, ensemble if n > 1 else Ensemble())
-    kept = new - 1 if n > 1 and cache == "none" else new
-    planned = EnsembleForward(olmoe, ensemble).slots(prompt, kept) * token_bytes(olmoe)
+    kept_tokens = new - 1 if n > 1 and cache == "none" else new
+    planned = EnsembleForward(olmoe, ensemble).slots(prompt, kept_tokens) * token_bytes(olmoe)
     assert max(seen) == planned
 
 

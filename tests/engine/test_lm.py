@@ -48,12 +48,12 @@ def requests_of(kind, arguments):
 def pairs(rng):
     """Questions with four choices each: an empty context, one with a trailing
     blank, one that is too long."""
-    found = []
+    requests = []
     for _ in range(5):
         context = text(rng, rng.randrange(1, 20))
-        found += [(context, " " + text(rng, rng.randrange(1, 4))) for _ in range(4)]
+        requests += [(context, " " + text(rng, rng.randrange(1, 4))) for _ in range(4)]
     return [
-        *found,
+        *requests,
         ("", text(rng, 3)),
         ("ends in a blank ", "word"),
         (text(rng, 200), text(rng, 3)),
@@ -72,20 +72,20 @@ def test_answers_are_those_of_hf(family, tokenizer, batch_size):
     ours = EngineLM(moe_model, tokenizer, batch_size=batch_size)
     scored = requests_of("loglikelihood", pairs(rng))
     expected = hf.loglikelihood(scored, disable_tqdm=True)
-    for found, (value, greedy) in zip(ours.loglikelihood(scored), expected, strict=True):
-        assert found == (pytest.approx(value, abs=1e-4), greedy)
+    for answer_of_hf, (value, greedy) in zip(ours.loglikelihood(scored), expected, strict=True):
+        assert answer_of_hf == (pytest.approx(value, abs=1e-4), greedy)
     rolled = requests_of("loglikelihood_rolling", [(text(rng, n),) for n in (1, 30, 300)])
-    expected, found = (
+    expected, answer_of_hf = (
         answers_of_lm_eval("loglikelihood_rolling", lm.loglikelihood_rolling(rolled))
         for lm in (hf, ours)
     )
-    assert found == pytest.approx(expected, rel=1e-6, abs=1e-4)
+    assert answer_of_hf == pytest.approx(expected, rel=1e-6, abs=1e-4)
     options = [{"until": ["e", " a"], "max_gen_toks": 12}, {"until": ["zz"], "max_gen_toks": 9}]
-    asked = [
+    requests = [
         (("say " * 8 if i % 2 else "") + text(rng, rng.randrange(1, 30)), options[i % 3 == 0])
         for i in range(8)
     ]
-    generated = requests_of("generate_until", asked)
+    generated = requests_of("generate_until", requests)
     assert ours.generate_until(generated) == hf.generate_until(generated, disable_tqdm=True)
 
 
@@ -192,25 +192,25 @@ OPTIONS = {"do_sample": True, "top_k": 0}
 @pytest.mark.parametrize("seed", [0, 5])
 def test_a_sample_is_the_best_token_behind_the_seeds_noise(olmoe, seed):
     steps = 6
-    [found] = answers_of(olmoe, [PROMPT], Budget(4000), steps, options=OPTIONS, seed=seed)
+    [sampled_text] = answers_of(olmoe, [PROMPT], Budget(4000), steps, options=OPTIONS, seed=seed)
     ids = list(PROMPT)
-    for token in found:
+    for token in sampled_text:
         with torch.no_grad():
             log_probs_V = olmoe(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
         noise_V = gumbel(seed, document_key(PROMPT), 0, -1, -1, [len(ids) - 1], len(log_probs_V))[0]
         assert token == int((log_probs_V + noise_V).argmax())
         ids.append(token)
-    assert len(found) == steps
+    assert len(sampled_text) == steps
 
 
 def test_the_lm_samples_with_its_seed_and_at_the_temperature(olmoe, tokenizer):
     sampled = {"do_sample": True, "max_gen_toks": 12, "until": []}
     hot, cold, greedy = ({"temperature": 1.5}, {"temperature": 1e-4}, {"do_sample": False})
-    found = []
+    answers = []
     for seed, options in enumerate((hot, hot, cold, greedy)):
         lm = EngineLM(olmoe, tokenizer, seed=seed, progress=False)
-        found += answered(lm, "generate_until", [("abc", sampled | options)])
-    assert found[0] != found[1] and found[2] == found[3]
+        answers += answered(lm, "generate_until", [("abc", sampled | options)])
+    assert answers[0] != answers[1] and answers[2] == answers[3]
 
 
 SHORT, LONG = ("a", " b"), ("a" * 600, " b")
@@ -219,7 +219,7 @@ SHORT, LONG = ("a", " b"), ("a" * 600, " b")
 def warnings_of(caplog, lm, kind, requests):
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="moe_lab"):
-        lm.answer(kind, [Request(each) for each in requests], lambda index, answer: None)
+        lm.answer(kind, [Request(arguments) for arguments in requests], lambda index, answer: None)
     return [record.getMessage() for record in caplog.records if record.name == "moe_lab"]
 
 
@@ -228,8 +228,8 @@ def test_requests_that_lose_their_beginning_are_counted(olmoe, tokenizer, caplog
     model = olmoe if own_code else small_model("qwen3_next")
     lm = EngineLM(model, tokenizer, max_length=100, progress=False)
     assert (lm.engine is not None) == own_code
-    (found,) = warnings_of(caplog, lm, "loglikelihood", [SHORT, LONG, LONG])
-    assert found.startswith(
+    (warning,) = warnings_of(caplog, lm, "loglikelihood", [SHORT, LONG, LONG])
+    assert warning.startswith(
         "2 of 3 requests are longer than the model's input of 100 tokens (max_length)"
     )
     exact = ("a" * 99, " b")  # the last token is not read
@@ -238,10 +238,10 @@ def test_requests_that_lose_their_beginning_are_counted(olmoe, tokenizer, caplog
     assert lm.cost["cut_prompts"] == 2
     options = {"until": [], "max_gen_toks": 2}
     if own_code:
-        (found,) = warnings_of(
+        (warning,) = warnings_of(
             caplog, lm, "generate_until", [("a" * 98, options), ("a" * 99, options)]
         )
-        assert found.startswith("1 of 2 requests")
+        assert warning.startswith("1 of 2 requests")
 
 
 @pytest.mark.slow

@@ -40,13 +40,13 @@ def without(**roles: str):
 
 
 def answers(lm, kind: str, *requests: tuple) -> list:
-    found = {}
-    lm.answer(kind, [Request(each) for each in requests], found.__setitem__)
-    return [found[number] for number in range(len(requests))]
+    answers_by_index = {}
+    lm.answer(kind, [Request(arguments) for arguments in requests], answers_by_index.__setitem__)
+    return [answers_by_index[number] for number in range(len(requests))]
 
 
 def instances(kind: str, *requests: tuple) -> list[Instance]:
-    return [instance_of(kind, each) for each in requests]
+    return [instance_of(kind, arguments) for arguments in requests]
 
 
 def notes(lm) -> dict[str, int]:
@@ -73,9 +73,13 @@ def test_numbers_are_lm_evals_and_what_a_tokenizer_adds_is_counted(form, scored,
         EngineLM(model, tokenizer, progress=False),
         HFLM(pretrained=model, tokenizer=tokenizer),
     )
-    theirs = reference.loglikelihood(instances("loglikelihood", *PAIRS), disable_tqdm=True)
-    for (own, _), (expected, _) in zip(answers(lm, "loglikelihood", *PAIRS), theirs, strict=True):
-        assert own == pytest.approx(expected, abs=1e-4)
+    expected_answers = reference.loglikelihood(
+        instances("loglikelihood", *PAIRS), disable_tqdm=True
+    )
+    for (value, _), (expected, _) in zip(
+        answers(lm, "loglikelihood", *PAIRS), expected_answers, strict=True
+    ):
+        assert value == pytest.approx(expected, abs=1e-4)
     assert notes(lm) == scored
     rolled_texts = reference.loglikelihood_rolling(
         instances("loglikelihood_rolling", *TEXTS), disable_tqdm=True
@@ -122,9 +126,15 @@ def test_an_end_token_of_the_model_ends_answers_and_needs_no_note(family, monkey
 @FAMILIES
 def test_without_any_such_token_contexts_are_scored_and_texts_without_one_are_refused(family):
     model = small_model(family)
-    lm, with_end = (EngineLM(model, own, progress=False) for own in (without(), make_tokenizer()))
-    own, expected = (answers(each, "loglikelihood", *PAIRS) for each in (lm, with_end))
-    assert [value for value, _ in own] == pytest.approx([value for value, _ in expected], abs=1e-5)
+    lm, with_end = (
+        EngineLM(model, scores, progress=False) for scores in (without(), make_tokenizer())
+    )
+    scores, expected = (
+        answers(language_model, "loglikelihood", *PAIRS) for language_model in (lm, with_end)
+    )
+    assert [value for value, _ in scores] == pytest.approx(
+        [value for value, _ in expected], abs=1e-5
+    )
     with pytest.raises(ConfigError, match="neither a beginning nor an end token"):
         answers(lm, "loglikelihood_rolling", *TEXTS)
 

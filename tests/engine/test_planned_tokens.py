@@ -117,14 +117,14 @@ def test_planned_tokens_of_generations_are_those_that_are_counted(model, name):
     answered(lm, "generate_until", PROMPTS)
     ensemble = Ensemble(**ENSEMBLES[name])
     plan = plan_of(model, "generate_until", PROMPTS)
-    most = planned_tokens(plan, ensemble)
+    upper_bound = planned_tokens(plan, ensemble)
 
     for prompts in plan.generated.values():
         for prompt_text, prompt in list(prompts.items()):
             prompts[prompt_text] = Prompt(prompt.ids, (lengths.pop(0),))
 
     assert planned_tokens(plan, ensemble) == lm.cost["tokens_in"]
-    assert lm.cost["tokens_in"] <= most, "answers that are as long as they may be"
+    assert lm.cost["tokens_in"] <= upper_bound, "answers that are as long as they may be"
 
 
 def test_answers_of_one_prompt_are_read_for_each(model):

@@ -72,8 +72,8 @@ def test_layers_are_recognized_by_what_they_compute():
 def test_torchao_s_layers_are_recognized(granularity, expected):
     model = make_model("olmoe")
     quantize_(model, Int8DynamicActivationInt8WeightConfig(granularity=granularity))
-    found = quantizes_passes(model)
-    assert found is None if expected is None else found.startswith(expected)
+    is_recognized = quantizes_passes(model)
+    assert is_recognized is None if expected is None else is_recognized.startswith(expected)
 
 
 @pytest.mark.parametrize("kind", [Rounded, RoundedByToken])

@@ -53,20 +53,20 @@ def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
         layers = len(find_routers(model))
         return Ensemble(3, GumbelTopK([temperature] * layers, SEED), first_noisy=1)
 
-    found = []
+    all_answers = []
     for batch_size in ("auto", 1, 2):
         lm = EngineLM(
             model, tokenizer, ensemble=ensemble(0.7), batch_size=batch_size, progress=False
         )
         assert isinstance(lm.engine, RecurrentEngine)
-        found.append(answered(lm, kind, requests))
+        all_answers.append(answered(lm, kind, requests))
         assert lm.cost["tokens_in"] > 0 and lm.cost["noisy_decisions"] > 0
     tuned = EngineLM(model, tokenizer, ensemble=ensemble(0.1), reuse=True, progress=False)
     answered(tuned, kind, requests)
     before = tuned.cost
     tuned.set_ensemble(ensemble(0.7))
-    found.append(answered(tuned, kind, requests))
-    assert found == [found[0]] * 4
+    all_answers.append(answered(tuned, kind, requests))
+    assert all_answers == [all_answers[0]] * 4
     assert tuned.cost["tokens_in"] == 2 * before["tokens_in"]
     assert tuned.cost["noisy_decisions"] == 2 * before["noisy_decisions"]
 
@@ -145,8 +145,8 @@ def test_only_token_choice_runs_on_a_shared_cache():
 def test_log_likelihoods_are_those_of_whole_passes(router, batch_size):
     model = model_of(router)
     lm = EngineLM(model, make_tokenizer(), batch_size=batch_size)
-    found = answered(lm, "loglikelihood", PAIRS)
-    for (value, greedy), (context, continuation) in zip(found, PAIRS, strict=True):
+    scores = answered(lm, "loglikelihood", PAIRS)
+    for (value, greedy), (context, continuation) in zip(scores, PAIRS, strict=True):
         expected = whole_pass(model, context, continuation)
         assert value == rounding.approx(expected[0], len(continuation)) and greedy == expected[1]
     texts = [(continuation,) for _, continuation in PAIRS]

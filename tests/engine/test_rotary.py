@@ -135,8 +135,8 @@ def generated_alone(name, prompt, steps, **options):
     return model_of(name).generate(ids, **settings)[0, ids.shape[1] :].tolist()
 
 
-def assert_alone(name, found, pairs):
-    for value, pair in zip(found, pairs, strict=True):
+def assert_alone(name, answers, pairs):
+    for value, pair in zip(answers, pairs, strict=True):
         assert value == rounding.approx(alone(name, *pair), len(pair[1])), pair
 
 
@@ -181,10 +181,10 @@ def test_generation_is_that_of_each_prompt_alone(name):
     """Prompts below the limit that cross it, at it, and beyond it."""
     steps, tokenizer = 10, make_tokenizer()
     lm = lm_of(model_of(name), batch_size=4)
-    found = answered(
+    answers = answered(
         lm, "generate_until", [(text, {"until": [], "max_gen_toks": steps}) for text in TEXTS]
     )
-    for text, answer in zip(TEXTS, found, strict=True):
+    for text, answer in zip(TEXTS, answers, strict=True):
         ids = generated_alone(name, text, steps)
         before_end = ids[: ids.index(256)] if 256 in ids else ids
         assert answer == tokenizer.decode(before_end), text
@@ -202,8 +202,8 @@ def test_roe_generates_what_the_model_generates_alone(name):
         {"n": 2, "temperature": 0.0, "cache": "standard"},
     ):
         roe = RoE(model, tokenizer, **settings)
-        found = roe.generate(TEXTS, max_new_tokens=steps, do_sample=False, eos_token_id=None)
-        for text, answer in zip(TEXTS, found, strict=True):
+        texts = roe.generate(TEXTS, max_new_tokens=steps, do_sample=False, eos_token_id=None)
+        for text, answer in zip(TEXTS, texts, strict=True):
             expected = tokenizer.decode(
                 generated_alone(name, text, steps), skip_special_tokens=True
             )
@@ -215,15 +215,15 @@ def test_roe_generates_what_the_model_generates_alone(name):
 def test_samples_are_scored_with_the_embeddings_of_their_text(name, history):
     model, pairs = model_of(name), PAIRS[::4]
     lm = lm_of(model, ensemble=ensemble_of(model, history))
-    found = [value for value, _ in answered(lm, "loglikelihood", pairs)]
-    for value, (context, more) in zip(found, pairs, strict=True):
-        ids, target = encoded(context), encoded(more)
+    scores = [value for value, _ in answered(lm, "loglikelihood", pairs)]
+    for value, (context, continuation) in zip(scores, pairs, strict=True):
+        ids, target = encoded(context), encoded(continuation)
         settled_model = settled(name, len(ids) + len(target) - 1)
         switches = {"cache": history[0], "prefill": history[1]}
         expected = reference.score(
             settled_model, ids, target, 3, temperatures_of(model), **switches
         )
-        assert value == rounding.approx(expected[0], len(target)), (context, more)
+        assert value == rounding.approx(expected[0], len(target)), (context, continuation)
 
 
 @pytest.mark.parametrize("history", HISTORIES[:2])
@@ -235,8 +235,8 @@ def test_phi_reads_its_samples_again_where_the_embeddings_change(history):
     model = model_of(name)
     lm = lm_of(model, ensemble=ensemble_of(model, history))
     requests = [(prompt, {"until": [], "max_gen_toks": steps}) for prompt in prompts]
-    found = answered(lm, "generate_until", requests)
-    for prompt, answer in zip(prompts, found, strict=True):
+    answers = answered(lm, "generate_until", requests)
+    for prompt, answer in zip(prompts, answers, strict=True):
         ids = encoded(prompt)
         for _ in range(steps):
             probs = reference.next_token_probs(
@@ -371,14 +371,14 @@ def test_virtual_tokens_are_scored_before_each_text_alone(kind):
             wrapped, make_tokenizer(), batch_size=4, progress=False, max_length=128
         )
         together = [value for value, _ in answered(lm, "loglikelihood", PAIRS)]
-        for (context, more), value in zip(PAIRS, together, strict=True):
-            ids, target = encoded(context), encoded(more)
+        for (context, continuation), value in zip(PAIRS, together, strict=True):
+            ids, target = encoded(context), encoded(continuation)
             with torch.no_grad():
                 logits = wrapped(input_ids=torch.tensor([[*ids, *target[:-1]]])).logits[
                     0, -len(target) :
                 ]
             expected = logits.log_softmax(dim=-1)[range(len(target)), target].sum().item()
-            assert value == rounding.approx(expected, len(target)), (context, more)
+            assert value == rounding.approx(expected, len(target)), (context, continuation)
 
 
 @pytest.mark.parametrize("name", ["phimoe, longrope", "olmoe, longrope", "olmoe, dynamic"])

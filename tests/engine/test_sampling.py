@@ -133,23 +133,23 @@ def model():
 
 
 def test_every_field_is_known():
-    known = [*NO_EFFECT, *WORKS, *SAMPLES, STOPS, *UNSUPPORTED, *RETURNED]
-    assert sorted(known) == sorted(set(known)) == sorted(GenerationConfig().to_dict())
+    known_fields = [*NO_EFFECT, *WORKS, *SAMPLES, STOPS, *UNSUPPORTED, *RETURNED]
+    assert sorted(known_fields) == sorted(set(known_fields)) == sorted(GenerationConfig().to_dict())
 
 
 def three_ways(roe, model, fields, options):
     """The answers by keywords, by a GenerationConfig and by the model's own."""
     yield roe.generate(PROMPTS, **options, **fields)
     yield roe.generate(PROMPTS, generation_config=GenerationConfig(**options, **fields))
-    own = model.generation_config
+    model_config = model.generation_config
     try:
-        model.generation_config = copy.deepcopy(own)
+        model.generation_config = copy.deepcopy(model_config)
         changed = GenerationConfig(**SAMPLED | fields)
         for name in {*fields} | ({"do_sample"} if "num_return_sequences" in fields else set()):
             setattr(model.generation_config, name, getattr(changed, name))
         yield roe.generate(PROMPTS, **options)
     finally:
-        model.generation_config = own
+        model.generation_config = model_config
 
 
 @pytest.mark.parametrize("fields", [*({name: WORKS[name]} for name in WORKS), NO_EFFECT], ids=min)
@@ -160,8 +160,8 @@ def test_text_is_that_of_transformers(model, tokenizer, fields):
     width = inputs["input_ids"].shape[1]
     expected = tokenizer.batch_decode(plain[:, width:], skip_special_tokens=True)
     roe = RoE(model, tokenizer, n=1)
-    found = list(three_ways(roe, model, fields, options))
-    assert found == [expected] * 3
+    texts = list(three_ways(roe, model, fields, options))
+    assert texts == [expected] * 3
     ids = model.generate(**inputs, custom_generate=roe, do_sample=False, **options, **fields)
     assert torch.equal(ids, plain)
 
@@ -181,8 +181,8 @@ def test_a_sample_is_the_same_by_keyword_and_by_configuration(model, samples, fi
         samples,
         {"max_new_tokens": 4} | (SAMPLED if field != "do_sample" else {}),
     )
-    found = list(three_ways(roe, model, {field: value}, options))
-    assert found[0] == found[1] == found[2] != plain[field != "do_sample"]
+    texts = list(three_ways(roe, model, {field: value}, options))
+    assert texts[0] == texts[1] == texts[2] != plain[field != "do_sample"]
 
 
 def test_stop_strings_use_the_tokenizer_of_roe(model, tokenizer):
@@ -190,8 +190,8 @@ def test_stop_strings_use_the_tokenizer_of_roe(model, tokenizer):
     options = {"max_new_tokens": 12, "eos_token_id": 256, "do_sample": True}
     whole = roe.generate("hello", **options)
     stop = next(character for character in whole[2:] if character.isascii())
-    for found in three_ways(roe, model, {STOPS: [stop]}, options):
-        assert found[0] == whole[: whole.index(stop) + 1]
+    for text in three_ways(roe, model, {STOPS: [stop]}, options):
+        assert text[0] == whole[: whole.index(stop) + 1]
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
@@ -314,8 +314,8 @@ def test_processors_and_prefixes_see_the_rows_of_the_batch(model, tokenizer):
         return list(range(row * 40, row * 40 + 40))
 
     options = {"max_new_tokens": 6, "prefix_allowed_tokens_fn": allowed, "eos_token_id": [5, 50]}
-    one = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
-    assert torch.equal(one, model.generate(**inputs, **options)) and seen == {0, 1, 2}
+    generated = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
+    assert torch.equal(generated, model.generate(**inputs, **options)) and seen == {0, 1, 2}
 
 
 def stub(dtype: torch.dtype):
@@ -395,14 +395,14 @@ def test_a_streamer_takes_one_sequence(olmoe, tokenizer):
     streamer = SimpleNamespace(
         put=lambda ids: put.extend(ids.flatten()), end=lambda: put.append("end")
     )
-    asked = {
+    options = {
         "custom_generate": partial(RoE(olmoe, tokenizer, n=2), streamer=streamer),
         "max_new_tokens": 3,
     }
-    [ids] = olmoe.generate(torch.tensor([[1, 2]]), streamer=streamer, **asked)
+    [ids] = olmoe.generate(torch.tensor([[1, 2]]), streamer=streamer, **options)
     assert put == [*ids.tolist(), "end"]
     with pytest.raises(ValueError, match="A streamer takes one sequence, and 2 are"):
-        olmoe.generate(torch.tensor([[1, 2], [3, 4]]), streamer=streamer, **asked)
+        olmoe.generate(torch.tensor([[1, 2], [3, 4]]), streamer=streamer, **options)
 
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "gpt_oss", "qwen3_next"]))
@@ -423,8 +423,10 @@ def test_returned_scores_are_those_of_transformers(family, tokenizer):
     width = inputs["input_ids"].shape[1]
     options["eos_token_id"] = int(free.sequences[0, width + 2])  # ends the first sequence early
     plain = model.generate(**inputs, **options)
-    one = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
-    assert torch.equal(one.sequences, plain.sequences) and len(one.scores) == len(plain.scores)
+    generated = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
+    assert torch.equal(generated.sequences, plain.sequences) and len(generated.scores) == len(
+        plain.scores
+    )
     ended = [
         row[width:].tolist().index(options["eos_token_id"])
         if options["eos_token_id"] in row[width:]
@@ -432,11 +434,17 @@ def test_returned_scores_are_those_of_transformers(family, tokenizer):
         for row in plain.sequences
     ]
     for field in ("scores", "logits"):
-        for step, (mine, theirs) in enumerate(zip(one[field], plain[field], strict=True)):
+        for step, (roe_values, plain_values) in enumerate(
+            zip(generated[field], plain[field], strict=True)
+        ):
             open_ = [row for row, last in enumerate(ended) if step <= last]
-            own, other = (values[open_].log_softmax(-1) for values in (mine, theirs))
-            torch.testing.assert_close(own, other, atol=2e-4, rtol=1e-4)
-    steps = model.compute_transition_scores(one.sequences, one.scores, normalize_logits=True)
+            roe_scores, expected_scores = (
+                values[open_].log_softmax(-1) for values in (roe_values, plain_values)
+            )
+            torch.testing.assert_close(roe_scores, expected_scores, atol=2e-4, rtol=1e-4)
+    steps = model.compute_transition_scores(
+        generated.sequences, generated.scores, normalize_logits=True
+    )
     assert (steps[0, ended[0] + 1 :] == 0).all() and (steps[0, : ended[0] + 1] < 0).all()
 
 
@@ -446,14 +454,16 @@ def test_returned_scores_of_an_ensemble_add_up_to_its_log_likelihood(olmoe, toke
     letters = tokenizer.encode("abcdefghijklmnopqrstuvwxyz")
     options = {
         "max_new_tokens": 5,
-        "suppress_tokens": [each for each in range(300) if each not in letters],
+        "suppress_tokens": [token for token in range(300) if token not in letters],
     }
-    found = roe.generate("hello", output_logits=True, return_dict_in_generate=True, **options)
-    assert found.scores is None and found.texts == [roe.generate("hello", **options)]
-    steps = olmoe.compute_transition_scores(found.sequences, found.logits, normalize_logits=True)
-    whole = roe.loglikelihood("hello", found.texts[0])
+    generated = roe.generate("hello", output_logits=True, return_dict_in_generate=True, **options)
+    assert generated.scores is None and generated.texts == [roe.generate("hello", **options)]
+    steps = olmoe.compute_transition_scores(
+        generated.sequences, generated.logits, normalize_logits=True
+    )
+    whole = roe.loglikelihood("hello", generated.texts[0])
     assert float(steps.sum()) == pytest.approx(whole, abs=1e-3)
-    plain = RoE(olmoe, tokenizer, n=1).loglikelihood("hello", found.texts[0])
+    plain = RoE(olmoe, tokenizer, n=1).loglikelihood("hello", generated.texts[0])
     assert abs(whole - plain) > 1e-2, "the ensemble is not the base model"
 
 
@@ -465,9 +475,9 @@ def test_padding_on_the_right_and_other_models_are_refused(olmoe, tokenizer):
     free = make_model("olmoe", eos_token_id=None, pad_token_id=None)
     with pytest.raises(ValueError, match="another model"):
         free.generate(ids, custom_generate=roe, max_new_tokens=2)
-    asked = {"custom_generate": RoE(free, tokenizer, n=2), "max_new_tokens": 2}
+    options = {"custom_generate": RoE(free, tokenizer, n=2), "max_new_tokens": 2}
     with pytest.raises(ValueError, match="different lengths need pad_token_id"):
-        free.generate(ids, stopping_criteria=[lambda ids, *_, **__: ids[:, 0] == 1], **asked)
+        free.generate(ids, stopping_criteria=[lambda ids, *_, **__: ids[:, 0] == 1], **options)
     cache = olmoe(ids[:, :1]).cache
     with pytest.raises(ValueError, match="give no cache that holds"):
         olmoe.generate(ids, cache=cache, custom_generate=roe, max_new_tokens=2)

@@ -30,10 +30,10 @@ def test_the_greedy_continuation_is_called_greedy(olmoe):
     context = [1, 2, 3]
     with torch.no_grad():
         best = int(olmoe(torch.tensor([context])).logits[0, -1].argmax())
-    found, _ = scores_of(
+    scores, _ = scores_of(
         olmoe, [ScoringRequest(context, [[best], [(best + 1) % 256]], 0)], Budget(100)
     )
-    assert [greedy for _, greedy in found[0]] == [True, False]
+    assert [greedy for _, greedy in scores[0]] == [True, False]
 
 
 def test_nothing_is_computed_twice(olmoe):
@@ -60,9 +60,9 @@ def test_copies_of_a_shared_beginning_are_bounded(olmoe):
         sequences.append(len(kwargs["input_ids"]))
 
     with olmoe.register_forward_pre_hook(counted, with_kwargs=True):
-        found, _ = scores_of(olmoe, questions, Budget(4000, slots=5 * 42))
+        scores, _ = scores_of(olmoe, questions, Budget(4000, slots=5 * 42))
     assert sequences == [1, 5, 5, 2]
-    assert_scores(found, expected)
+    assert_scores(scores, expected)
 
 
 def test_unlike_questions_share_a_pass(olmoe):
@@ -78,8 +78,8 @@ def test_eager_attention_takes_the_same_masks(olmoe):
     expected, _ = scores_of(olmoe, questions, Budget(4000))
     eager = copy.deepcopy(olmoe)
     eager.set_attn_implementation("eager")
-    found, _ = scores_of(eager, questions, Budget(4000))
-    assert_scores(found, expected)
+    scores, _ = scores_of(eager, questions, Budget(4000))
+    assert_scores(scores, expected)
 
 
 def test_scores_of_hopeless_tokens_are_finite():
@@ -117,23 +117,25 @@ def slow(logits_of):
         place = {node: first + at for at, node in enumerate(tree.logit_nodes)}
         first += len(place)
         scores.append([])
-        for path, own in zip(tree.paths, tree.continuations, strict=True):
+        for path, continuation in zip(tree.paths, tree.continuations, strict=True):
             probs = [logits_of(place[node]).double().softmax(-1).mean(0) for node in path]
-            total = sum(float(p[token].log()) for p, token in zip(probs, own, strict=True))
+            total = sum(float(p[token].log()) for p, token in zip(probs, continuation, strict=True))
             scores[-1].append(
-                (total, all(int(p.argmax()) == t for p, t in zip(probs, own, strict=True)))
+                (total, all(int(p.argmax()) == t for p, t in zip(probs, continuation, strict=True)))
             )
     return scores
 
 
-def assert_same(found, expected):
-    for own, other in zip(found, expected, strict=True):
-        assert own == [(pytest.approx(value, abs=1e-5), greedy) for value, greedy in other]
+def assert_same(scores, expected):
+    for scored_tree, expected_tree in zip(scores, expected, strict=True):
+        assert scored_tree == [
+            (pytest.approx(value, abs=1e-5), greedy) for value, greedy in expected_tree
+        ]
 
 
 def test_parts_in_order():
-    found = TokenScores(TREES).after(Ensemble(n=3), LOGITS.split([1, 3, len(LOGITS) - 4]))
-    assert_same(found.summed(), slow(lambda place: LOGITS[place]))
+    scores = TokenScores(TREES).after(Ensemble(n=3), LOGITS.split([1, 3, len(LOGITS) - 4]))
+    assert_same(scores.summed(), slow(lambda place: LOGITS[place]))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5])

@@ -51,13 +51,13 @@ def test_it_is_torchs_attention(heads, new):
     )
 
     new_leaves = [leaf(query), leaf(key[:, :, prefix:]), leaf(value[:, :, prefix:])]
-    found = suffix_attention._Attention.apply(*new_leaves, key, value, mask, 0.3)
-    found_gradients = torch.autograd.grad((found * weights).sum(), new_leaves)
+    output = suffix_attention._Attention.apply(*new_leaves, key, value, mask, 0.3)
+    found_gradients = torch.autograd.grad((output * weights).sum(), new_leaves)
 
     def assert_close(tensor: Tensor, expected_tensor: Tensor) -> None:
         torch.testing.assert_close(tensor, expected_tensor, atol=1e-12, rtol=0)
 
-    assert_close(found, expected)
+    assert_close(output, expected)
     assert_close(found_gradients[0], query_gradient)
     assert_close(found_gradients[1], key_gradient[:, :, prefix:])
     assert_close(found_gradients[2], value_gradient[:, :, prefix:])
@@ -71,12 +71,12 @@ def test_scores_are_not_rounded_before_the_softmax():
     value = torch.randn(1, 2, 40, 64).bfloat16()
     mask = torch.zeros(1, 1, 8, 40, dtype=torch.bfloat16)
 
-    found = suffix_attention._Attention.apply(
+    output = suffix_attention._Attention.apply(
         query, key[:, :, 32:], value[:, :, 32:], key, value, mask, 64**-0.5
     )
 
     exact = torch_attention(query.double(), key.double(), value.double())
-    assert (found.double() - exact).abs().max() < 0.02
+    assert (output.double() - exact).abs().max() < 0.02
 
 
 class CountedCalls:

@@ -55,7 +55,9 @@ class Fired:
 
 def left_behind(model):
     """Everything that a context could leave on a model."""
-    hooks = [f"_forward{pre}_hooks{more}" for pre in ("", "_pre") for more in ("", "_with_kwargs")]
+    hooks = [
+        f"_forward{pre}_hooks{suffix}" for pre in ("", "_pre") for suffix in ("", "_with_kwargs")
+    ]
     return [
         (name, sorted(vars(module)), *(len(getattr(module, hook)) for hook in hooks))
         for name, module in model.named_modules()
@@ -163,9 +165,11 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
         noisy = policy(router, routing)
         noise = gumbel(3, 77, 0, 1, router.layer, positions, routing.logits_TE.shape[-1])
         for token in positions:
-            given = (routing.logits_TE[token].tolist(), noise[token].tolist(), temperature)
+            arguments = (routing.logits_TE[token].tolist(), noise[token].tolist(), temperature)
             count = routing.index_TK.shape[-1]
-            chosen, weights = slow_routing.route(spec, model.config, module, block, *given, count)
+            chosen, weights = slow_routing.route(
+                spec, model.config, module, block, *arguments, count
+            )
             found = dict(
                 zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True)
             )
@@ -187,10 +191,15 @@ def test_perturbed_weights_tend_to_the_clean_ones_with_the_temperature(model_typ
 
     def check(router, routing):
         noisy = policy(router, routing)
-        for mine, own in ((noisy, routing), (routing, noisy)):
-            found = torch.zeros_like(mine.logits_TE).scatter(-1, mine.index_TK, mine.weights_TK)
+        for noisy_routing, plain_routing in ((noisy, routing), (routing, noisy)):
+            found = torch.zeros_like(noisy_routing.logits_TE).scatter(
+                -1, noisy_routing.index_TK, noisy_routing.weights_TK
+            )
             torch.testing.assert_close(
-                found.gather(-1, own.index_TK), own.weights_TK, rtol=1e-4, atol=1e-5
+                found.gather(-1, plain_routing.index_TK),
+                plain_routing.weights_TK,
+                rtol=1e-4,
+                atol=1e-5,
             )
 
     with routed(model, check):
@@ -257,12 +266,12 @@ ROW = Family("Lab", "lab", "LabRouter", softmax(), module=__name__)
 class LabRouter(nn.Module):
     """A router that transformers does not have. It chooses like OLMoE's, in its own class."""
 
-    def __init__(self, own: OlmoeTopKRouter):
+    def __init__(self, router: OlmoeTopKRouter):
         super().__init__()
-        self.weight = own.weight
-        self.top_k = own.top_k
-        self.num_experts = own.num_experts
-        self.norm_topk_prob = own.norm_topk_prob
+        self.weight = router.weight
+        self.top_k = router.top_k
+        self.num_experts = router.num_experts
+        self.norm_topk_prob = router.norm_topk_prob
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logits = nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), self.weight)
@@ -314,13 +323,13 @@ def inputs(experts, tokens, dtype=torch.float32):
     return hidden_TH, index_TK, torch.rand(tokens, 2, generator=generator).to(dtype)
 
 
-def eager(model, experts, given):
+def eager(model, experts, arguments):
     before = model.config._experts_implementation
     model.set_experts_implementation("eager")
     with torch.inference_mode():
-        found = experts(*given)
+        output = experts(*arguments)
     model.set_experts_implementation(before)
-    return found
+    return output
 
 
 @pytest.mark.parametrize("family", by_family(sorted(ZOO)))
@@ -331,19 +340,19 @@ def test_equals_the_plain_loop(family):
     for tokens in (
         (1, 2, 5, 8 * MAX_TOKENS_PER_EXPERT // 2, 8 * MAX_TOKENS_PER_EXPERT) if experts else ()
     ):
-        given = inputs(experts, tokens)
+        arguments = inputs(experts, tokens)
         with torch.inference_mode():
-            found = weights_first_experts_forward(experts, *given)
-        torch.testing.assert_close(found, eager(model, experts, given), rtol=1e-5, atol=1e-6)
+            output = weights_first_experts_forward(experts, *arguments)
+        torch.testing.assert_close(output, eager(model, experts, arguments), rtol=1e-5, atol=1e-6)
 
 
 def test_bfloat16_is_left_to_grouped_mm(monkeypatch):
     model = make_model("olmoe").to(torch.bfloat16)
     experts = experts_of(model)
-    asked = []
+    calls = []
     monkeypatch.setattr(
-        weights_first, "grouped_mm_experts_forward", lambda *given: asked.append(given)
+        weights_first, "grouped_mm_experts_forward", lambda *given: calls.append(given)
     )
     with torch.inference_mode():
         weights_first_experts_forward(experts, *inputs(experts, 3, torch.bfloat16))
-    assert len(asked) == 1
+    assert len(calls) == 1

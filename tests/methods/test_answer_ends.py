@@ -216,9 +216,9 @@ def test_a_plan_counts_empty_answers_and_what_is_left_out(tmp_path, capsys):
     model = model_with(TURN, tmp_path / "model", MARKERS)
     planned = command(capsys, tmp_path, model, f"method.dataset={tmp_path}/own.jsonl", "mode=plan")
     assert planned.code == 0, planned.err
-    said = " ".join(planned.out.split())
-    assert "answers without text in the training data, which are not trained on: 4" in said
-    assert "left out of the training data: 3 of 8 conversations" in said
+    output = " ".join(planned.out.split())
+    assert "answers without text in the training data, which are not trained on: 4" in output
+    assert "left out of the training data: 3 of 8 conversations" in output
 
 
 @pytest.mark.slow
@@ -228,8 +228,8 @@ def test_a_run_and_its_results_count_empty_answers(tmp_path, capsys):
     ended = command(
         capsys, tmp_path, model, f"method.dataset={tmp_path}/own.jsonl", "method.warmup_ratio=0"
     )
-    told = "answers without text in the training data, which are not trained on: 1"
-    assert ended.code == 0 and told in ended.err and told in ended.out, ended.err
+    message = "answers without text in the training data, which are not trained on: 1"
+    assert ended.code == 0 and message in ended.err and message in ended.out, ended.err
     training = block_of(ended)["finetune_freeze"]["training"]
     assert (training["empty_answers"], training["left_out"], training["conversations"]) == (1, 1, 4)
 
@@ -244,9 +244,9 @@ def test_a_run_says_it_and_a_trained_model_stops_at_the_token_that_it_learned(tm
     model = model_with(TURN, tmp_path / "model", MARKERS)
     ended = command(capsys, tmp_path, model)
     assert NO_END not in ended.err + ended.out
-    own = block_of(ended)["finetune_freeze"]
-    assert own["training"]["answer_end"] == "<|user|>"
-    trained = tmp_path / "models" / own["model"] / "model"
+    report = block_of(ended)["finetune_freeze"]
+    assert report["training"]["answer_end"] == "<|user|>"
+    trained = tmp_path / "models" / report["model"] / "model"
     user = make_tokenizer().vocab_size
     ends = json.loads((trained / "generation_config.json").read_text())["eos_token_id"]
     assert ends == [256, user], "that of the model, and the marker"

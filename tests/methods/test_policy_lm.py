@@ -78,19 +78,19 @@ def lm_of(model: Any, tokenizer: Any, policy: Policy) -> PolicyLM:
 @pytest.mark.parametrize("family", ["olmoe", "qwen3_next"])
 def test_texts_of_a_batch_count_as_they_do_alone(family, maker, tokenizer):
     model = small_model(family)
-    policy, again = MAKERS[maker](model), MAKERS[maker](model)
+    policy, single_policy = MAKERS[maker](model), MAKERS[maker](model)
     with routed(model, policy):
         lm = lm_of(model, tokenizer, policy)
         answered(lm, "loglikelihood_rolling", TEXTS)
-        found = {name: lm.cost[name] for name in policy.counts()}
+        costs = {name: lm.cost[name] for name in policy.counts()}
         model(torch.ones(2, 7, dtype=torch.long))  # a pass of another shape is not the LM's
-    assert found == by_hand(lm, again)
-    assert 0 < min(found.values()) < max(found.values())
+    assert costs == by_hand(lm, single_policy)
+    assert 0 < min(costs.values()) < max(costs.values())
 
 
 def test_an_observer_leaves_padding_out_too(tokenizer):
     model = small_model("olmoe")
-    policy, again = partners(model), partners(model)
+    policy, single_policy = partners(model), partners(model)
     with routed(model, policy):
         lm = lm_of(model, tokenizer, policy)
         routes = Routes()
@@ -99,7 +99,7 @@ def test_an_observer_leaves_padding_out_too(tokenizer):
         once = dict(policy.counts())
         answered(lm, "loglikelihood_rolling", TEXTS)
     assert len(routes.reads) == len(TEXTS)
-    expected = by_hand(lm, again)
+    expected = by_hand(lm, single_policy)
     assert once == expected
     assert policy.counts() == {name: 2 * value for name, value in expected.items()}
 

@@ -73,10 +73,10 @@ def test_a_dense_model_is_calibrated_too(tokenizer):
     }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).eval()
     pair = [("2 + 2 =", " 4")]
-    one, other = (
+    base, calibrated = (
         answers(model, tokenizer, "loglikelihood", pair, logit_scale=scale) for scale in (1.0, 2.0)
     )
-    assert one[0][0] != pytest.approx(other[0][0], abs=1e-4)
+    assert base[0][0] != pytest.approx(calibrated[0][0], abs=1e-4)
 
 
 def test_a_profile_gives_its_scale_and_its_documents_are_left_out(tmp_path):
@@ -125,12 +125,12 @@ def test_roe_takes_its_temperatures_documents_and_study(file):
 
 
 def test_a_profile_is_part_of_the_identity_wherever_it_lies(file, tmp_path):
-    other = tmp_path / "elsewhere.yaml"
-    other.write_text(file.read_text())
+    other_file = tmp_path / "elsewhere.yaml"
+    other_file.write_text(file.read_text())
     first = roe(temperature=str(file)).identity(facts(moe_layers=4))
-    assert roe(temperature=str(other)).identity(facts(moe_layers=4)) == first
-    other.write_text(replace(PROFILE, temperature=[0.0, 0.2, 0.0, 0.4]).text())
-    assert roe(temperature=str(other)).identity(facts(moe_layers=4)) != first
+    assert roe(temperature=str(other_file)).identity(facts(moe_layers=4)) == first
+    other_file.write_text(replace(PROFILE, temperature=[0.0, 0.2, 0.0, 0.4]).text())
+    assert roe(temperature=str(other_file)).identity(facts(moe_layers=4)) != first
 
 
 @pytest.mark.parametrize(

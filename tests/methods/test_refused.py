@@ -183,16 +183,16 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "keys", "told"),
+    ("name", "keys", "message"),
     [
         pytest.param(name, *case, id=f"{name} {case[0]}")
         for name, cases in SETTINGS.items()
         for case in cases
     ],
 )
-def test_impossible_settings(name, keys, told):
+def test_impossible_settings(name, keys, message):
     method, keys = get_method(name), (SMALL if name == "pretrain" else {}) | keys
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         method(method.Config(**keys)).check(replace(FACTS, moe_layers=5))
 
 
@@ -300,13 +300,13 @@ def refused(tmp_path, capsys, loads, small_index):
     return run
 
 
-@pytest.mark.parametrize(("line", "told"), COMMANDS.items())
-def test_a_wrong_command_ends_with_2_before_weights_load(line, told, refused):
-    assert told in " ".join(refused(line).split())
+@pytest.mark.parametrize(("line", "message"), COMMANDS.items())
+def test_a_wrong_command_ends_with_2_before_weights_load(line, message, refused):
+    assert message in " ".join(refused(line).split())
 
 
 @pytest.mark.parametrize(
-    ("family", "line", "told"),
+    ("family", "line", "message"),
     [
         ("deepseek_v3", "prefix-tuning", "deepseek_v3.*Sizes of tensors must match"),
         ("deepseek_v3", "c2r", "within groups"),
@@ -318,8 +318,8 @@ def test_a_wrong_command_ends_with_2_before_weights_load(line, told, refused):
         ),
     ],
 )
-def test_what_a_family_cannot_do(family, line, told, refused, tmp_path, tokenizer):
+def test_what_a_family_cannot_do(family, line, message, refused, tmp_path, tokenizer):
     model = design(family) if family == "word" else small_model(family)
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    assert re.search(told, refused(f"{line} model.path={{tmp}}/model"))
+    assert re.search(message, refused(f"{line} model.path={{tmp}}/model"))

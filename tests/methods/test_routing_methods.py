@@ -77,12 +77,12 @@ def order_of(router: Any, logits: Any) -> tuple[list[int], Any]:
 
 def chosen(router: Any, logits: Any, p: float, k_max: int) -> list[int]:
     order, probs = order_of(router, logits)
-    taken: list[int] = []
-    while len(taken) < min(k_max, len(order)) and (
-        p == 1 or sum(float(probs[e]) for e in taken) < p
+    chosen_experts: list[int] = []
+    while len(chosen_experts) < min(k_max, len(order)) and (
+        p == 1 or sum(float(probs[e]) for e in chosen_experts) < p
     ):
-        taken.append(order[len(taken)])
-    return taken
+        chosen_experts.append(order[len(chosen_experts)])
+    return chosen_experts
 
 
 def log_probs(model64: Any, ids: list[int], p: float, k_max: int) -> tuple[Any, int]:
@@ -123,11 +123,11 @@ def test_tokens_take_the_fewest_experts_that_reach_p_or_k_of_them(
     method, family, p, k_max, tokenizer
 ):
     model = small_model(family)
-    double, own = (
+    double, routed = (
         in_float64(model),
         top_k(k=k_max) if method == "top-k" else top_p(p=p, k_max=k_max),
     )
-    with opened(own, model, tokenizer) as lm:
+    with opened(routed, model, tokenizer) as lm:
         check_answers(
             lm, lambda ids: log_probs(double, ids, p, k_max or 8)[0], model.config.eos_token_id
         )
@@ -174,9 +174,9 @@ def test_a_number_that_a_model_cannot_have_is_refused():
 
 def test_the_grids_begin_with_the_base_model():
     assert top_k().grid(FACTS) == [{"k": 2}, {"k": 1}, {"k": 3}, {"k": 4}]
-    first, *others = top_p().grid(FACTS)
+    first, *other_settings = top_p().grid(FACTS)
     assert first == {"p": 1.0, "k_max": 2}
-    assert others == [{"p": tenth / 10, "k_max": 6} for tenth in range(1, 10)]
+    assert other_settings == [{"p": tenth / 10, "k_max": 6} for tenth in range(1, 10)]
 
 
 IDEAS = '''
@@ -243,8 +243,8 @@ def test_the_function_decides(ideas, family, tokenizer):
         logits, weights, index = output
         weights = weights.clone()
         if layer < 3:
-            for token, own in enumerate(weights):
-                weights[token, own.argmin()] *= 0.25
+            for token, weight_row in enumerate(weights):
+                weights[token, weight_row.argmin()] *= 0.25
         return logits, weights, index
 
     def log_probs(ids: list[int]) -> Any:
@@ -257,29 +257,29 @@ def test_the_function_decides(ideas, family, tokenizer):
 
 
 def test_missing_experts_have_no_weight(ideas, tokenizer):
-    found = []
+    weights = []
     for function in ("strongest", "drop_weakest"):  # of two experts
         with opened(policy(function), small_model("olmoe"), tokenizer) as lm:
-            found.append([score for score, _ in answered(lm, "loglikelihood", PAIRS)])
-    assert found[0] == rounding.approx(found[1], tokens=4)
+            weights.append([score for score, _ in answered(lm, "loglikelihood", PAIRS)])
+    assert weights[0] == rounding.approx(weights[1], tokens=4)
 
 
 def test_the_content_of_the_file_is_in_the_identity(ideas):
-    own = policy("drop_weakest").identity(FACTS)
+    identity = policy("drop_weakest").identity(FACTS)
     ideas.rename("renamed.py")
-    assert policy("drop_weakest", file="renamed.py").identity(FACTS) == own
-    assert policy("drop_weakest", file="renamed.py", scale=0.5).identity(FACTS) != own
+    assert policy("drop_weakest", file="renamed.py").identity(FACTS) == identity
+    assert policy("drop_weakest", file="renamed.py", scale=0.5).identity(FACTS) != identity
     strongest = [
         policy("strongest", file="renamed.py", **keys).identity(FACTS) for keys in ({}, {"k": 1})
     ]
-    assert run_id(strongest[0]) == run_id(strongest[1]) != run_id(own)
+    assert run_id(strongest[0]) == run_id(strongest[1]) != run_id(identity)
     Path("renamed.py").write_text(IDEAS + "\nMORE = 1\n", encoding="utf-8")
-    assert policy("drop_weakest", file="renamed.py").identity(FACTS) != own
+    assert policy("drop_weakest", file="renamed.py").identity(FACTS) != identity
 
 
 def test_the_files_that_it_imports_are_in_the_identity(ideas):
-    own = policy("drop_weakest").identity(FACTS)
-    assert "imports" not in own, "ids of files without imports stay"
+    identity = policy("drop_weakest").identity(FACTS)
+    assert "imports" not in identity, "ids of files without imports stay"
     ideas.with_name("sharing.py").write_text("SHARE = 1.0\n", encoding="utf-8")
     ideas.write_text(
         f"{IDEAS}\ntry:\n    from sharing import SHARE\nexcept ImportError:\n    SHARE = 1\n",
@@ -377,8 +377,10 @@ def test_a_plain_function_is_the_policy_of_a_method(tokenizer):
 
 
 def test_a_decision_is_returned_and_not_written(ideas, tokenizer):
-    told = pytest.raises(RoutingError, match="wrote into the decision for model.layers.0.mlp.gate")
-    with told, opened(policy("writes"), small_model("olmoe"), tokenizer) as lm:
+    refusal = pytest.raises(
+        RoutingError, match="wrote into the decision for model.layers.0.mlp.gate"
+    )
+    with refusal, opened(policy("writes"), small_model("olmoe"), tokenizer) as lm:
         answered(lm, "loglikelihood", PAIRS)
 
 
@@ -386,8 +388,8 @@ def test_expert_metrics_of_a_function_are_counted(ideas, tmp_path, capsys):
     keys = ["method.policy=ideas.py:drop_weakest", "metrics=expert", "task=toy_choice", "limit=2"]
     ended = run_command(capsys, "method=policy", *keys, "baseline=false", f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
-    found = json.loads((ended.folders[-1] / "expert_metrics.json").read_text())
-    assert found["load_balance"]["all"]["value"] > 0 and found["capacity"] is None
+    metrics = json.loads((ended.folders[-1] / "expert_metrics.json").read_text())
+    assert metrics["load_balance"]["all"]["value"] > 0 and metrics["capacity"] is None
 
 
 def test_what_was_tuned_is_noted(ideas):
@@ -433,9 +435,9 @@ def test_only_numbers_are_tuned(ideas):
 
 
 def test_hydra_prints_a_configuration_with_the_keys_of_a_function(ideas, capsys):
-    own = ["method=policy", "method.policy=ideas.py:drop_weakest", "method.scale=0.3"]
-    assert "scale: 0.3" in run_command(capsys, *own, "--cfg", "job").out
-    assert "Unknown model" in run_command(capsys, *own, "model=none").err
+    overrides = ["method=policy", "method.policy=ideas.py:drop_weakest", "method.scale=0.3"]
+    assert "scale: 0.3" in run_command(capsys, *overrides, "--cfg", "job").out
+    assert "Unknown model" in run_command(capsys, *overrides, "model=none").err
 
 
 def test_the_keys_of_a_function_apply_to_its_cells_of_an_experiment(ideas, capsys):
@@ -468,8 +470,8 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     """The command, a grid and Python share runs; studies begin with the function's defaults."""
     monkeypatch.syspath_prepend(ideas.parent)
     task = ["task=toy_choice", "limit=12", "output_dir=out"]
-    own = ["method=policy", "method.policy=ideas.py:drop_weakest"]
-    ended = run_command(capsys, "-m", *own, "method.scale=0,0.5", *task)
+    overrides = ["method=policy", "method.policy=ideas.py:drop_weakest"]
+    ended = run_command(capsys, "-m", *overrides, "method.scale=0,0.5", *task)
     assert "method.scale=0.5 " in ended.out and "difference" in ended.out, ended.out
     function = importlib.import_module("ideas").drop_weakest
     results = moe_lab.run(
@@ -481,7 +483,7 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     for tuning in (["tuning=grid"], ["tuning=tpe", "tuning.n_trials=3"]):
         for file in ("ideas.py", ideas):  # one study, whose profile has no path
             place = f"method.policy={file}:drop_weakest"
-            ended = run_command(capsys, *own, place, *search, *tuning, *task)
+            ended = run_command(capsys, *overrides, place, *search, *tuning, *task)
             assert ended.code == 0 and "calibrated" not in ended.out, ended.err
     assert len(list(Path("out/studies").iterdir())) == 2
 

@@ -67,12 +67,12 @@ class SlowContrast(NamedTuple):
             weights_TK = weights_TK.clone()
             index_TK = index_TK.clone()
             for token in weak_positions:
-                weak, others = self.weak_and_others(router, logits_TE[token])
+                weak, other_experts = self.weak_and_others(router, logits_TE[token])
                 [weight] = weights_of(
                     self.model64.config.model_type, router, logits_TE[token], [weak]
                 )
                 # the other experts have no weight
-                index_TK[token] = torch.tensor([weak, *others[: index_TK.shape[-1] - 1]])
+                index_TK[token] = torch.tensor([weak, *other_experts[: index_TK.shape[-1] - 1]])
                 weights_TK[token] = 0
                 weights_TK[token, 0] = weight
             return logits_TE, weights_TK, index_TK
@@ -266,8 +266,8 @@ def test_a_study_finds_settings_that_another_run_takes(tmp_path, capsys, monkeyp
     result = block_of(ended)
     assert result["scmoe"]["beta"] == beta
 
-    again = block_of(
+    second_block = block_of(
         run_command(capsys, *command, f"method.profile={profile_file}", "baseline=false")
     )
-    assert again["run_id"] == result["run_id"]
-    assert "untuned" not in again
+    assert second_block["run_id"] == result["run_id"]
+    assert "untuned" not in second_block

@@ -71,7 +71,10 @@ def seen(
     with observed(lm, routes):
         for kind in ("loglikelihood", "generate_until", "loglikelihood_rolling"):
             requests = {
-                keys_of([asked])[0]: asked[1] for d in documents for asked in d if asked[0] == kind
+                keys_of([request])[0]: request[1]
+                for d in documents
+                for request in d
+                if request[0] == kind
             }
             lm.answer(kind, list(requests.values()), lambda index, answer: None)
     return routes
@@ -146,13 +149,13 @@ def test_counts_are_those_of_documents_read_alone(family, tokenizer):
     )
     for pairs_LEE in expected:
         singles_LE = np.diagonal(pairs_LEE, axis1=-2, axis2=-1)
-        found = load_balance(singles_LE.astype(float), counts.experts)
-        assert found.tolist() == pytest.approx(list(map(entropy, singles_LE.tolist())), abs=1e-12)
+        metric = load_balance(singles_LE.astype(float), counts.experts)
+        assert metric.tolist() == pytest.approx(list(map(entropy, singles_LE.tolist())), abs=1e-12)
         others_LEE = pairs_LEE * (1 - np.eye(pairs_LEE.shape[-1], dtype=int))
-        found = collaboration(pairs_LEE.astype(float), counts.experts)
+        metric = collaboration(pairs_LEE.astype(float), counts.experts)
         for layer, E in enumerate(counts.experts):
             mean = sum(map(entropy, others_LEE[layer].tolist())) / E
-            assert found[layer] == pytest.approx(mean, abs=1e-12)
+            assert metric[layer] == pytest.approx(mean, abs=1e-12)
 
 
 def test_shared_experts_are_not_counted(tokenizer):
@@ -166,15 +169,17 @@ def test_shared_experts_are_not_counted(tokenizer):
 
 def test_neither_batches_nor_order_nor_groups_change_the_sums(tokenizer):
     model = small_model("olmoe")
-    one = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
+    counts = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
     backwards = DOCUMENTS[::-1]
     for batch_size in (1, 3):
-        other = counted(seen(model, tokenizer, backwards, batch_size), backwards, groups=2)
-        assert other.pairs_GPLEE.shape[0] == 2
-        assert (other.pairs_GPLEE.sum(axis=0) == one.pairs_GPLEE.sum(axis=0)).all()
-        assert other.tokens_P == one.tokens_P
-    alone = counted(seen(model, tokenizer, DOCUMENTS[:1]), DOCUMENTS[:1])
-    assert (alone.pairs_GPLEE[0] == one.pairs_GPLEE[0]).all()
+        backward_counts = counted(
+            seen(model, tokenizer, backwards, batch_size), backwards, groups=2
+        )
+        assert backward_counts.pairs_GPLEE.shape[0] == 2
+        assert (backward_counts.pairs_GPLEE.sum(axis=0) == counts.pairs_GPLEE.sum(axis=0)).all()
+        assert backward_counts.tokens_P == counts.tokens_P
+    first_counts = counted(seen(model, tokenizer, DOCUMENTS[:1]), DOCUMENTS[:1])
+    assert (first_counts.pairs_GPLEE[0] == counts.pairs_GPLEE[0]).all()
 
 
 def test_a_model_that_does_not_run_as_rows_is_refused(tokenizer):
@@ -185,12 +190,12 @@ def test_a_model_that_does_not_run_as_rows_is_refused(tokenizer):
 
 def test_long_documents_count_by_their_tokens():
     sums, tokens = [3.0, -1.0, 2.0, 8.0], [1, 5, 4, 10]
-    found = ratio(np.array(sums), np.array(tokens))
+    estimate = ratio(np.array(sums), np.array(tokens))
     value = sum(sums) / sum(tokens)
-    squares = sum((one - value * count) ** 2 for one, count in zip(sums, tokens, strict=True))
+    squares = sum((total - value * count) ** 2 for total, count in zip(sums, tokens, strict=True))
     half = t.ppf(0.975, 3) * (4 * squares / 3) ** 0.5 / sum(tokens)
-    assert found.value == pytest.approx(value)
-    assert found.interval == pytest.approx([value - half, value + half])
+    assert estimate.value == pytest.approx(value)
+    assert estimate.interval == pytest.approx([value - half, value + half])
 
 
 E = 8
@@ -206,8 +211,8 @@ def test_nothing_counted_is_nothing_measured_and_one_document_has_no_interval():
     assert ratio(np.zeros(0), np.zeros(0)) == Value(value=None)
     assert ratio(np.array([2.0]), np.array([4])) == Value(value=0.5)
     assert mean_over_layers(np.zeros((3, 1, E)), [E], load_balance, [3.0]) is None
-    found = mean_over_layers(np.ones((1, 1, E)), [E], load_balance, [3.0])
-    assert found["value"] == pytest.approx(3.0) and found["ci95"] is None
+    estimate = mean_over_layers(np.ones((1, 1, E)), [E], load_balance, [3.0])
+    assert estimate["value"] == pytest.approx(3.0) and estimate["ci95"] is None
 
 
 def test_the_jackknife_is_that_of_its_definition():
@@ -216,22 +221,22 @@ def test_the_jackknife_is_that_of_its_definition():
     counts = random.integers(0, 5, size=(7, 2, E))
     counts[:, 1, 6:] = 0
     counts[2] = 0  # a document without tokens says nothing
-    found = mean_over_layers(counts, [E, 6], load_balance, [math.log2(E), math.log2(6)])
-    told = np.delete(counts, 2, axis=0)
+    estimate = mean_over_layers(counts, [E, 6], load_balance, [math.log2(E), math.log2(6)])
+    counts_without = np.delete(counts, 2, axis=0)
     without = np.array(
-        [load_balance(np.delete(told, g, axis=0).sum(axis=0), [E, 6]) for g in range(6)]
+        [load_balance(np.delete(counts_without, g, axis=0).sum(axis=0), [E, 6]) for g in range(6)]
     )
-    whole = load_balance(told.sum(axis=0), [E, 6])
+    whole = load_balance(counts_without.sum(axis=0), [E, 6])
     for layer in range(2):
         pseudo = 6 * whole[layer] - 5 * without[:, layer]
         half = 2.570582 * pseudo.std(ddof=1) / 6**0.5  # Student's, 5 degrees of freedom
-        one = found["layers"][layer]
-        assert one["counted"] == pytest.approx(whole[layer])
-        assert one["value"] == pytest.approx(min(pseudo.mean(), one["maximum"]))
-        assert one["ci95"] == pytest.approx(
-            [pseudo.mean() - half, min(pseudo.mean() + half, one["maximum"])]
+        layer_metric = estimate["layers"][layer]
+        assert layer_metric["counted"] == pytest.approx(whole[layer])
+        assert layer_metric["value"] == pytest.approx(min(pseudo.mean(), layer_metric["maximum"]))
+        assert layer_metric["ci95"] == pytest.approx(
+            [pseudo.mean() - half, min(pseudo.mean() + half, layer_metric["maximum"])]
         )
-    assert found["counted"] == pytest.approx(whole.mean())
+    assert estimate["counted"] == pytest.approx(whole.mean())
 
 
 def documents(random: np.random.Generator, count: int) -> np.ndarray:
@@ -242,9 +247,9 @@ def documents(random: np.random.Generator, count: int) -> np.ndarray:
     kinds = random.dirichlet(np.full(E, 4.0), size=count)
     noisy = np.log(kinds)[:, None] + random.gumbel(size=(count, 20, E))
     chosen = np.argsort(-noisy, axis=-1)[..., :3]
-    taken = np.zeros((count, 20, E), dtype=np.int64)
-    np.put_along_axis(taken, chosen, 1, axis=-1)
-    return np.einsum("nte,ntf->nef", taken, taken)[:, None]
+    chosen_experts = np.zeros((count, 20, E), dtype=np.int64)
+    np.put_along_axis(chosen_experts, chosen, 1, axis=-1)
+    return np.einsum("nte,ntf->nef", chosen_experts, chosen_experts)[:, None]
 
 
 @pytest.mark.parametrize("n", first_fast([100, 500]))
@@ -267,9 +272,11 @@ def test_intervals_cover_the_value_of_all_documents(n, metric):
     covered = 0
     for _ in range(400):
         counts = pick(everything[random.integers(len(everything), size=n)])
-        found = mean_over_layers(counts, [E], metric, [math.log2(E)])
-        assert found is not None and found["ci95"][0] <= found["value"] <= found["ci95"][1]
-        covered += found["ci95"][0] <= truth <= found["ci95"][1]
+        estimate = mean_over_layers(counts, [E], metric, [math.log2(E)])
+        assert (
+            estimate is not None and estimate["ci95"][0] <= estimate["value"] <= estimate["ci95"][1]
+        )
+        covered += estimate["ci95"][0] <= truth <= estimate["ci95"][1]
     assert 364 <= covered <= 396
 
 
@@ -282,44 +289,53 @@ def left_out(counts: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def test_arrays_leave_the_mapping_and_come_back(tmp_path):
-    one, other = np.arange(3.0), np.ones((2, 4))
-    plain, arrays = without_arrays({"a": {"b": one, "c": 1}, "d": other, "e": None, "f": [{}]})
+    first_array, second_array = np.arange(3.0), np.ones((2, 4))
+    plain, arrays = without_arrays(
+        {"a": {"b": first_array, "c": 1}, "d": second_array, "e": None, "f": [{}]}
+    )
     assert plain == {"a": {"c": 1}, "e": None, "f": [{}]}
     write_arrays(tmp_path, arrays)
-    again = read_arrays(tmp_path)
-    assert again.keys() == {"a/b", "d"}
-    assert (again["a/b"] == one).all() and (again["d"] == other).all()
+    read_back = read_arrays(tmp_path)
+    assert read_back.keys() == {"a/b", "d"}
+    assert (read_back["a/b"] == first_array).all() and (read_back["d"] == second_array).all()
 
 
 def test_the_jackknife_of_a_difference_is_a_loop_over_documents():
     random = np.random.default_rng(0)
-    mine, theirs = random.integers(0, 5, size=(2, 7, 1, E))
-    mine[2] = theirs[2] = 0  # a document without tokens in both says nothing
-    mine[4] = 0
-    kept = [g for g in range(7) if g != 2]
+    counts_a, counts_b = random.integers(0, 5, size=(2, 7, 1, E))
+    counts_a[2] = counts_b[2] = 0  # a document without tokens in both says nothing
+    counts_a[4] = 0
+    kept_documents = [g for g in range(7) if g != 2]
 
     def value(documents: list[int]) -> float:
-        one, other = (load_balance(counts[documents].sum(0), [E])[0] for counts in (mine, theirs))
-        return float(one - other)
+        value_a, value_b = (
+            load_balance(counts[documents].sum(0), [E])[0] for counts in (counts_a, counts_b)
+        )
+        return float(value_a - value_b)
 
-    pseudo = np.array([6 * value(kept) - 5 * value([g for g in kept if g != out]) for out in kept])
+    pseudo = np.array(
+        [
+            6 * value(kept_documents) - 5 * value([g for g in kept_documents if g != out])
+            for out in kept_documents
+        ]
+    )
     half = 2.570582 * pseudo.std(ddof=1) / 6**0.5  # Student's, 5 degrees of freedom
-    found = differences(left_out(mine), left_out(theirs))["load_balance/all"]
-    assert found["difference"] == pytest.approx(pseudo.mean())
-    assert found["ci95"] == pytest.approx([pseudo.mean() - half, pseudo.mean() + half])
+    difference = differences(left_out(counts_a), left_out(counts_b))["load_balance/all"]
+    assert difference["difference"] == pytest.approx(pseudo.mean())
+    assert difference["ci95"] == pytest.approx([pseudo.mean() - half, pseudo.mean() + half])
 
 
 @pytest.mark.parametrize("R", (1, 3))
 def test_the_difference_of_two_losses(R):
     random = np.random.default_rng(1)
-    mine, theirs = random.integers(2, size=(2, 1 + R, 200)).astype(float)
+    scores_a, scores_b = random.integers(2, size=(2, 1 + R, 200)).astype(float)
     path = "capacity/least/tasks/t/acc,none"
-    found = differences({f"{path}/scores": mine}, {f"{path}/scores": theirs})[path]
-    losses = [scores[0] - scores[1:].mean(axis=0) for scores in (mine, theirs)]
+    difference = differences({f"{path}/scores": scores_a}, {f"{path}/scores": scores_b})[path]
+    losses = [scores[0] - scores[1:].mean(axis=0) for scores in (scores_a, scores_b)]
     by_document = losses[0] - losses[1]
-    assert found["difference"] == pytest.approx(by_document.mean())
+    assert difference["difference"] == pytest.approx(by_document.mean())
     mean, half = by_document.mean(), 1.96 * by_document.std() / 200**0.5
-    assert found["ci95"] == pytest.approx([mean - half, mean + half], abs=0.1 * half)
+    assert difference["ci95"] == pytest.approx([mean - half, mean + half], abs=0.1 * half)
 
 
 def test_equal_runs_do_not_differ_and_other_documents_have_no_difference():
@@ -327,10 +343,10 @@ def test_equal_runs_do_not_differ_and_other_documents_have_no_difference():
     assert differences(arrays, arrays) == {
         "load_balance/all": {"difference": 0.0, "ci95": [0.0, 0.0]}
     }
-    same = {"x/scores": np.ones((2, 100))}
-    found = differences(same, same)["x"]
-    assert found["difference"] == 0.0
-    assert found["ci95"][0] < 0 < found["ci95"][1], "Tango's interval has a width"
-    mine, theirs = (left_out(np.ones((count, 1, E), dtype=int)) for count in (4, 5))
-    assert differences(mine, theirs) == {}
-    assert differences(mine, {}) == {}
+    equal_scores = {"x/scores": np.ones((2, 100))}
+    difference = differences(equal_scores, equal_scores)["x"]
+    assert difference["difference"] == 0.0
+    assert difference["ci95"][0] < 0 < difference["ci95"][1], "Tango's interval has a width"
+    groups_of_4, groups_of_5 = (left_out(np.ones((count, 1, E), dtype=int)) for count in (4, 5))
+    assert differences(groups_of_4, groups_of_5) == {}
+    assert differences(groups_of_4, {}) == {}

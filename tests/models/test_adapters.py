@@ -109,7 +109,7 @@ def test_the_content_of_an_adapter_is_part_of_the_identity(adapter, tiny_olmoe_d
 
 
 @pytest.mark.parametrize(
-    "other",
+    "other_settings",
     [
         {"target_modules": ["k_proj"]},
         {"target_modules": [*ATTENTION, "k_proj"]},
@@ -117,7 +117,7 @@ def test_the_content_of_an_adapter_is_part_of_the_identity(adapter, tiny_olmoe_d
     ],
     ids=["of another module", "of more modules", "of fewer"],
 )
-def test_a_stored_adapter_is_read_into_the_same_one_alone(other, tmp_path):
+def test_a_stored_adapter_is_read_into_the_same_one_alone(other_settings, tmp_path):
     """Broken by tensors that are left out in silence, and by an adapter that is not read at all."""
 
     def with_adapter(**modules):
@@ -126,9 +126,9 @@ def test_a_stored_adapter_is_read_into_the_same_one_alone(other, tmp_path):
 
     stored = with_adapter(target_modules=ATTENTION)
     save_adapter(stored, tmp_path)
-    same = with_adapter(target_modules=ATTENTION)
-    assert not torch.equal(same(TOKENS).logits, stored(TOKENS).logits)
-    load_adapter(same, tmp_path)
-    assert torch.equal(same(TOKENS).logits, stored(TOKENS).logits)
+    same_adapter = with_adapter(target_modules=ATTENTION)
+    assert not torch.equal(same_adapter(TOKENS).logits, stored(TOKENS).logits)
+    load_adapter(same_adapter, tmp_path)
+    assert torch.equal(same_adapter(TOKENS).logits, stored(TOKENS).logits)
     with pytest.raises(ModelError, match="holds another adapter"):
-        load_adapter(with_adapter(**other), tmp_path)
+        load_adapter(with_adapter(**other_settings), tmp_path)

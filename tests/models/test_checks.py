@@ -198,10 +198,10 @@ def test_a_template_that_cannot_be_used_is_named(template, says):
         frame(template)
 
 
-@pytest.mark.parametrize("asked", ["strftime_now('%d %b %Y')", 'strftime_now("%d %b %Y")'])
-def test_the_date_is_the_same_on_every_day(asked):
+@pytest.mark.parametrize("requested", ["strftime_now('%d %b %Y')", 'strftime_now("%d %b %Y")'])
+def test_the_date_is_the_same_on_every_day(requested):
     tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{{ " + asked + " }}, {{ messages[0].content }}"
+    tokenizer.chat_template = "{{ " + requested + " }}, {{ messages[0].content }}"
     assert Framing(lambda: tokenizer, True).apply_chat_template(MESSAGES) == "05 Aug 2025, Hello"
 
 

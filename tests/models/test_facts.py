@@ -77,8 +77,8 @@ def test_mxfp4_is_dequantized_and_routed(mxfp4_checkpoint):
     folder, expected = mxfp4_checkpoint
     loaded = load_folder(folder, dtype="float32").model
     for name, parameter in expected.named_parameters():
-        found = loaded.get_parameter(name)
-        assert found.dtype == torch.float32 and torch.equal(found, parameter), name
+        weight = loaded.get_parameter(name)
+        assert weight.dtype == torch.float32 and torch.equal(weight, parameter), name
     loaded.set_experts_implementation("eager")
     expected.set_experts_implementation("eager")
     with torch.no_grad(), record(loaded) as routes:
@@ -93,10 +93,10 @@ def test_mxfp4_in_bfloat16(mxfp4_checkpoint):
     folder, expected = mxfp4_checkpoint
     loaded = load_folder(folder, dtype="bfloat16").model
     for name, parameter in expected.named_parameters():
-        found = loaded.get_parameter(name)
-        assert found.dtype == torch.bfloat16
+        weight = loaded.get_parameter(name)
+        assert weight.dtype == torch.bfloat16
         if name.endswith(("gate_up_proj", "down_proj")):
-            assert torch.equal(found.float(), parameter), f"{name}: these numbers need no rounding"
+            assert torch.equal(weight.float(), parameter), f"{name}: these numbers need no rounding"
 
 
 def test_fp8_is_dequantized_and_routed(tmp_path):

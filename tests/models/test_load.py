@@ -121,11 +121,13 @@ def test_experts_that_are_computed_in_one_way_take_no_other_and_record_none(tmp_
         load_folder(tmp_path, experts_implementation="eager")
 
 
-@pytest.mark.parametrize(("given", "taken"), [("eager", "eager"), (None, "weights_first")])
-def test_experts_implementation_is_taken(given, taken, tiny_olmoe_dir):
+@pytest.mark.parametrize(
+    ("requested", "implementation"), [("eager", "eager"), (None, "weights_first")]
+)
+def test_experts_implementation_is_taken(requested, implementation, tiny_olmoe_dir):
     """Without one, experts are computed weights first on a CPU."""
-    loaded = load_folder(tiny_olmoe_dir, experts_implementation=given)
-    assert loaded.model.config._experts_implementation == taken
+    loaded = load_folder(tiny_olmoe_dir, experts_implementation=requested)
+    assert loaded.model.config._experts_implementation == implementation
 
 
 def test_attn_implementation_is_taken_and_recorded(tiny_olmoe_dir):
@@ -261,9 +263,9 @@ def test_roe_is_the_same_from_disk(model_type, from_disk):
     assert loaded.device == torch.device("cpu")
     in_memory = small_model(model_type)
     in_memory.set_experts_implementation("eager")
-    found, expected = roe_answers(loaded.model), roe_answers(in_memory)
+    answers, expected = roe_answers(loaded.model), roe_answers(in_memory)
     in_memory.set_experts_implementation("grouped_mm")
-    assert found == rounding.approx(expected)
+    assert answers == rounding.approx(expected)
 
 
 READS_PARAMETERS = {"dbrx", "gemma4_text", "jetmoe", "longcat_flash"}
@@ -282,9 +284,9 @@ def test_every_family_is_the_same_from_disk_or_refused(model_type, from_disk):
     in_memory = small_model(model_type)
     ids = torch.arange(12)[None]
     with torch.no_grad():
-        found = loaded(ids, use_cache=False).logits
+        logits = loaded(ids, use_cache=False).logits
         expected = in_memory(ids, use_cache=False).logits
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_folder_on_disk_goes_with_the_model(from_disk, temporary):
@@ -375,8 +377,8 @@ def test_the_native_deepseek_moe_is_taken(tmp_path):
 @pytest.mark.parametrize("path", [None, "folder"])
 def test_a_revision_of_a_folder_is_refused(path, tiny_olmoe_dir):
     model = ModelConfig(path=path and str(tiny_olmoe_dir), revision="v1")
-    told = r"model.revision=v1 has no effect on the folder .*Leave it out"
-    with pytest.raises(ConfigError, match=told):
+    message = r"model.revision=v1 has no effect on the folder .*Leave it out"
+    with pytest.raises(ConfigError, match=message):
         load_config(model, offline=True)
 
 

@@ -119,8 +119,8 @@ def test_an_answer_keeps_the_blank_at_its_beginning(monkeypatch, family, own_cod
     answers = answered(lm, "generate_until", [(begin, options), (begin, options)])
     expected = CODE.removeprefix(begin).split("\n\n\n")[0]
     assert answers == [expected, expected]
-    alone = tokenizer.decode(tokens[len(prompt) :])
-    differs = not alone.startswith(expected)
+    decoded = tokenizer.decode(tokens[len(prompt) :])
+    differs = not decoded.startswith(expected)
     assert lm.cost["decoded_in_context"] == 2 * differs
     assert differs == FAMILIES[family]
 
@@ -144,5 +144,5 @@ def test_generate_and_streams_keep_it_too(family):
     expected = tokenizer.decode(prompt_ids + tokens).removeprefix(tokenizer.decode(prompt_ids))
     assert roe.generate("say", streamer=streamer, **options) == expected
     assert "".join(streamer) == expected
-    found = roe.generate("say", num_return_sequences=2, do_sample=True, **options)
-    assert found == [expected, expected]
+    texts = roe.generate("say", num_return_sequences=2, do_sample=True, **options)
+    assert texts == [expected, expected]

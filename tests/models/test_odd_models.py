@@ -98,10 +98,10 @@ def test_numbers_of_numpy_are_values_of_keys(tmp_path):
         "output_dir": tmp_path,
         "quiet": True,
     }
-    own = moe_lab.run(seed=3, limit=2, **keys)
+    own_results = moe_lab.run(seed=3, limit=2, **keys)
     numpy = moe_lab.run(seed=np.int64(3), limit=np.int32(2), **keys)
-    assert [each["moe_lab"]["run_id"] for each in own] == [
-        each["moe_lab"]["run_id"] for each in numpy
+    assert [result["moe_lab"]["run_id"] for result in own_results] == [
+        result["moe_lab"]["run_id"] for result in numpy
     ]
     with pytest.raises(ConfigError, match="takes numbers, texts, lists"):
         moe_lab.run(limit=object(), **keys)

@@ -81,7 +81,7 @@ def test_models_with_several_implementations_of_experts(family, can):
 
 
 def test_only_one_file_of_these_packages_touches_what_is_private():
-    found = [
+    private_uses = [
         f"{file.relative_to(PACKAGE)}:{node.lineno} {ast.unparse(node)}"
         for package in PACKAGES
         for file in files_in(PACKAGE / package)
@@ -92,4 +92,4 @@ def test_only_one_file_of_these_packages_touches_what_is_private():
         and not node.attr.startswith("__")
         if isinstance(node.value, ast.Name) and node.value.id in OWNERS
     ]
-    assert not found, "\n".join(found)
+    assert not private_uses, "\n".join(private_uses)

@@ -26,12 +26,12 @@ def dequantize(gguf: Path, folder: Path) -> None:
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    given = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    model = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32)
-    AutoConfig.from_pretrained(**given).save_pretrained(folder)
+    options = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    model = AutoModelForCausalLM.from_pretrained(**options, dtype=torch.float32)
+    AutoConfig.from_pretrained(**options).save_pretrained(folder)
     weights = {
         name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    AutoTokenizer.from_pretrained(**given).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**options).save_pretrained(folder)
     gguf.unlink()

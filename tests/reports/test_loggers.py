@@ -64,8 +64,12 @@ class Logged:
         ).stdout
 
     def table(self, key: str) -> dict[str, Any]:
-        found = self.summary["summary"][key]
-        path = found["path"] if isinstance(found, dict) else self.summary["summary"][f"{key}.path"]
+        table_file = self.summary["summary"][key]
+        path = (
+            table_file["path"]
+            if isinstance(table_file, dict)
+            else self.summary["summary"][f"{key}.path"]
+        )
         return json.loads((self.folder / "files" / path).read_text())
 
 
@@ -193,7 +197,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Logged],
         with pytest.raises(TimeoutError):
             server.accept()
     runs = [Logged(path) for path in (folder / "out" / "wandb").glob("offline-run-*")]
-    return {one.summary["name"]: one for one in runs}, ended.stderr, folder
+    return {logged_run.summary["name"]: logged_run for logged_run in runs}, ended.stderr, folder
 
 
 @pytest.mark.slow
@@ -259,8 +263,8 @@ def test_a_resumed_study_continues_its_run_and_a_process_that_shares_it_has_its_
 @pytest.mark.slow
 def test_a_difference_is_logged_with_its_p_and_its_interval(logged):
     summary = logged[0]["run-1"].summary["summary"]
-    found = [summary[name] for name in ("difference", "p", "difference_low", "difference_high")]
-    assert found == [0.1, 0.125, -0.05, 0.25]
+    values = [summary[name] for name in ("difference", "p", "difference_low", "difference_high")]
+    assert values == [0.1, 0.125, -0.05, 0.25]
 
 
 @pytest.mark.slow
@@ -323,9 +327,9 @@ def test_a_failing_logger_costs_nothing_and_is_told_once(breaks, config, monkeyp
             logger.log_results(RunResult(RESULTS.content, Path("/nowhere")))
             logger.log_study(Path("/nowhere"))
             logger.log_figure(Path("/nowhere/x.png"))
-    told = capsys.readouterr().err
-    assert told.count("logs no further") == 1 and "Results are not affected" in told
-    assert KEY not in told
+    message = capsys.readouterr().err
+    assert message.count("logs no further") == 1 and "Results are not affected" in message
+    assert KEY not in message
 
 
 def test_what_fails_inside_still_fails(config):
@@ -356,8 +360,8 @@ def test_a_server_that_is_not_reached_means_offline(config, monkeypatch, capsys)
     assert modes == ["online", "offline", "offline"], (
         "the second does not wait for the server again"
     )
-    told = "logged offline (ConnectionError: no route to host). To upload: wandb sync"
-    assert told in capsys.readouterr().err
+    message = "logged offline (ConnectionError: no route to host). To upload: wandb sync"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -478,10 +482,12 @@ def test_a_tuned_command_is_logged_offline(tmp_path):
     assert ended.code == 0, ended.err
     assert ended.err.count("wandb sync") == 1
     logged = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
-    (study,) = (one for one in logged if one.run["job_type"] == "study")
-    (table,) = (one for one in logged if one.run["job_type"] == "command")
-    runs = [one for one in logged if one.run["job_type"] == "run"]
-    assert len(runs) == 2 and {one.run["run_group"] for one in logged} == {table.run["run_id"]}
+    (study,) = (logged_run for logged_run in logged if logged_run.run["job_type"] == "study")
+    (table,) = (logged_run for logged_run in logged if logged_run.run["job_type"] == "command")
+    runs = [logged_run for logged_run in logged if logged_run.run["job_type"] == "run"]
+    assert len(runs) == 2 and {logged_run.run["run_group"] for logged_run in logged} == {
+        table.run["run_id"]
+    }
     scores = table.table("tables/scores")
     place = [scores["columns"].index(name) for name in ("method", "seed", "p_holm")]
     rows = [tuple(row[number] for number in place) for row in scores["data"]]
@@ -502,8 +508,8 @@ def test_a_tuned_command_is_logged_offline(tmp_path):
         assert 0 <= run.summary["summary"]["score"] <= 1
         assert len(run.table("samples/toy_choice")["data"]) == 4
     assert run_forked(tmp_path, *keys, WANDB_MODE="offline").code == 0
-    again = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
-    assert sorted(one.run["job_type"] for one in again) == [
+    logged_again = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
+    assert sorted(logged_run.run["job_type"] for logged_run in logged_again) == [
         "command",
         "command",
         "run",
@@ -569,10 +575,10 @@ def agent_arguments(parameters: dict[str, Any]) -> list[str]:
 def test_an_agent_s_arguments_are_overrides(key, value):
     (argument,) = agent_arguments({key: value})
     (cell,) = compose([argument, "method=roe"])
-    found: Any = to_config(cell)
+    actual: Any = to_config(cell)
     for name in key.split("."):
-        found = getattr(found, name)
-    assert found == value and type(found) is type(value)
+        actual = getattr(actual, name)
+    assert actual == value and type(actual) is type(value)
 
 
 @pytest.mark.slow
@@ -582,7 +588,10 @@ def test_the_documented_sweep_composes():
     assert sweep["command"][:3] == ["python", "-m", "moe_lab"]
     assert sweep["command"][-1] == "${args_no_hyphens}"
     parameters = sweep["parameters"].items()
-    values = {name: one.get("min", one.get("values", [None])[0]) for name, one in parameters}
+    values = {
+        name: parameter.get("min", parameter.get("values", [None])[0])
+        for name, parameter in parameters
+    }
     (cell,) = compose([*fixed, *agent_arguments(values)])
     config = to_config(cell)
     assert (
@@ -594,17 +603,17 @@ def test_the_documented_sweep_composes():
 @pytest.mark.parametrize("method", ["base", "c2r"])
 def test_expert_metrics_can_be_read_back(method, tmp_path):
     keys = f"method={method} task=toy_choice limit=3 metrics=expert logger=wandb baseline=false"
-    own = ["method.dataset_size=8"] if method == "c2r" else []
+    overrides = ["method.dataset_size=8"] if method == "c2r" else []
     ended = run_forked(
-        tmp_path, *keys.split(), *own, f"output_dir={tmp_path}", WANDB_MODE="offline"
+        tmp_path, *keys.split(), *overrides, f"output_dir={tmp_path}", WANDB_MODE="offline"
     )
     assert ended.code == 0, ended.err
     folder = Path(ended.out.splitlines()[-1]).parent
-    found = json.loads((folder / "expert_metrics.json").read_text())
+    metrics = json.loads((folder / "expert_metrics.json").read_text())
     (run,) = (Logged(path) for path in (tmp_path / "wandb").glob("offline-run-*"))
     summary = run.summary["summary"]
-    scores = logged_values(StoredMetrics(found))
-    assert scores["expert/load_balance/all"] == found["load_balance"]["all"]["value"]
+    scores = logged_values(StoredMetrics(metrics))
+    assert scores["expert/load_balance/all"] == metrics["load_balance"]["all"]["value"]
     assert ("expert/specialization/toy_choice/acc,none" in scores) == (method == "base")
     for key, value in scores.items():
         assert summary[key] == pytest.approx(value), key

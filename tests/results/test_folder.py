@@ -66,7 +66,7 @@ OF_COMMIT = {"model": {"name": "m", "commit": "c1"}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "commit", "own"),
+    ("changes", "commit", "own_id"),
     [
         *(({}, None, True), (OF_COMMIT, "c1", True), (OF_COMMIT, "c2", False)),
         *(
@@ -76,8 +76,8 @@ OF_COMMIT = {"model": {"name": "m", "commit": "c1"}}
         *(({key: wrong}, None, False) for key in BLOCKS for wrong in (None, [1])),
     ],
 )
-def test_a_finished_result_of_this_run_is_returned(tmp_path, changes, commit, own):
-    assert (finished(tmp_path, **changes).stored(commit) is not None) == own
+def test_a_finished_result_of_this_run_is_returned(tmp_path, changes, commit, own_id):
+    assert (finished(tmp_path, **changes).stored(commit) is not None) == own_id
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"results": {}}', "null"])
@@ -89,8 +89,10 @@ def test_a_damaged_result_is_not(tmp_path, content):
 
 def test_a_result_of_the_wrong_shape_is_said(tmp_path, capsys):
     finished(tmp_path, model=[1]).stored()
-    said = capsys.readouterr().err
-    assert f"{tmp_path}/results.json is damaged" in said and said.endswith("It is not used.\n")
+    message = capsys.readouterr().err
+    assert f"{tmp_path}/results.json is damaged" in message and message.endswith(
+        "It is not used.\n"
+    )
 
 
 def _hold(folder: Path, ready: Any, seconds: float) -> None:
@@ -196,47 +198,57 @@ def maker(artifact: Artifact, made: list[int]):
 def test_what_another_process_made_before_the_lock_was_free_is_not_made_again(
     tmp_path, monkeypatch
 ):
-    one, made, held = pair(tmp_path), [], RunFolder.held
+    folder_pair, made, held = pair(tmp_path), [], RunFolder.held
 
     def held_later(self):
         monkeypatch.undo()
-        pair(tmp_path).load_or_make(maker(one, made))
+        pair(tmp_path).load_or_make(maker(folder_pair, made))
         return held(self)
 
     monkeypatch.setattr(RunFolder, "held", held_later)
-    assert one.load_or_make(maker(one, made)) == {"id": one.id, "times": 1}
+    assert folder_pair.load_or_make(maker(folder_pair, made)) == {"id": folder_pair.id, "times": 1}
 
 
 def test_it_is_made_once_and_again_where_something_is_gone(tmp_path):
-    one, made = pair(tmp_path), []
-    assert one.stored() is None
-    assert one.load_or_make(maker(one, made)) == {"id": one.id, "times": 1}
-    assert one.load_or_make(maker(one, made)) == one.stored() == {"id": one.id, "times": 1}
-    assert not (one.folder / "parts").exists()
-    (one.folder / "other").unlink()
-    assert one.stored() is None and one.load_or_make(maker(one, made))["times"] == 2
-    (one.folder / "record.json").write_text("[]")
-    assert one.load_or_make(maker(one, made))["times"] == 3
-    other = pair(tmp_path, "b" * 64)
-    assert other.stored() is None and other.load_or_make(maker(other, made))["times"] == 4
+    first_pair, made = pair(tmp_path), []
+    assert first_pair.stored() is None
+    assert first_pair.load_or_make(maker(first_pair, made)) == {"id": first_pair.id, "times": 1}
+    assert (
+        first_pair.load_or_make(maker(first_pair, made))
+        == first_pair.stored()
+        == {"id": first_pair.id, "times": 1}
+    )
+    assert not (first_pair.folder / "parts").exists()
+    (first_pair.folder / "other").unlink()
+    assert (
+        first_pair.stored() is None
+        and first_pair.load_or_make(maker(first_pair, made))["times"] == 2
+    )
+    (first_pair.folder / "record.json").write_text("[]")
+    assert first_pair.load_or_make(maker(first_pair, made))["times"] == 3
+    other_pair = pair(tmp_path, "b" * 64)
+    assert (
+        other_pair.stored() is None
+        and other_pair.load_or_make(maker(other_pair, made))["times"] == 4
+    )
 
 
 def test_work_in_progress_stays_where_making_fails(tmp_path):
-    one = pair(tmp_path)
+    folder_pair = pair(tmp_path)
 
     def fail() -> dict[str, Any]:
-        (one.folder / "parts").mkdir()
+        (folder_pair.folder / "parts").mkdir()
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        one.load_or_make(fail)
-    assert (one.folder / "parts").exists() and one.stored() is None
+        folder_pair.load_or_make(fail)
+    assert (folder_pair.folder / "parts").exists() and folder_pair.stored() is None
 
 
 def test_another_maker_is_named(tmp_path):
-    one = pair(tmp_path)
-    with RunFolder(one.folder, one.id).held(), pytest.raises(RunHeldError):
-        one.load_or_make(maker(one, []))
+    folder_pair = pair(tmp_path)
+    with RunFolder(folder_pair.folder, folder_pair.id).held(), pytest.raises(RunHeldError):
+        folder_pair.load_or_make(maker(folder_pair, []))
 
 
 def test_a_lock_is_acquired_once_until_it_is_released(tmp_path):
@@ -263,10 +275,10 @@ WRONG = {
 @pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
 def test_a_damaged_file_is_one_message_that_names_it(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DamagedError, match=rf"{name} is damaged: .*Move it away") as found:
+    with pytest.raises(DamagedError, match=rf"{name} is damaged: .*Move it away") as raised:
         read_mapping(tmp_path / name)
-    assert "\n" not in str(found.value) and len(str(found.value)) < 400
-    assert found.value.exit_code == 2
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+    assert raised.value.exit_code == 2
 
 
 def test_absent_whole_and_a_folder(tmp_path, capsys):
@@ -367,8 +379,8 @@ def test_what_a_dataclass_holds_is_read_with_it():
         "marks": ["x", "y"],
         "more": None,
     }
-    found = typed(Whole, content)
-    assert found == Whole([Part("a", (0, 0.5))], {"b": Part("b"), "c": None}, ("x", "y"))
+    value = typed(Whole, content)
+    assert value == Whole([Part("a", (0, 0.5))], {"b": Part("b"), "c": None}, ("x", "y"))
 
 
 @pytest.mark.parametrize(
@@ -401,7 +413,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, step):
     ):
         write_atomically(file, "new")
     assert file.read_text() == "old"
-    assert [one.name for one in tmp_path.iterdir()] == ["results.json"], "no temporary file is left"
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"], (
+        "no temporary file is left"
+    )
 
 
 WRITERS = {

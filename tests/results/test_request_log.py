@@ -54,20 +54,20 @@ def write(path, **answers):
 
 
 def test_answers_come_back_as_they_were(path):
-    given: dict[str, Any] = {
+    answers: dict[str, Any] = {
         "a": (-1.0 / 3, True),
         "b": -12345.678901234567,
         "c": "text\nwith \u2028 lines \ud83d",
         "d": (-1e-300, False),
     }
-    write(path, **given)
-    again = ResponseLog(path, HEADER)
-    assert {key: again[key] for key in given} == given
-    assert isinstance(again["a"], tuple)
+    write(path, **answers)
+    reopened = ResponseLog(path, HEADER)
+    assert {key: reopened[key] for key in answers} == answers
+    assert isinstance(reopened["a"], tuple)
 
 
 def test_keys_tell_requests_apart():
-    asked = [
+    requests = [
         ("loglikelihood", ("a", "b"), 0),
         ("loglikelihood", ("ab", ""), 0),
         ("loglikelihood", ("a", "b"), 1),
@@ -75,7 +75,7 @@ def test_keys_tell_requests_apart():
         ("generate_until", ("a", {"until": ["c"]}), 0),
         ("loglikelihood_rolling", ("a",), 0),
     ]
-    assert len({request_key(*one) for one in asked}) == len(asked)
+    assert len({request_key(*request) for request in requests}) == len(requests)
     assert request_key("g", ("a", {"x": 1, "y": 2}), 0) == request_key(
         "g", ("a", {"y": 2, "x": 1}), 0
     )
@@ -110,22 +110,22 @@ def test_a_damaged_line_is_a_missing_answer(path, damage):
 
 
 @pytest.mark.parametrize(
-    "other",
+    "other_header",
     [
         HEADER | {"run_id": "b"},
         HEADER | {"commit": "c0ffee"},
         HEADER | {"versions": {"lm_eval": "2"}},
     ],
 )
-def test_another_header_is_never_served_nor_erased(path, other):
+def test_another_header_is_never_served_nor_erased(path, other_header):
     log = write(path, **{KEY: "x"})
     assert log.set_aside is None
     earlier = path.read_bytes()
     path.with_name("responses.1.old.jsonl").write_text("of another time")
-    log = ResponseLog(path, other)
+    log = ResponseLog(path, other_header)
     assert KEY not in log and log.cost == {}
     log.close()
-    assert json.loads(path.read_text().splitlines()[0]) == {"header": other}
+    assert json.loads(path.read_text().splitlines()[0]) == {"header": other_header}
     assert (
         log.set_aside == path.with_name("responses.2.old.jsonl")
         and log.set_aside.read_bytes() == earlier
@@ -218,22 +218,27 @@ def result_in(folder: Path, documents: Iterable[int]) -> RunResult:
 
 
 def sample(document: int, text: str, **metrics: Any) -> dict[str, Any]:
-    kept = {
+    sample_line = {
         "doc_id": document,
         "doc": {},
         "target": 1,
         "arguments": [(text, {})],
         "resps": [[text]],
     }
-    return kept | {"filtered_resps": [text], "filter": "none", "metrics": list(metrics), **metrics}
+    return sample_line | {
+        "filtered_resps": [text],
+        "filter": "none",
+        "metrics": list(metrics),
+        **metrics,
+    }
 
 
 def test_answers_with_odd_line_breaks_come_back(tmp_path):
     texts = ["a\u2028b", "c\x85d", "e\nf\r\n", "\x1c", "\u00e9", "\ud83d alone"]
     write_samples(tmp_path, {"t": [sample(i, text, acc=1.0) for i, text in enumerate(texts)]})
-    again = read_samples(result_in(tmp_path, range(len(texts))))["t"]
-    assert [one.filtered[0] for one in again] == texts
-    assert [one.requests[0][0] for one in again] == texts
+    samples_read = read_samples(result_in(tmp_path, range(len(texts))))["t"]
+    assert [read_sample.filtered[0] for read_sample in samples_read] == texts
+    assert [read_sample.requests[0][0] for read_sample in samples_read] == texts
 
 
 def test_values_per_document_and_filter(tmp_path):
@@ -313,8 +318,10 @@ def test_half_precision_has_the_measured_bound_alone():
 
 
 def test_each_example_has_its_words():
-    apart = 0.9 * bound(1.0, 50)
-    assert Rounding("float32").equal_examples([0.0, 0.0], [apart, apart], [50, 1]) == [True, False]
+    large_difference = 0.9 * bound(1.0, 50)
+    assert Rounding("float32").equal_examples(
+        [0.0, 0.0], [large_difference, large_difference], [50, 1]
+    ) == [True, False]
 
 
 def test_scored_words_are_those_of_the_scored_text():
@@ -339,5 +346,5 @@ def test_every_json_reader_takes_the_log_of_values_that_are_no_numbers(tmp_path)
     written = json.loads(text, parse_constant=no_constant)
     assert written["doc"] == {"hint": None, "weights": [1.0, None]}
     assert (written["acc"], written["loglikelihood"], written["ppl"]) == (None, None, [None, 4])
-    [again] = read_samples(result_in(tmp_path, [0]))["t"]
-    assert math.isnan(again.values["acc"]) and again.values["exact"] == 1
+    [read_sample] = read_samples(result_in(tmp_path, [0]))["t"]
+    assert math.isnan(read_sample.values["acc"]) and read_sample.values["exact"] == 1

@@ -138,8 +138,8 @@ def test_interval_over_documents_of_several_seeds():
     half = 1.96 * float(rows.mean(axis=0).std(ddof=1)) / 10
     assert high - low == pytest.approx(2 * half, rel=0.15)
     assert interval_of_mean([list(rows[0])]) == score_interval(list(rows[0]))
-    same = interval_of_mean([list(rows[0])] * 3)
-    assert same == pytest.approx(score_interval(list(rows[0]))), (
+    same_interval = interval_of_mean([list(rows[0])] * 3)
+    assert same_interval == pytest.approx(score_interval(list(rows[0]))), (
         "seeds that agree add no information"
     )
 
@@ -159,14 +159,18 @@ def test_the_difference_of_a_mean_over_seeds_is_paired_by_document():
     random = np.random.default_rng(1)
     base = random.normal(0, 10, size=200)
     rows = [list(base + 0.5 + random.normal(0, 0.1, size=200)) for _ in range(3)]
-    found = interval_of_difference(rows, [list(base)])
-    assert found is not None and found[0] < 0.5 < found[1] and found[1] - found[0] < 0.05
+    interval = interval_of_difference(rows, [list(base)])
+    assert (
+        interval is not None
+        and interval[0] < 0.5 < interval[1]
+        and interval[1] - interval[0] < 0.05
+    )
     by_median = interval_of_difference(rows, [list(base)], lambda values: float(np.median(values)))
     assert by_median is not None and by_median[0] < 0.5 < by_median[1] < by_median[0] + 0.5
-    others = [list(base + 0.1 * seed) for seed in range(3)]  # their mean is 0.1 above base
-    shifted = interval_of_difference(rows, others)
-    assert shifted == pytest.approx((found[0] - 0.1, found[1] - 0.1))
-    by_median = interval_of_difference(rows, others, lambda values: float(np.median(values)))
+    other_seeds = [list(base + 0.1 * seed) for seed in range(3)]  # their mean is 0.1 above base
+    shifted = interval_of_difference(rows, other_seeds)
+    assert shifted == pytest.approx((interval[0] - 0.1, interval[1] - 0.1))
+    by_median = interval_of_difference(rows, other_seeds, lambda values: float(np.median(values)))
     assert by_median is not None and by_median[0] < 0.4 < by_median[1] < by_median[0] + 0.5
 
 
@@ -175,10 +179,10 @@ def test_an_empty_text_counts_as_one_of_the_texts():
 
     They are left out, in the difference too.
     """
-    texts, others = [(-20.0, 10), (0.0, 0), (-30.0, 10)], [(-22.0, 10), (0.0, 0), (-31.0, 10)]
+    texts, other_texts = [(-20.0, 10), (0.0, 0), (-30.0, 10)], [(-22.0, 10), (0.0, 0), (-31.0, 10)]
     low, high = score_interval(texts, weighted_perplexity)  # type: ignore[misc]
     assert low == pytest.approx(np.exp(2)) and high == pytest.approx(np.exp(3))
-    low, high = interval_of_difference([texts], [others], weighted_perplexity)  # type: ignore[misc]
+    low, high = interval_of_difference([texts], [other_texts], weighted_perplexity)  # type: ignore[misc]
     assert low < high < 0
 
 
@@ -221,11 +225,11 @@ def paired_perplexity(random: np.random.Generator, n: int) -> tuple[float, Inter
     words = random.integers(20, 200, n)
     base = words * random.normal(2, 0.4, n)
     changed = base + words * random.normal(-0.02, 0.1, n)
-    mine, theirs = (
+    values_a, values_b = (
         [(-x, int(w)) for x, w in zip(losses, words, strict=True)] for losses in (changed, base)
     )
     return math.exp(1.98) - math.exp(2), interval_of_difference(
-        [mine], [theirs], weighted_perplexity
+        [values_a], [values_b], weighted_perplexity
     )
 
 
@@ -250,7 +254,7 @@ def difference_over_seeds(random: np.random.Generator, n: int) -> tuple[float, I
 def mean_of_tasks(random: np.random.Generator, n: int) -> tuple[float, Interval]:
     truths = random.uniform(0.1, 0.9, size=3)
     drawn = [random.binomial(1, truth, n).tolist() for truth in truths]
-    means = [np.mean(one) for one in drawn]
+    means = [np.mean(task_values) for task_values in drawn]
     return float(truths.mean()), interval_of_mean_of_tasks(means, list(map(score_interval, drawn)))
 
 
@@ -350,23 +354,23 @@ def test_a_perplexity_is_tested_as_all_its_swaps_are(name):
     words = random.integers(5, 40, 9)
     runs = [-words * random.normal(level, 0.1, 9) for level in (1.5, 1.47)]
     if name == "perplexity":
-        mine, theirs = (list(run / 20) for run in runs)
+        values_a, values_b = (list(run / 20) for run in runs)
     else:
-        mine, theirs = (list(zip(run.tolist(), words.tolist(), strict=True)) for run in runs)
+        values_a, values_b = (list(zip(run.tolist(), words.tolist(), strict=True)) for run in runs)
     differences = []
     for swap in product((0, 1), repeat=9):
         sides = [
             [
-                (one, other)[side ^ swapped]
-                for one, other, swapped in zip(mine, theirs, swap, strict=True)
+                (value_a, value_b)[side ^ swapped]
+                for value_a, value_b, swapped in zip(values_a, values_b, swap, strict=True)
             ]
             for side in (0, 1)
         ]
         differences.append(abs(aggregate(sides[0]) - aggregate(sides[1])))
     p = np.mean(np.asarray(differences) >= differences[0] * (1 - 1e-9))
     assert 0.01 < p < 0.5
-    found = randomization_test(mine, theirs, aggregate)
-    assert found == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5)
+    p_value = randomization_test(values_a, values_b, aggregate)
+    assert p_value == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5)
 
 
 def test_a_perplexity_over_other_words_has_no_log_likelihoods():
@@ -377,9 +381,9 @@ def test_a_perplexity_over_other_words_has_no_log_likelihoods():
 def test_p_over_seeds_is_students_paired_test():
     from scipy.stats import ttest_rel
 
-    mine, theirs = [0.5, 0.52, 0.57, 0.49], [0.45, 0.5, 0.5, 0.5]
-    differences = [one - other for one, other in zip(mine, theirs, strict=True)]
-    assert p_over_seeds(differences) == pytest.approx(ttest_rel(mine, theirs).pvalue)
+    values_a, values_b = [0.5, 0.52, 0.57, 0.49], [0.45, 0.5, 0.5, 0.5]
+    differences = [value_a - value_b for value_a, value_b in zip(values_a, values_b, strict=True)]
+    assert p_over_seeds(differences) == pytest.approx(ttest_rel(values_a, values_b).pvalue)
     assert p_over_seeds([0.0, 0.0]) == 1.0
     assert p_over_seeds([0.1, 0.1]) is None and p_over_seeds([0.1]) is None
 
@@ -401,9 +405,9 @@ def over_documents(differences: list[float]) -> float:
 def test_p_over_documents_is_mcnemars_where_all_seeds_agree(won, lost):
     """Broken by a normal approximation: it tells four documents, whose exact p is 0.125."""
     p = mcnemar(won, lost)
-    found = over_documents([1.0] * won + [-1.0] * lost + [0.0] * 200)
-    assert found == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5 + 1e-3)
-    assert (found < 0.05) is (p < 0.05)
+    p_value = over_documents([1.0] * won + [-1.0] * lost + [0.0] * 200)
+    assert p_value == pytest.approx(p, abs=5 * (p * (1 - p) / SWAPS) ** 0.5 + 1e-3)
+    assert (p_value < 0.05) is (p < 0.05)
 
 
 def test_p_over_documents_of_nothing_changed_and_of_a_document_without_a_number():
@@ -419,16 +423,16 @@ def test_paired_difference():
     low, high = result.interval
     assert 0.03 < low < 0.1 < high < 0.18
     assert result.p_permutation is None
-    same = paired(values, values)
-    assert same.interval == pytest.approx(tango(0, 0, 100))
+    same_values = paired(values, values)
+    assert same_values.interval == pytest.approx(tango(0, 0, 100))
     unchanged = {"p_randomization": None, "to_right": 0, "to_wrong": 0, "equal": False}
     written = {
         "n": 100,
         "difference": 0.0,
-        "ci95": list(same.interval),
+        "ci95": list(same_values.interval),
         "p_mcnemar": 1.0,
     } | unchanged
-    assert plain(same) == written and Paired.model_validate(written) == same
+    assert plain(same_values) == written and Paired.model_validate(written) == same_values
 
 
 def test_unequal_documents_are_refused():
@@ -441,8 +445,12 @@ def test_differences_within_rounding_have_no_test():
     before = [0.1 * n for n in range(1, 41)]
     values = [value + 1e-7 for value in before]
     assert paired(values, before).p_permutation == 1e-4, "without a bound each change counts"
-    same = paired(values, before, equal=[True] * 40)
-    assert (same.equal, same.p_permutation, same.p_mcnemar) == (True, None, None)
+    same_values = paired(values, before, equal=[True] * 40)
+    assert (same_values.equal, same_values.p_permutation, same_values.p_mcnemar) == (
+        True,
+        None,
+        None,
+    )
     assert paired(before, before).equal, "equal values need no bound"
     moved = [value + (1.0 if n < 3 else 1e-7) for n, value in enumerate(before)]
     ties = [n >= 3 for n in range(40)]
@@ -466,14 +474,14 @@ def test_a_perplexity_is_told_where_nearly_all_documents_agree():
 def test_by_hand():
     """The two-way table of a textbook's kind, computed step by step."""
     values_SN = np.array([[1.0, 2, 4], [2, 2, 5], [0, 1, 4], [1, 4, 6], [3, 3, 5]])
-    found = crossed_mean(values_SN)
-    assert found is not None and found.mean == pytest.approx(values_SN.mean())
+    estimate = crossed_mean(values_SN)
+    assert estimate is not None and estimate.mean == pytest.approx(values_SN.mean())
     seeds, examples = values_SN.shape
     mean = sum(map(sum, values_SN)) / 15
     rows, columns = [sum(row) / 3 for row in values_SN], [sum(column) / 5 for column in values_SN.T]
     of_seeds = 3 * sum((row - mean) ** 2 for row in rows) / 4
     of_examples = 5 * sum((column - mean) ** 2 for column in columns) / 2
-    rest = (
+    expected_parts = (
         sum(
             (values_SN[s, n] - rows[s] - columns[n] + mean) ** 2
             for s in range(seeds)
@@ -481,12 +489,12 @@ def test_by_hand():
         )
         / 8
     )
-    total = of_seeds + of_examples - rest
-    degrees = total**2 / (of_seeds**2 / 4 + of_examples**2 / 2 + rest**2 / 8)
-    low, high = found.interval
+    total = of_seeds + of_examples - expected_parts
+    degrees = total**2 / (of_seeds**2 / 4 + of_examples**2 / 2 + expected_parts**2 / 8)
+    low, high = estimate.interval
     half = abs(_quantile(0.05, degrees)) * (total / 15) ** 0.5
     assert high - mean == pytest.approx(mean - low) == pytest.approx(half)
-    assert (mean / (total / 15) ** 0.5) == pytest.approx(abs(_quantile(found.p, degrees)))
+    assert (mean / (total / 15) ** 0.5) == pytest.approx(abs(_quantile(estimate.p, degrees)))
 
 
 def _quantile(p: float, degrees: float) -> float:
@@ -497,8 +505,8 @@ def _quantile(p: float, degrees: float) -> float:
 
 def test_seeds_that_agree_leave_the_test_over_examples():
     examples_N = np.random.default_rng(0).normal(0.1, 1, 300)
-    found = crossed_mean(np.tile(examples_N, (6, 1)))
-    assert found is not None and found.p == pytest.approx(
+    estimate = crossed_mean(np.tile(examples_N, (6, 1)))
+    assert estimate is not None and estimate.p == pytest.approx(
         ttest_1samp(examples_N, 0).pvalue, rel=1e-6
     )
 
@@ -526,9 +534,9 @@ def test_a_true_hypothesis_is_rejected_in_about_5_percent(seeds, examples, of_se
             + random.normal(0, 0.3, (1, examples))
             + random.normal(0, 0.5, (seeds, examples))
         )
-        found = crossed_mean(values_SN)
-        assert found is not None
-        p_values.append(found.p)
+        estimate = crossed_mean(values_SN)
+        assert estimate is not None
+        p_values.append(estimate.p)
     assert 0.03 < np.mean(np.array(p_values) < 0.05) < 0.075
 
 
@@ -546,11 +554,15 @@ def test_draws_without_a_score_are_left_out():
         return float(np.mean([[a > b for b in wrong] for a in right]))
 
     values = [(0, 0.1), (0, 0.4), (1, 0.35), (1, 0.8)]
-    others = [(0, 0.5), (0, 0.4), (1, 0.35), (1, 0.8)]
+    other_values = [(0, 0.5), (0, 0.4), (1, 0.35), (1, 0.8)]
     low, high = statistics.score_interval(values, area)
     assert 0 <= low <= area(values) == 0.75 <= high <= 1
-    found = paired(values, others, area)
-    assert found.difference == 0.25 and found.interval is not None and found.p_permutation == 1.0
+    difference = paired(values, other_values, area)
+    assert (
+        difference.difference == 0.25
+        and difference.interval is not None
+        and difference.p_permutation == 1.0
+    )
 
 
 def test_scikit_learns_warnings_of_draws_reach_no_user():

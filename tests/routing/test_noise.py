@@ -83,17 +83,22 @@ def test_the_noise_of_a_layer_is_the_same_however_many_are_computed_together(mon
         monkeypatch.setattr(noise_module, "AT_ONCE_BYTES", at_once)
         policy = GumbelTopK([0, 0.7, 0, 0.7, 0.7], seed=3, antithetic=True)
         policy.expect(NoisyTokens(token, token + 5, token % 2, token % 5 + 1, token))
-        found, held = [], []
+        decisions, held = [], []
         for layer in (1, 3, 4):
-            own = replace(router, layer=layer)
-            found.append(
-                policy(own, Routing(logits_TE, torch.ones(40, 2), torch.zeros(40, 2).long()))
+            layer_router = replace(router, layer=layer)
+            decisions.append(
+                policy(
+                    layer_router, Routing(logits_TE, torch.ones(40, 2), torch.zeros(40, 2).long())
+                )
             )
             held.append(len(policy._noise))
-        return torch.stack([each.index_TK for each in found]), held
+        return torch.stack([decision.index_TK for decision in decisions]), held
 
-    (together, three), (alone, one) = routed_by(2**24), routed_by(1)
-    assert torch.equal(together, alone) and (three, one) == ([3, 3, 3], [1, 1, 1])
+    (together, three), (decisions_alone, noise_of_one) = routed_by(2**24), routed_by(1)
+    assert torch.equal(together, decisions_alone) and (three, noise_of_one) == (
+        [3, 3, 3],
+        [1, 1, 1],
+    )
     assert (together[0] != together[1]).any()
 
 
@@ -140,14 +145,15 @@ def test_decisions_are_counted_as_sets_of_experts():
             clean = Routing(
                 logits_TE, torch.ones(count, 2), logits_TE.topk(2, dim=-1).indices.flip(-1)
             )
-            found = policy(replace(router, layer=layer), clean)
-            if found is not None:
+            decisions = policy(replace(router, layer=layer), clean)
+            if decisions is not None:
                 pairs = [
-                    (set(found.index_TK[t].tolist()), set(clean.index_TK[t].tolist()))
+                    (set(decisions.index_TK[t].tolist()), set(clean.index_TK[t].tolist()))
                     for t in chosen
                 ]
                 changed, decided = (
-                    changed + sum(one != other for one, other in pairs),
+                    changed
+                    + sum(clean_experts != noisy_experts for clean_experts, noisy_experts in pairs),
                     decided + len(pairs),
                 )
     counts = {"changed_decisions": changed, "noisy_decisions": decided}
@@ -175,11 +181,13 @@ def test_the_next_tokens_of_the_same_samples_have_the_noise_of_their_positions(a
     for step in (1, 2):
         for policy in policies:
             fresh = NoisyTokens(token, token + 9, token % 2, token % 3 + 1, token + step)
-            again = GumbelTopK(policy.temperatures, seed=3, antithetic=antithetic)
+            second_policy = GumbelTopK(policy.temperatures, seed=3, antithetic=antithetic)
             pairs = zip(
-                routed_by(policy, first.at(token + step)), routed_by(again, fresh), strict=True
+                routed_by(policy, first.at(token + step)),
+                routed_by(second_policy, fresh),
+                strict=True,
             )
-            assert all(torch.equal(one, other) for one, other in pairs)
+            assert all(torch.equal(noise, later_noise) for noise, later_noise in pairs)
 
 
 def test_half_precision_logits_get_noise_in_float32():

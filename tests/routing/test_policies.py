@@ -41,9 +41,9 @@ def random_pairs(L: int, E: int) -> torch.Tensor:
 
 
 def slow_partners(pairs_EE: torch.Tensor, expert: int, count: int) -> set[int]:
-    others = [e for e in range(len(pairs_EE)) if e != expert]
-    others.sort(key=lambda e: (-int(pairs_EE[expert, e]), e))
-    return {expert, *others[:count]}
+    other_experts = [e for e in range(len(pairs_EE)) if e != expert]
+    other_experts.sort(key=lambda e: (-int(pairs_EE[expert, e]), e))
+    return {expert, *other_experts[:count]}
 
 
 @pytest.mark.parametrize("family", by_family(PARTNERED))
@@ -100,15 +100,15 @@ def test_steered_experts_are_in_or_out_and_changed_choices_are_counted(family):
     L, E, K = sizes(model)
     sign_LE = torch.zeros(L, E, dtype=torch.long)
     sign_LE[1, 0], sign_LE[1, 2] = 1, -1
-    with torch.no_grad(), record(model) as own:
+    with torch.no_grad(), record(model) as model_record:
         model(IDS)
     policy = Steered(sign_LE)
     with torch.no_grad(), routed(model, policy), record(model) as routes:
         model(IDS)
-    assert torch.equal(routes.indices[0], own.indices[0])
+    assert torch.equal(routes.indices[0], model_record.indices[0])
     chosen_TK = routes.indices[1]
     assert (chosen_TK == 0).any(dim=-1).all() and not (chosen_TK == 2).any()
-    before_TK = own.indices[1]
+    before_TK = model_record.indices[1]
     changed = [
         set(new) != set(old)
         for new, old in zip(chosen_TK.tolist(), before_TK.tolist(), strict=True)
@@ -230,9 +230,9 @@ def tokens() -> NoisyTokens:
 def last_experts(count: int) -> Any:
     """The experts with the lowest scores, the lowest first."""
 
-    def choose(router: Router, own: Routing, keys: NoisyTokens) -> torch.Tensor:
-        assert len(own.logits_TE) == len(keys.index) == len(SAMPLES)
-        return router.scores(own.logits_TE).topk(count, dim=-1, largest=False).indices
+    def choose(router: Router, routing: Routing, keys: NoisyTokens) -> torch.Tensor:
+        assert len(routing.logits_TE) == len(keys.index) == len(SAMPLES)
+        return router.scores(routing.logits_TE).topk(count, dim=-1, largest=False).indices
 
     return choose
 
@@ -277,13 +277,15 @@ def test_all_tokens_of_a_pass_need_no_indices(family):
     routing = Routing(logits_TE, router.weights(logits_TE, index_TK), index_TK)
     keys = [torch.arange(T)] * 4
     for make in (lambda: OtherExperts(of_rank(2)), lambda: GumbelTopK([1.0], seed=0)):
-        found = []
+        decided_tokens = []
         for index in (None, torch.arange(T)):
             policy = make()
             policy.expect(NoisyTokens(index, *keys))
             changed = policy(router, routing)
-            found.append((changed.index_TK[:, 0].tolist(), changed.weights_TK[:, 0].tolist()))
-        assert found[0] == found[1]
+            decided_tokens.append(
+                (changed.index_TK[:, 0].tolist(), changed.weights_TK[:, 0].tolist())
+            )
+        assert decided_tokens[0] == decided_tokens[1]
 
 
 def test_a_pass_without_samples_is_the_models_own_and_one_that_nobody_announced_is_refused():

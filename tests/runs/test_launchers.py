@@ -37,7 +37,7 @@ def started(folder: Path) -> tuple[Forked, list[int], Path]:
     folder.mkdir()
     keys = ("launcher=local", "launcher.workers=2", f"output_dir={folder / 'outputs'}")
     command = Forked(folder, (*GRID, *keys))
-    workers = wait_until(lambda: len(found := workers_of(command)) == 2 and found)
+    workers = wait_until(lambda: len(workers_found := workers_of(command)) == 2 and workers_found)
     [output] = (folder / "outputs" / "workers").iterdir()
     wait_until(lambda: list(folder.glob("outputs/runs/*/.holder")))
     return command, workers, output
@@ -57,8 +57,8 @@ def untimed(text: str) -> list[str]:
 def wait_until(condition: Callable[[], Any], seconds: float = 120) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := condition():
-            return found
+        if value := condition():
+            return value
         time.sleep(0.05)
     raise TimeoutError
 
@@ -172,15 +172,15 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
 )
 def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
     shared, plain = tmp_path / "shared", tmp_path / "plain"
-    own = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     workers = run_command(
         capsys, *TWO_SEEDS, *launcher, "launcher.workers=2", f"output_dir={shared}"
     )
-    signal.signal(signal.SIGTERM, own)  # Ray has one of its own
-    alone = run_command(capsys, *TWO_SEEDS, f"output_dir={plain}")
-    assert workers.code == alone.code == 0, workers.err
+    signal.signal(signal.SIGTERM, handler)  # Ray has one of its own
+    ended_alone = run_command(capsys, *TWO_SEEDS, f"output_dir={plain}")
+    assert workers.code == ended_alone.code == 0, workers.err
     assert scores(shared) == scores(plain) and len(scores(plain)) == 3
-    assert untimed(workers.out) == untimed(alone.out)
+    assert untimed(workers.out) == untimed(ended_alone.out)
     assert not list((shared / "workers").iterdir()), "no worker failed"
 
 
@@ -210,8 +210,8 @@ def test_a_job_starts_its_worker_again_after_sigterm_and_is_queued_again_as_it_i
     monkeypatch.setattr(queued_workers, "start", lambda *_: next(workers))
     assert Worker(tmp_path, ["method=roe"])(0) == 3 and next(workers, None) is None
     worker = pickle.loads(pickle.dumps(Worker(tmp_path, ["method=roe"])))
-    again = worker.checkpoint(3)
-    assert again.function is worker and again.args == (3,)
+    second_checkpoint = worker.checkpoint(3)
+    assert second_checkpoint.function is worker and second_checkpoint.args == (3,)
     assert (worker.folder, worker.argv) == (tmp_path, ["method=roe"])
 
 
@@ -262,8 +262,8 @@ def test_what_another_process_holds_is_waited_for_last(done, capsys, runs, monke
     held_for(runs, 5, monkeypatch, done=done)
     ended = run_command(capsys, *SEEDS)
     assert ended.code == 0
-    own = ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
-    assert runs.executed == (own if done else [*own, HELD])
+    held_runs = ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
+    assert runs.executed == (held_runs if done else [*held_runs, HELD])
     assert ended.err.count(f"Waiting: {HELD} is held by process 7") == 1
     assert "seed=1" in ended.out, "its result is in the table"
 
@@ -310,8 +310,11 @@ def test_what_failed_in_a_worker_is_shown_and_tried_again_later(capsys, runs, at
     ended = run_command(capsys, *SEEDS)
     assert ended.code == 1 and f"{HELD}:\nError: the disk is full\n" in ended.err
     assert runs.executed == ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
-    for again in (partial(monkeypatch.setenv, ATTEMPT, "2"), partial(monkeypatch.delenv, ATTEMPT)):
-        again()  # another command with workers, and one without
+    for set_attempt in (
+        partial(monkeypatch.setenv, ATTEMPT, "2"),
+        partial(monkeypatch.delenv, ATTEMPT),
+    ):
+        set_attempt()  # another command with workers, and one without
         runs.done.discard(HELD)
         assert run_command(capsys, *SEEDS).code == 0 and runs.executed.pop() == HELD
 
@@ -342,7 +345,10 @@ def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(capsys, runs
 
 def test_workers_leave_what_is_timed_to_their_command(capsys, runs, monkeypatch):
     configs = [Config(method=get_method("roe").Config(name="roe"), seed=seed) for seed in (0, 1)]
-    jobs = [Job(one, runs=[runs.prepare(one)], timed=one.seed == 1) for one in configs]
+    jobs = [
+        Job(run_config, runs=[runs.prepare(run_config)], timed=run_config.seed == 1)
+        for run_config in configs
+    ]
     with monkeypatch.context() as patch:
         patch.setenv(attempts.WORKER, "1")
         attempts.run_all(jobs, ModelPool())

@@ -146,12 +146,12 @@ def test_each_engine_reads_what_is_planned_for_it(case, task, tokenizer, tmp_pat
     family, method, keys = case
     model = build("gpt2", GPT2) if family == "gpt2" else small_model(family)
     folder = save_model(model, tmp_path / "model", tokenizer)
-    more = {"gen_kwargs": {"max_gen_toks": 4, "until": ["never"]}} if task == "toy_math" else {}
-    asked = config(
-        folder, tmp_path, tmp_path / "out", task, method, method_keys=keys, limit=3, **more
+    settings = {"gen_kwargs": {"max_gen_toks": 4, "until": ["never"]}} if task == "toy_math" else {}
+    run_config = config(
+        folder, tmp_path, tmp_path / "out", task, method, method_keys=keys, limit=3, **settings
     )
-    run = prepare(replace(asked, baseline=False))
-    [row] = Plan([Job(asked, runs=[run])]).rows
+    run = prepare(replace(run_config, baseline=False))
+    [row] = Plan([Job(run_config, runs=[run])]).rows
     assert row.tokens == execute(run, ModelPool()).results.cost.tokens_in
 
 

@@ -25,11 +25,11 @@ EXPERIMENT = ["experiment=roe/figure7", "limit=2", "tuning.n_trials=2", "task=to
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file and folder, with its size and the time at which it was written."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         status = path.stat()
-        found[str(path)] = status.st_size, status.st_mtime_ns
-    return found
+        files[str(path)] = status.st_size, status.st_mtime_ns
+    return files
 
 
 @pytest.fixture
@@ -37,11 +37,11 @@ def stored(tmp_path, capsys, monkeypatch) -> Path:
     """The output folder of COMMAND, which os.access then says cannot be written."""
     folder = tmp_path / "outputs"
     assert run_command(capsys, *COMMAND, f"output_dir={folder}").code == 0
-    asked = os.access
+    access_of_os = os.access
 
     def access(path, mode, **options) -> bool:
         inside = Path(path).is_relative_to(folder)
-        return asked(path, mode, **options) and not (inside and mode & os.W_OK)
+        return access_of_os(path, mode, **options) and not (inside and mode & os.W_OK)
 
     monkeypatch.setattr(os, "access", access)
     return folder
@@ -51,13 +51,16 @@ def test_stored_results_need_no_folder_to_write(stored, capsys, loads):
     before, place = files_of(stored), f"output_dir={stored}"
     plan = run_command(capsys, *COMMAND, place, "mode=plan")
     assert plan.code == 0 and "To run: 0" in plan.out
-    more = run_command(capsys, *COMMAND, place, "mode=plan", "method.n=3")
-    assert more.code == 0 and "To run: 2" in more.out
-    assert f"{stored} is not writable: to run this, choose another output_dir=." in more.out
+    plan_of_more = run_command(capsys, *COMMAND, place, "mode=plan", "method.n=3")
+    assert plan_of_more.code == 0 and "To run: 2" in plan_of_more.out
+    assert f"{stored} is not writable: to run this, choose another output_dir=." in plan_of_more.out
     for mode in ("run", "report"):
-        shown = run_command(capsys, *COMMAND, place, f"mode={mode}")
-        assert shown.code == 0 and f"{stored} is not writable: no page is written." in shown.err
-        assert "difference" in shown.out and "report.html" not in shown.out
+        shown_output = run_command(capsys, *COMMAND, place, f"mode={mode}")
+        assert (
+            shown_output.code == 0
+            and f"{stored} is not writable: no page is written." in shown_output.err
+        )
+        assert "difference" in shown_output.out and "report.html" not in shown_output.out
     loads.clear()
     refused = run_command(capsys, *COMMAND, place, "method.n=3")
     assert refused.code == 2 and loads == []

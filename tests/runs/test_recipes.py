@@ -138,8 +138,8 @@ def test_each_seed_has_a_model_of_its_own(tmp_path, capsys, monkeypatch):
     assert summary["run_ids"] == [block["run_id"] for block in blocks]
 
     trained = training_times(tmp_path)
-    again = run_command(capsys, *TWO_SEEDS, *TUNING)
-    assert again.out == ended.out
+    second_run = run_command(capsys, *TWO_SEEDS, *TUNING)
+    assert second_run.out == ended.out
     assert training_times(tmp_path) == trained
 
     base = run_command(capsys, *MODEL_AND_TASK, "seeds=2", "method=base")

@@ -36,8 +36,8 @@ def test_the_same_model_in_other_shapes_is_equal(tmp_path, capsys, seeds):
     command = [*NULL, f"seeds={seeds}", f"output_dir={tmp_path}"]
     ended = run_command(capsys, *command)
     assert "equal: within rounding" in ended.out and "significantly" not in ended.out
-    found = frame(*command)
-    compared = found[found["compared_with"].notna()]
+    rows = frame(*command)
+    compared = rows[rows["compared_with"].notna()]
     assert (compared["difference"] != 0).any() and compared["difference"].abs().max() < 1e-4
     assert (
         compared["p"].isna().all()
@@ -52,10 +52,10 @@ def test_the_same_model_in_other_shapes_is_equal(tmp_path, capsys, seeds):
 @pytest.mark.slow
 def test_the_bound_of_bfloat16_is_measured_once(tmp_path):
     command = [*NULL, "dtype=bfloat16", f"output_dir={tmp_path}"]
-    found = frame(*command)
+    rows = frame(*command)
     base, roe = (block_of(tmp_path, name) for name in ("base", "roe"))
     assert 0 < base["rounding"] == roe["rounding"]
-    [row] = found[found["method"] == "roe"].to_dict("records")
+    [row] = rows[rows["method"] == "roe"].to_dict("records")
     assert "equal" in row["notes"] and pd.isna(row["p"])
     frame(*command[:-1], f"output_dir={tmp_path}", "rerun=true")
     assert block_of(tmp_path, "base") == base, "a stored base run keeps its bound"
@@ -65,12 +65,12 @@ def test_the_bound_of_bfloat16_is_measured_once(tmp_path):
 def test_the_request_decides_which_metric_is_shown(tmp_path, capsys):
     common = ["task=toy_text", "limit=4", f"output_dir={tmp_path}"]
     run_command(capsys, "method=base", "task.metric=bits_per_byte,none", *common)
-    shown = run_command(capsys, "method=roe", "method.n=2", *common).out
-    assert "metric=word_perplexity,none" in shown and "bits_per_byte" not in shown
-    asked = run_command(capsys, "method=base", "task.metric=byte_perplexity,none", *common)
-    assert "metric=byte_perplexity,none" in asked.out
-    found = frame("method=base", "task.metric=bits_per_byte,none", *common)
-    assert set(found["metric"]) == {"bits_per_byte,none"}
+    output = run_command(capsys, "method=roe", "method.n=2", *common).out
+    assert "metric=word_perplexity,none" in output and "bits_per_byte" not in output
+    ended = run_command(capsys, "method=base", "task.metric=byte_perplexity,none", *common)
+    assert "metric=byte_perplexity,none" in ended.out
+    rows = frame("method=base", "task.metric=bits_per_byte,none", *common)
+    assert set(rows["metric"]) == {"bits_per_byte,none"}
 
 
 def test_two_headline_metrics_of_one_run_are_refused(tmp_path, capsys):
@@ -111,14 +111,18 @@ def test_controls_and_expert_metrics_leave_the_p_of_scores_alone(tmp_path, capsy
     command = ["method=calibration", "method.logit_scale=0.5", "task=toy_choice", "limit=6"]
     command += [f"output_dir={tmp_path}"]
 
-    def families(*more: str) -> dict[str, set[tuple[float, int]]]:
-        found = frame(*command, *more)
-        tested = found[found["p_holm"].notna()]
+    def families(*options: str) -> dict[str, set[tuple[float, int]]]:
+        rows = frame(*command, *options)
+        tested = rows[rows["p_holm"].notna()]
         groups = tested.groupby("question")
-        return {name: set(zip(own["p_holm"], own["family"], strict=True)) for name, own in groups}
+        return {
+            name: set(zip(group["p_holm"], group["family"], strict=True)) for name, group in groups
+        }
 
-    alone, measured = families(), families("metrics=expert")
-    assert alone["scores"] == measured["scores"] and {count for _, count in alone["scores"]} == {1}
+    p_alone, measured = families(), families("metrics=expert")
+    assert p_alone["scores"] == measured["scores"] and {
+        count for _, count in p_alone["scores"]
+    } == {1}
     ended = run_command(capsys, *command, "metrics=expert")
     assert "(scores: 1, expert metrics: " in " ".join(ended.out.split())
 
@@ -153,8 +157,8 @@ def test_no_method_that_is_the_base_model_differs_from_it(task, tmp_path):
     """
     for number, (name, keys) in enumerate(SAME.items()):
         dtype = ("bfloat16", "float32")[(number + TASKS.index(task)) % 2]
-        found = frame(*keys, f"task={task}", f"dtype={dtype}", "limit=8", f"output_dir={tmp_path}")
-        [row] = found[found["compared_with"] == "base"].to_dict("records")
+        rows = frame(*keys, f"task={task}", f"dtype={dtype}", "limit=8", f"output_dir={tmp_path}")
+        [row] = rows[rows["compared_with"] == "base"].to_dict("records")
         if task == "toy_text":
             assert "equal" in row["notes"] and pd.isna(row["p_holm"]), name
         else:

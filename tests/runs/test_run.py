@@ -53,8 +53,8 @@ def roe(tiny_olmoe_dir: Path, data: Path, tmp_path: Path) -> Config:
     )
 
 
-def run(one: Config) -> Outcome:
-    return execute(prepare(one), ModelPool())
+def run(run_config: Config) -> Outcome:
+    return execute(prepare(run_config), ModelPool())
 
 
 def numbers(results: RunResult | dict[str, Any]) -> dict[str, Any]:
@@ -175,14 +175,14 @@ def test_intervals_of_earlier_methods_are_made_anew_without_the_model(roe, calls
     stored["moe_lab"]["paired"]["arc_easy"][METRIC]["ci95"] = [0.0, 0.0]
     del stored["moe_lab"]["statistics"]
     first.path.write_text(json.dumps(stored))
-    shown = first.run.stored()
-    assert shown is not None
-    assert "older-intervals" in marks_of(shown)
-    asked, loaded = len(calls()), len(loads)
-    again = run(replace(roe, limit=3)).results
-    assert (len(calls()), len(loads)) == (asked, loaded)
-    assert numbers(again) == numbers(first.results)
-    assert "older-intervals" not in marks_of(again)
+    shown_results = first.run.stored()
+    assert shown_results is not None
+    assert "older-intervals" in marks_of(shown_results)
+    call_count, loaded = len(calls()), len(loads)
+    second_results = run(replace(roe, limit=3)).results
+    assert (len(calls()), len(loads)) == (call_count, loaded)
+    assert numbers(second_results) == numbers(first.results)
+    assert "older-intervals" not in marks_of(second_results)
 
 
 def test_progress_names_each_run(roe, monkeypatch):
@@ -190,49 +190,54 @@ def test_progress_names_each_run(roe, monkeypatch):
     titles = []
 
     class Noted(Progress):
-        def __init__(self, *given: Any, **keys: Any):
-            super().__init__(*given, **keys)
+        def __init__(self, *arguments: Any, **keys: Any):
+            super().__init__(*arguments, **keys)
             titles.append(self.title)
 
     monkeypatch.setattr(lm, "Progress", Noted)
     done = run(replace(roe, limit=2)).run
     assert done.baseline is not None
-    assert titles == [f"{each.folder.name}: loglikelihood" for each in (done.baseline, done)]
+    assert titles == [
+        f"{run_of_title.folder.name}: loglikelihood" for run_of_title in (done.baseline, done)
+    ]
 
 
 @pytest.mark.slow
 def test_a_damaged_result_of_the_baseline_is_made_again(roe, calls):
     """Broken by a returned result whose comparison's stored result stays damaged."""
     small = replace(roe, limit=2)
-    first, asked = run(small), len(calls())
+    first, call_count = run(small), len(calls())
     baseline = first.run.baseline
     assert baseline is not None and run(small).stored
     whole = baseline.stored()
     (baseline.folder / "results.json").write_text('{"text": 1}')
-    again, made = run(small), baseline.stored()
+    second_outcome, made = run(small), baseline.stored()
     assert whole is not None and made is not None
     assert (
-        made["results"] == whole["results"] and again.results["results"] == first.results["results"]
+        made["results"] == whole["results"]
+        and second_outcome.results["results"] == first.results["results"]
     )
-    assert len(calls()) == asked and run(small).stored
+    assert len(calls()) == call_count and run(small).stored
 
 
 @pytest.mark.slow
 def test_a_baseline_comes_later_and_rerun_computes_again(roe, calls):
-    alone = run(replace(roe, baseline=False))
-    assert "baseline" not in alone.results["moe_lab"] and len(calls()) == 30
-    both = run(roe)
-    assert both.results["moe_lab"]["paired"] and len(calls()) == 60, (
+    without_baseline = run(replace(roe, baseline=False))
+    assert "baseline" not in without_baseline.results["moe_lab"] and len(calls()) == 30
+    with_baseline = run(roe)
+    assert with_baseline.results["moe_lab"]["paired"] and len(calls()) == 60, (
         "only the baseline was computed"
     )
-    assert both.results["results"] == alone.results["results"]
-    cost = both.results["moe_lab"]["cost"]
-    assert cost == alone.results["moe_lab"]["cost"]
+    assert with_baseline.results["results"] == without_baseline.results["results"]
+    cost = with_baseline.results["moe_lab"]["cost"]
+    assert cost == without_baseline.results["moe_lab"]["cost"]
     assert run(replace(roe, baseline=False)).stored
-    again = run(replace(roe, rerun=True))
-    assert not again.stored and numbers(again.results) == numbers(both.results)
+    second_outcome = run(replace(roe, rerun=True))
+    assert not second_outcome.stored and numbers(second_outcome.results) == numbers(
+        with_baseline.results
+    )
     assert len(calls()) == 90, "the baseline is not run again"
-    assert not list(again.run.folder.glob("*rerun*"))
+    assert not list(second_outcome.run.folder.glob("*rerun*"))
 
 
 @pytest.mark.slow
@@ -249,9 +254,9 @@ def test_a_log_of_samples_that_lacks_lines_is_made_again_without_a_model(
     file.write_text("".join(text.splitlines(keepends=True)[:lines]))
     if whose == "baseline":
         whole.path.unlink()
-    again = run(roe)
-    assert numbers(again.results) == numbers(whole.results)
-    assert again.results["moe_lab"]["paired"]["arc_easy"][METRIC]["n"] == 10
+    second_outcome = run(roe)
+    assert numbers(second_outcome.results) == numbers(whole.results)
+    assert second_outcome.results["moe_lab"]["paired"]["arc_easy"][METRIC]["n"] == 10
     assert file.read_text() == text and len(calls()) == computed
     assert f"{file} is damaged: {lines} lines" in capsys.readouterr().err
 
@@ -281,7 +286,7 @@ are written: the first four meet the baseline, the others the run. "before 28" l
 answer but one computed and not logged."""
 
 
-def _killed(one: Config, kill: str, file: Path) -> None:
+def _killed(run_config: Config, kill: str, file: Path) -> None:
     """In a child: execute, and end by SIGKILL at the given moment."""
     from moe_lab.runs import execute as evaluation
 
@@ -306,7 +311,7 @@ def _killed(one: Config, kill: str, file: Path) -> None:
         evaluation.write_json = lambda path, content: (
             die() if path.name == "results.json" else write_json(path, content)
         )
-    run(one)
+    run(run_config)
 
 
 @pytest.mark.slow
@@ -323,16 +328,16 @@ def test_kill_9_at_any_moment_and_the_same_command(roe, tmp_path, calls):
     assert numbers(outcome.results) == numbers(whole.results)
     # two answers were computed and not logged when the kill came ("before"):
     # only these two are computed again
-    asked = calls()[computed:]
-    assert len(asked) == 60 + 2 and set(asked) == set(calls()[:computed])
+    later_calls = calls()[computed:]
+    assert len(later_calls) == 60 + 2 and set(later_calls) == set(calls()[:computed])
     block, uninterrupted = outcome.results["moe_lab"], whole.results["moe_lab"]
-    changed = [one["roe"]["changed_fraction"] for one in (block, uninterrupted)]
+    changed = [block_of_run["roe"]["changed_fraction"] for block_of_run in (block, uninterrupted)]
     assert changed[0] == pytest.approx(changed[1], abs=0.05)
     assert block["cost"]["load_seconds"] > uninterrupted["cost"]["load_seconds"]
     assert block["cost"]["tokens_in"] >= uninterrupted["cost"]["tokens_in"]
 
 
-def _execute(one: Config, ready: Any, go: Any) -> None:
+def _execute(run_config: Config, ready: Any, go: Any) -> None:
     answer = EngineLM.answer
 
     def slow(self: EngineLM, *args: Any) -> None:
@@ -341,7 +346,7 @@ def _execute(one: Config, ready: Any, go: Any) -> None:
         answer(self, *args)
 
     EngineLM.answer = slow  # type: ignore[method-assign]
-    outcomes, failures = run_all(jobs_of([one]), ModelPool())
+    outcomes, failures = run_all(jobs_of([run_config]), ModelPool())
     assert len(outcomes) == 1 and not failures
 
 
@@ -384,14 +389,16 @@ def test_the_votes_of_a_run_are_resumed(roe, calls):
     file = outcome.run.folder / "samples_addsub.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     texts = [line["resps"][0] for line in lines]
-    assert [len(each) for each in texts] == [3] * 4 and all(len(set(each)) > 1 for each in texts)
+    assert [len(samples) for samples in texts] == [3] * 4 and all(
+        len(set(samples)) > 1 for samples in texts
+    )
     for line, sampled in zip(lines, texts, strict=True):
         answers = [answer_number(text) for text in sampled]
         assert line["filtered_resps"] == [max(answers, key=answers.count)]
     log = outcome.run.folder / "responses.jsonl"
-    kept = log.read_text().splitlines(keepends=True)
-    lost = max(i for i, line in enumerate(kept) if '"response"' in line)
-    log.write_text("".join(kept[:lost]))
+    log_lines = log.read_text().splitlines(keepends=True)
+    lost = max(i for i, line in enumerate(log_lines) if '"response"' in line)
+    log.write_text("".join(log_lines[:lost]))
     (outcome.run.folder / "results.json").unlink()
     assert numbers(run(voting).results) == numbers(outcome.results) and len(calls()) == 25
 
@@ -399,14 +406,16 @@ def test_the_votes_of_a_run_are_resumed(roe, calls):
 @pytest.mark.slow
 def test_several_tasks_in_one_run_and_predict_only_without_scores(roe):
     names = ["arc_easy", "addsub"]
-    both = replace(
+    both_tasks = replace(
         roe, task=TaskConfig(name=names, metric="acc,none"), gen_kwargs={"max_gen_toks": 4}, limit=3
     )
-    outcome = run(both)
+    outcome = run(both_tasks)
     block = outcome.results["moe_lab"]
     assert set(block["paired"]) == {"arc_easy", "addsub"} and outcome.run.num_documents == 6
     assert outcome.run.folder.name.startswith("small-roe-arc_easy-addsub-")
-    block = run(replace(both, task=TaskConfig(name=names), predict_only=True)).results["moe_lab"]
+    block = run(replace(both_tasks, task=TaskConfig(name=names), predict_only=True)).results[
+        "moe_lab"
+    ]
     assert block["intervals"] == {"arc_easy": {}, "addsub": {}} and block["task"]["metric"] is None
     assert not {"baseline", "paired"} & set(block)
 
@@ -423,7 +432,7 @@ def test_lm_evals_own_model_gives_the_same_scores(roe, tiny_olmoe_dir):
 
     base = prepare(replace(roe, limit=6)).baseline
     assert base is not None
-    mine = execute(base, ModelPool()).results["results"]["arc_easy"]
+    scores = execute(base, ModelPool()).results["results"]["arc_easy"]
     model = AutoModelForCausalLM.from_pretrained(tiny_olmoe_dir, dtype="float32")
     hf = HFLM(
         pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tiny_olmoe_dir), batch_size=1
@@ -431,25 +440,28 @@ def test_lm_evals_own_model_gives_the_same_scores(roe, tiny_olmoe_dir):
     tasks = list(load_tasks(base.config)["tasks"].values())
     keys = {"num_fewshot": 2, "fewshot_random_seed": base.config.fewshot_seed}
     manager = TaskManager(include_defaults=False)
-    theirs = simple_evaluate(hf, tasks=tasks, samples=base.samples, task_manager=manager, **keys)
-    assert theirs is not None
+    expected = simple_evaluate(hf, tasks=tasks, samples=base.samples, task_manager=manager, **keys)
+    assert expected is not None
     for key in ("acc,none", "acc_stderr,none", METRIC):
-        assert mine[key] == theirs["results"]["arc_easy"][key]
+        assert scores[key] == expected["results"]["arc_easy"][key]
 
 
 def test_preparing_makes_nothing(roe):
-    one = prepare(roe)
-    assert not one.done and one.num_documents == 10 and not one.partial
-    assert one.baseline is not None
-    both = (one.baseline, one)
-    asked = [workload_of(each) for each in both]
+    prepared = prepare(roe)
+    assert not prepared.done and prepared.num_documents == 10 and not prepared.partial
+    assert prepared.baseline is not None
+    runs = (prepared.baseline, prepared)
+    workloads = [workload_of(planned_run) for planned_run in runs]
     plain, rows = (
-        each.method.forward_tokens(workload_of(each), each.config, each.facts) for each in both
+        planned_run.method.forward_tokens(
+            workload_of(planned_run), planned_run.config, planned_run.facts
+        )
+        for planned_run in runs
     )
-    assert asked[0] == asked[1] and plain + asked[0].answers >= rows > plain > 1000, (
+    assert workloads[0] == workloads[1] and plain + workloads[0].answers >= rows > plain > 1000, (
         "two rows of each answer"
     )
-    assert (asked[0].documents, asked[0].requests) == (10, 30)
+    assert (workloads[0].documents, workloads[0].requests) == (10, 30)
     assert not Path(roe.output_dir).exists()
 
 
@@ -515,8 +527,8 @@ def test_answers_made_with_other_versions_are_kept_aside(roe, monkeypatch, capsy
     execute(base, ModelPool())
     aside = base.folder / "responses.1.old.jsonl"
     assert aside.read_bytes() == earlier
-    said = [line for line in capsys.readouterr().err.splitlines() if str(aside) in line]
-    assert len(said) == 1 and "not used" in said[0]
+    messages = [line for line in capsys.readouterr().err.splitlines() if str(aside) in line]
+    assert len(messages) == 1 and "not used" in messages[0]
 
 
 # Too little memory
@@ -549,9 +561,11 @@ def test_too_little_memory_says_what_needs_less_and_keeps_answers_and_defects_ra
         patch.setattr(EngineLM, "answer", two)
         with pytest.raises(
             MoeLabError, match=r"batch_size=(.|\n)*max_length=(.|\n)*method\.n="
-        ) as told:
+        ) as memory_error:
             execute(run, ModelPool())
-    assert told.value.exit_code == 1 and "Stored answers are kept" in str(told.value)
+    assert memory_error.value.exit_code == 1 and "Stored answers are kept" in str(
+        memory_error.value
+    )
     answers = [
         line
         for line in (run.folder / "responses.jsonl").read_text().splitlines()

@@ -341,11 +341,11 @@ def run_ids(
                 replace_text(folder, edit)
         tasks = folder / "renamed" if (folder / "renamed").exists() else folder / "tasks"
         group = TaskConfig(name="all", include_path=str(tasks))
-        one = config(tiny_olmoe_dir, folder, folder, task_config=group)
-        one.data_dir = None
+        run_config = config(tiny_olmoe_dir, folder, folder, task_config=group)
+        run_config.data_dir = None
         patch.syspath_prepend(tasks)
         with task_cache():
-            return prepare(one).run_id
+            return prepare(run_config).run_id
 
     return identified
 
@@ -356,8 +356,8 @@ def run_id(run_ids: Callable[..., list[str]]) -> Callable[..., str]:
 
     @cache
     def identified(*names: str) -> str:
-        [found] = run_ids(names)
-        return found
+        [found_id] = run_ids(names)
+        return found_id
 
     return identified
 

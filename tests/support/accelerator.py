@@ -186,30 +186,32 @@ class _Attention(torch.autograd.Function):
         ctx: Any, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]
     ) -> Any:
         ctx.options = options
-        found = AccelTensor(_on_the_cpu(query, key, value, mask, options))
-        ctx.save_for_backward(query, key, value, mask, found, found[..., 0].float())
-        return found
+        output = AccelTensor(_on_the_cpu(query, key, value, mask, options))
+        ctx.save_for_backward(query, key, value, mask, output, output[..., 0].float())
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         query, key, value, mask, *_ = ctx.saved_tensors
-        leaves = [each.on_cpu.detach().requires_grad_() for each in (query, key, value)]
+        leaves = [leaf.on_cpu.detach().requires_grad_() for leaf in (query, key, value)]
         with torch.enable_grad():
-            found = _on_the_cpu(*leaves, mask, ctx.options)
-        return *map(AccelTensor, torch.autograd.grad(found, leaves, gradient.on_cpu)), None, None
+            output = _on_the_cpu(*leaves, mask, ctx.options)
+        return *map(AccelTensor, torch.autograd.grad(output, leaves, gradient.on_cpu)), None, None
 
 
 def _on_the_cpu(query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> Tensor:
-    query, key, value, mask = (getattr(each, "on_cpu", each) for each in (query, key, value, mask))
+    query, key, value, mask = (
+        getattr(tensor, "on_cpu", tensor) for tensor in (query, key, value, mask)
+    )
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, **options)
 
 
 def _attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **options: Any
+    query: Any, key: Any, value: Any, attn_mask: Any = None, *arguments: Any, **options: Any
 ) -> Any:
     names = ("dropout_p", "is_causal")
     return _Attention.apply(
-        query, key, value, attn_mask, dict(zip(names, rest, strict=False)) | options
+        query, key, value, attn_mask, dict(zip(names, arguments, strict=False)) | options
     )
 
 
@@ -224,7 +226,7 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors: list[Tensor] = []
     arguments, options = (
         _on_cpu(args, tensors),
-        {key: _on_cpu(each, tensors) for key, each in kwargs.items()},
+        {key: _on_cpu(tensor, tensors) for key, tensor in kwargs.items()},
     )
     _check_devices(op, args, tensors)
     target = kwargs.get("device")
@@ -239,13 +241,13 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     ):
         _count()
     if op is _aten.histc.default:  # of integers it exists on GPUs alone
-        found = op(arguments[0].float(), *arguments[1:], **options).to(arguments[0].dtype)
+        output = op(arguments[0].float(), *arguments[1:], **options).to(arguments[0].dtype)
     else:
-        found = op(*arguments, **options)
+        output = op(*arguments, **options)
     if leaving or into_cpu:
-        return args[0] if into_cpu else found
+        return args[0] if into_cpu else output
     return _on_device(
-        found, {id(each.on_cpu): each for each in tensors if isinstance(each, AccelTensor)}
+        output, {id(tensor.on_cpu): tensor for tensor in tensors if isinstance(tensor, AccelTensor)}
     )
 
 
@@ -282,30 +284,32 @@ def _uploads(op: Any, tensors: list[Tensor]) -> bool:
     return bool(elsewhere) and (op in _NEW or len(elsewhere) < len(tensors))
 
 
-def _on_cpu(given: Any, tensors: list[Tensor]) -> Any:
+def _on_cpu(value: Any, tensors: list[Tensor]) -> Any:
     """`given` with the CPU's tensors. All its tensors are added to `tensors`."""
-    if isinstance(given, Tensor):
-        tensors.append(given)
-        return given.on_cpu if isinstance(given, AccelTensor) else given
-    if isinstance(given, list | tuple):
-        return [_on_cpu(each, tensors) for each in given]
-    return torch.device("cpu") if isinstance(given, torch.device) else given
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return value.on_cpu if isinstance(value, AccelTensor) else value
+    if isinstance(value, list | tuple):
+        return [_on_cpu(item, tensors) for item in value]
+    return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
-def _on_device(found: Any, given: dict[int, AccelTensor]) -> Any:
-    if isinstance(found, list | tuple):
-        return type(found)(_on_device(each, given) for each in found)
-    if not isinstance(found, Tensor):
-        return found
-    return given[id(found)] if id(found) in given else AccelTensor(found)
+def _on_device(output: Any, tensors: dict[int, AccelTensor]) -> Any:
+    if isinstance(output, list | tuple):
+        return type(output)(_on_device(item, tensors) for item in output)
+    if not isinstance(output, Tensor):
+        return output
+    return tensors[id(output)] if id(output) in tensors else AccelTensor(output)
 
 
 def _count() -> None:
     if _reads is None:
         return
     frames = [frame for frame in traceback.extract_stack() if "/moe_lab/" in frame.filename]
-    where = frames[-1] if frames else traceback.extract_stack()[0]
-    _reads[f"{where.filename.rpartition('/moe_lab/')[2]}:{where.lineno} {where.line}"] += 1
+    caller_frame = frames[-1] if frames else traceback.extract_stack()[0]
+    _reads[
+        f"{caller_frame.filename.rpartition('/moe_lab/')[2]}:{caller_frame.lineno} {caller_frame.line}"
+    ] += 1
 
 
 @contextmanager

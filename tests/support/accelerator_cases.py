@@ -109,32 +109,34 @@ def answers(command: str, device: str, model: Path, folder: Path) -> dict[str, A
         "limit=2",
         f"output_dir={folder}",
     ]
-    found = {}
+    answers_found = {}
     for run in moe_lab.run([*command.split(), *keys], quiet=True).runs:
         for file in run.folder.glob("samples_*.jsonl"):
             lines = [json.loads(line) for line in file.read_text().splitlines()]
-            found[run.folder.name.rpartition("-")[0]] = [line["filtered_resps"] for line in lines]
-    return found
+            answers_found[run.folder.name.rpartition("-")[0]] = [
+                line["filtered_resps"] for line in lines
+            ]
+    return answers_found
 
 
-def close(found: Any, expected: Any) -> bool:
+def close(actual: Any, expected: Any) -> bool:
     """Whether texts are equal, and numbers but for rounding."""
     if isinstance(expected, list):
-        return len(found) == len(expected) and all(map(close, found, expected))
+        return len(actual) == len(expected) and all(map(close, actual, expected))
     try:
-        return float(found) == pytest.approx(float(expected), rel=1e-4, abs=1e-4)
+        return float(actual) == pytest.approx(float(expected), rel=1e-4, abs=1e-4)
     except ValueError:
-        return found == expected
+        return actual == expected
 
 
 @pytest.mark.parametrize("command", RUNS.values(), ids=RUNS)
 def test_answers_are_those_of_the_cpu(command, model, folders):
-    expected, found = (
+    expected, answers_here = (
         answers(command, device, model, folder) for device, folder in folders.items()
     )
-    assert found.keys() == expected.keys() and expected
+    assert answers_here.keys() == expected.keys() and expected
     for name in expected:
-        assert close(found[name], expected[name]), name
+        assert close(answers_here[name], expected[name]), name
 
 
 @of_the_stand_in
@@ -145,9 +147,9 @@ def test_a_step_of_c3po_reads_the_device_twice(model, tmp_path, monkeypatch):
 
     def counted(self: NeighbourLoss, *arguments: Any) -> Any:
         with host_reads() as reads:
-            found = gradient(self, *arguments)
+            gradients = gradient(self, *arguments)
         steps.append(reads)
-        return found
+        return gradients
 
     monkeypatch.setattr(NeighbourLoss, "gradient", counted)
     answers(f"{C3PO} baseline=false", str(DEVICE), model, tmp_path)
@@ -254,9 +256,9 @@ def test_a_step_in_place_neither_reads_nor_uploads(family, name, monkeypatch):
     counts = []
 
     def record(step):
-        with host_reads(uploads=True) as found:
+        with host_reads(uploads=True) as reads:
             step._run()
-        counts.append(dict(found))
+        counts.append(dict(reads))
 
     monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: True)
     monkeypatch.setattr(DecodeStep, "_check", lambda self: setattr(self, "scores_BV", self._run()))
@@ -278,13 +280,13 @@ def test_recorded_steps_are_those_of_the_host(family, name, monkeypatch):
     model = deepcopy(small_model(family)).to(DEVICE)
     if family != "dbrx":
         model.set_experts_implementation("batched_mm")
-    found = generated(model, ensembles(model)[name])
+    generated_steps = generated(model, ensembles(model)[name])
     assert (model in NEVER_RECORDED) == (family in ("dbrx", "phimoe"))
     monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: False)
     expected = generated(model, ensembles(model)[name])
-    assert found[0] == expected[0] and found[2:] == expected[2:]
-    for ours, theirs in zip(found[1], expected[1], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert generated_steps[0] == expected[0] and generated_steps[2:] == expected[2:]
+    for ours, expected_step in zip(generated_steps[1], expected[1], strict=True):
+        torch.testing.assert_close(ours, expected_step, rtol=1e-3, atol=1e-3)
 
 
 @of_the_stand_in
@@ -325,11 +327,11 @@ def test_noise_of_a_device_without_float64_is_the_cpus(monkeypatch):
     keys: Any = dict(seed=0, document=123, repeat=0, row=2, layer=2, n_experts=3, antithetic=True)
     expected, double = noise.gumbel(positions=range(9), **keys), torch.Tensor.double
 
-    def double_on_cpu(own: torch.Tensor) -> torch.Tensor:
-        assert own.device.type == "cpu"
-        return double(own)
+    def double_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+        assert tensor.device.type == "cpu"
+        return double(tensor)
 
     monkeypatch.setattr(noise, "WITHOUT_FLOAT64", {DEVICE.type})
     monkeypatch.setattr(torch.Tensor, "double", double_on_cpu)
-    found = noise.gumbel(positions=torch.arange(9, device=DEVICE), **keys)
-    assert found.device == DEVICE and torch.equal(found.cpu(), expected)
+    device_noise = noise.gumbel(positions=torch.arange(9, device=DEVICE), **keys)
+    assert device_noise.device == DEVICE and torch.equal(device_noise.cpu(), expected)

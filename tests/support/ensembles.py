@@ -214,22 +214,22 @@ def plain(model: Any, question: ScoringRequest, continuation: list[int]) -> tupl
     return float(log_likelihood), bool(is_greedy)
 
 
-def assert_scores(found: Any, expected: Any, tokens: int = 1) -> None:
+def assert_scores(scores: Any, expected: Any, tokens: int = 1) -> None:
     """Each question has the expected log-likelihoods up to rounding, and the
     same greedy continuations."""
     for question in range(len(expected)):
-        assert_log_likelihoods(found[question], expected[question], tokens)
+        assert_log_likelihoods(scores[question], expected[question], tokens)
 
 
 def assert_log_likelihoods(
-    found: list[tuple[float, bool]], expected: list[tuple[float, bool]], tokens: int = 1
+    answers: list[tuple[float, bool]], expected: list[tuple[float, bool]], tokens: int = 1
 ) -> None:
     """Pairs of lm-eval: equal to the rounding of so many tokens, and the same ones are greedy."""
-    values = [value for value, _ in found]
+    values = [value for value, _ in answers]
     expected_values = [value for value, _ in expected]
     assert values == rounding.approx(expected_values, tokens)
 
-    greedy = [is_greedy for _, is_greedy in found]
+    greedy = [is_greedy for _, is_greedy in answers]
     expected_greedy = [is_greedy for _, is_greedy in expected]
     assert greedy == expected_greedy
 

@@ -50,7 +50,7 @@ PAIRED = {"difference": 0.1, "ci95": [0.05, 0.15], "p_mcnemar": 0.001}
 
 
 def experiment_of(**keys: Any) -> Experiment:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "name": "own/e",
         "title": "T",
         "source": "S",
@@ -58,7 +58,7 @@ def experiment_of(**keys: Any) -> Experiment:
         "metric": "headline",
         "paper": [],
     }
-    return Experiment(**given | keys)
+    return Experiment(**settings | keys)
 
 
 def result_on(task: str, name: str, value: float, **changes: Any) -> RunResult:
@@ -68,8 +68,8 @@ def result_on(task: str, name: str, value: float, **changes: Any) -> RunResult:
         "samples": {task: list(range(200))},
         "intervals": {task: {"acc,none": [value - 0.1, value + 0.1]}},
     }
-    own = results_of(name, value, **block | changes)
-    return changed(own, results={task: {"acc,none": value}})
+    result = results_of(name, value, **block | changes)
+    return changed(result, results={task: {"acc,none": value}})
 
 
 def placed_cell(result: RunResult, **coordinates: str) -> TableCell:
@@ -237,8 +237,8 @@ def epochs(folder: Path) -> Drawing:
         write_jsonl(folder / "models" / name / "expert_metrics.jsonl", lines)
     cells = []
     for name, schedule in (("one", "none-router"), ("two", "experts")):
-        own = expert_results(finetune_freeze={"model": name, "training": {}})
-        result = own.model_copy(update={"folder": folder / "runs" / name})
+        epochs_result = expert_results(finetune_freeze={"model": name, "training": {}})
+        result = epochs_result.model_copy(update={"folder": folder / "runs" / name})
         cells.append(placed_cell(result, model="olmoe-base", method__schedule=schedule))
     return draw_epochs(CellTable(experiment_of(rows=["model"], columns=["method.schedule"]), cells))
 
@@ -294,9 +294,9 @@ def schedules(folder: Path) -> Drawing:
     ]
     settings.append(("finetune-freeze", "router-none", 0.6))
     cells = [
-        cell(value + more, method=method, method__schedule=schedule, task=task)
+        cell(value + offset, method=method, method__schedule=schedule, task=task)
         for method, schedule, value in settings
-        for task, more in (("arc_challenge", 0.0), ("commonsense_qa", 0.2))
+        for task, offset in (("arc_challenge", 0.0), ("commonsense_qa", 0.2))
     ]
     axes = {"rows": ["method", "method.schedule"], "columns": ["task"], "average": "task"}
     paper = [
@@ -366,10 +366,10 @@ def designs(folder: Path) -> Drawing:
     """Two granularities with two routers next to a dense model: two panels."""
     coordinates = {"method.backbone": "olmoe"}
     cells = [
-        one
+        design_cell
         for label in ("2/8", "16/64", "dense")
         for backbone in (["dense"] if label == "dense" else ["olmoe", "deepseek"])
-        for one in design_cells(
+        for design_cell in design_cells(
             label, [[2.0, 2.2]], coordinates=coordinates | {"method.backbone": backbone}
         )
     ]
@@ -393,8 +393,8 @@ def training_curves(folder: Path) -> Drawing:
                     {"loss": loss + seed / 10 - step / 100, "step": step} for step in (20, 40, 60)
                 ]
                 write_jsonl(folder / "models" / f"{name}{seed}" / "log.jsonl", log)
-            for one in design_cells(label, [[2.0, 2.0]], coordinates=place):
-                one.results.clear()
+            for design_cell in design_cells(label, [[2.0, 2.0]], coordinates=place):
+                design_cell.results.clear()
                 for seed in (0, 1):
                     pretrain = {
                         "model": f"{name}{seed}",
@@ -403,8 +403,10 @@ def training_curves(folder: Path) -> Drawing:
                     result = trained_results(
                         [2.0, 2.2], seed=seed, run_id=f"{name}{seed}", pretrain=pretrain
                     )
-                    one.results.append(result.model_copy(update={"folder": folder / "runs" / "r"}))
-                cells.append(one)
+                    design_cell.results.append(
+                        result.model_copy(update={"folder": folder / "runs" / "r"})
+                    )
+                cells.append(design_cell)
     return draw_training_curves(CellTable(experiment(**axes), cells))
 
 

@@ -69,8 +69,8 @@ class GoldenRun(FakeRun):
         """The score of each document: 1 with the method's share, with half
         of it under another routing."""
         share = RIGHT[self.config.method.name] * (0.5 if among else 1)
-        own = Random(f"{self.run_id} {among}")
-        return [float(own.random() < share) for _ in range(DOCUMENTS)]
+        generator = Random(f"{self.run_id} {among}")
+        return [float(generator.random() < share) for _ in range(DOCUMENTS)]
 
 
 class GoldenRuns(FakeRuns):
@@ -78,9 +78,9 @@ class GoldenRuns(FakeRuns):
 
     def prepare(self, config: Config) -> GoldenRun:
         base = replace(config, method=get_method("base").Config(name="base"), seed=0)
-        others = {"baseline": GoldenRun(base)} if config.method.name != "base" else {}
+        compared = {"baseline": GoldenRun(base)} if config.method.name != "base" else {}
         run = GoldenRun(
-            config, compared_runs=others, tasks={"tasks": {str(config.task.name): Task()}}
+            config, compared_runs=compared, tasks={"tasks": {str(config.task.name): Task()}}
         )
         run.done = run.stored() is not None
         return run
@@ -88,10 +88,10 @@ class GoldenRuns(FakeRuns):
     def execute(self, run: GoldenRun, models: Any, *, begin: Any = None) -> FakeOutcome:
         if self.fails(run):
             raise self.errors[f"{run.config.method.name} {run.task}"]
-        for one in (*run.compared_runs.values(), run):
-            if one.stored() is None:
-                write_run(one)
-            one.done = True
+        for golden_run in (*run.compared_runs.values(), run):
+            if golden_run.stored() is None:
+                write_run(golden_run)
+            golden_run.done = True
         results = run.stored()
         assert results is not None
         return FakeOutcome(run, results, run.folder / "results.json")
@@ -147,10 +147,11 @@ def write_expert_metrics(run: GoldenRun) -> None:
         return {run.task: [generated_line(i, ("", value)) for i, value in scored]}
 
     def lost(among: str) -> dict[str, Any]:
-        found = losses({run.task: Task()}, samples(), [samples(among)])
+        losses_by_task = losses({run.task: Task()}, samples(), [samples(among)])
         return {
             "tasks": {
-                task: {key: _plain(one) for key, one in of.items()} for task, of in found.items()
+                task: {key: _plain(value) for key, value in of.items()}
+                for task, of in losses_by_task.items()
             }
         }
 
@@ -212,9 +213,9 @@ def views(output: Path) -> Iterator[tuple[str, str]]:
 def _lines(content: dict[str, Any]) -> Iterator[str]:
     """A line for each key of a JSON file, and for each entry of a list of mappings."""
     for key, value in sorted(content.items()):
-        several = isinstance(value, list) and value and isinstance(value[0], dict)
+        is_list = isinstance(value, list) and value and isinstance(value[0], dict)
         yield from (
-            f"{key}: {json.dumps(one, sort_keys=True)}" for one in (value if several else [value])
+            f"{key}: {json.dumps(item, sort_keys=True)}" for item in (value if is_list else [value])
         )
 
 

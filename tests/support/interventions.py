@@ -24,8 +24,8 @@ def without_experts(model: Any, family: str, masked: list[int]) -> Any:
         layer = re.search(r"layers\.(\d+)\.", name)
         if tensor.shape != smaller.state_dict()[name].shape:
             assert layer is not None
-            kept = [e for e in range(E) if e != masked[int(layer[1])]]
-            tensor = tensor[kept]
+            kept_experts = [e for e in range(E) if e != masked[int(layer[1])]]
+            tensor = tensor[kept_experts]
         state[name] = tensor
     smaller.load_state_dict(state)
     return smaller
@@ -55,9 +55,9 @@ def some_rows(count: int = 9) -> list[dict[str, list[int]]]:
     The labels are tokens that a model may or may not predict.
     """
     random = torch.Generator().manual_seed(0)
-    found = []
+    rows = []
     for number in range(count):
         ids = torch.randint(1, VOCAB - 1, (4 + 5 * number % 17,), generator=random).tolist()
         labels = [NO_LABEL if place < len(ids) // 2 else token for place, token in enumerate(ids)]
-        found.append({"input_ids": ids, "labels": labels})
-    return found
+        rows.append({"input_ids": ids, "labels": labels})
+    return rows

@@ -96,7 +96,7 @@ def means(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def evaluation(
-    folder: Path, key: str, samples: Mapping[str, Sequence[Any]], **more: Any
+    folder: Path, key: str, samples: Mapping[str, Sequence[Any]], **options: Any
 ) -> Evaluation:
     """A written and read evaluation; `more` goes to `write_log`."""
-    return read_evaluation(key, write_log(folder / key, samples, **more))
+    return read_evaluation(key, write_log(folder / key, samples, **options))

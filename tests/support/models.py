@@ -53,8 +53,8 @@ def small_model(family: str) -> Any:
 
 def kv_cache_model(family: str) -> Any:
     """`small_model` that runs on a KV cache. Every call returns the same object."""
-    own = COMMON | ZOO[family] | KV_CACHE_VARIANTS.get(family, {})
-    return _built(family, json.dumps(_given(own)), 0)
+    settings = COMMON | ZOO[family] | KV_CACHE_VARIANTS.get(family, {})
+    return _built(family, json.dumps(_given(settings)), 0)
 
 
 def build(model_type: str, settings: dict[str, Any], seed: int = 0) -> Any:
@@ -137,8 +137,8 @@ def load_folder(folder: Path, dtype: str = "auto", device: str = "cpu", **model:
 def left_padded(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
     """`input_ids` and `attention_mask` of texts, padded on the left."""
     tokenizer.padding_side = "left"
-    found = tokenizer(texts, return_tensors="pt", padding=True)
-    return {name: found[name] for name in ("input_ids", "attention_mask")}
+    padded = tokenizer(texts, return_tensors="pt", padding=True)
+    return {name: padded[name] for name in ("input_ids", "attention_mask")}
 
 
 def new_tokens_of(ids: Any, inputs: dict[str, Any]) -> list[list[int]]:

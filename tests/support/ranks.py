@@ -36,8 +36,8 @@ def fork_ranks(
         "MASTER_PORT": str(port),
     }
     fork = multiprocessing.get_context("fork")
-    given = (environment, log, function, args)
-    ranks = [fork.Process(target=_rank, args=(rank, *given)) for rank in range(PROCESSES)]
+    arguments = (environment, log, function, args)
+    ranks = [fork.Process(target=_rank, args=(rank, *arguments)) for rank in range(PROCESSES)]
     for process in ranks:
         process.start()
     running = list(ranks)

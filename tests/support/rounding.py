@@ -26,12 +26,12 @@ def approx(expected: Any, tokens: int = 1) -> Any:
     return pytest.approx(expected, abs=bound(expected, tokens))
 
 
-def assert_close(found: Any, expected: Any, tokens: int = 1, equal_nan: bool = False) -> None:
+def assert_close(actual: Any, expected: Any, tokens: int = 1, equal_nan: bool = False) -> None:
     """`torch.testing.assert_close` with that bound."""
     import torch
 
     atol = bound(expected.detach().nan_to_num(), tokens)
-    torch.testing.assert_close(found, expected, atol=atol, rtol=0, equal_nan=equal_nan)
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=0, equal_nan=equal_nan)
 
 
 def _largest(expected: Any) -> float:

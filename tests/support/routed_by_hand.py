@@ -120,8 +120,8 @@ def dropping(model: Any) -> Any:
     """A copy whose blocks drop the weakest expert themselves."""
 
     def drop_weakest(experts: Any, args: tuple) -> tuple:
-        hidden, index_TK, weights_TK, *others = args
-        return hidden, index_TK, without_weakest(weights_TK), *others
+        hidden, index_TK, weights_TK, *other_arguments = args
+        return hidden, index_TK, without_weakest(weights_TK), *other_arguments
 
     changed = copy.deepcopy(model)
     for router in find_routers(changed):

@@ -111,8 +111,8 @@ def facts(family: str = "olmoe", moe_layers: int = 8) -> ModelFacts:
 
 def tuned(tiny_olmoe_dir, data, tmp_path, task, **keys) -> Config:
     tuning = {"name": "tpe", "num_samples": 4, "n_trials": 3} | keys.pop("tuning", {})
-    given = config(
+    run_config = config(
         tiny_olmoe_dir, data, tmp_path, task, "roe", tuning=TuningConfig(**tuning), **keys
     )
-    given.data_dir = None if task.startswith("toy") else given.data_dir
-    return given
+    run_config.data_dir = None if task.startswith("toy") else run_config.data_dir
+    return run_config

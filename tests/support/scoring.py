@@ -16,12 +16,12 @@ def filtered(task: Any, responses: Sequence[Any]) -> dict[str, Any]:
     instance.resps = list(responses)
     for output_filter in output_filters(task):
         output_filter.apply([instance])
-    found: dict[str, Any] = {}
+    filtered_answers: dict[str, Any] = {}
     for name, value in instance.filtered_resps.items():
         # lm-eval 0.5 has a list for each request
         in_list = hasattr(task, "scorers") and len(value) == 1
-        found[name] = value[0] if in_list else value
-    return found
+        filtered_answers[name] = value[0] if in_list else value
+    return filtered_answers
 
 
 def scores_of(task: Any, document: Any, *responses: Any) -> dict[str, Any]:

@@ -118,11 +118,11 @@ def noisy_tokens(count: int, row: int = 1, document: int = 77) -> NoisyTokens:
 
 def routers_of(model) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
     """(router, its MoE block) in the order of layers, without the routers of JetMoE's attention."""
-    found = []
+    routers = []
     for name, module in model.named_modules():
         if _ROUTER.search(type(module).__name__) and "attention" not in name:
-            found.append((module, model.get_submodule(name.rpartition(".")[0])))
-    return found
+            routers.append((module, model.get_submodule(name.rpartition(".")[0])))
+    return routers
 
 
 def route(
@@ -198,11 +198,13 @@ def _weights(spec, config, router, logits, scores, chosen):
 
 def _sparse_mixer(logits, chosen, jitter):
     """Phi-MoE: a softmax over those left that are not too far below the chosen one."""
-    left, weights = dict(enumerate(logits)), []
+    remaining, weights = dict(enumerate(logits)), []
     for e in chosen:
-        near = [v for v in left.values() if (logits[e] - v) / max(abs(v), logits[e]) <= 2 * jitter]
+        near = [
+            v for v in remaining.values() if (logits[e] - v) / max(abs(v), logits[e]) <= 2 * jitter
+        ]
         weights.append(math.exp(logits[e]) / sum(math.exp(v) for v in near))
-        del left[e]
+        del remaining[e]
     return weights
 
 
@@ -216,10 +218,10 @@ def install(model, layer: int, positions, draw, temperature: float, perturbed=Fa
 
     def again(logits, weights, index):
         weights, index = weights.clone(), index.clone()
-        for position, own in zip(positions, draw(logits.shape[-1]), strict=True):
+        for position, noise_row in zip(positions, draw(logits.shape[-1]), strict=True):
             token = (
                 logits[position].tolist(),
-                own.tolist(),
+                noise_row.tolist(),
                 temperature,
                 index.shape[-1],
                 perturbed,
@@ -232,19 +234,19 @@ def install(model, layer: int, positions, draw, temperature: float, perturbed=Fa
     return _HOOKS.get(config.model_type, _triple)(router, again)
 
 
-def _triple(router, again):
+def _triple(router, rerouted):
     def hook(module, args, output):
         logits, weights, index = output
-        return (logits, *again(logits, weights, index))
+        return (logits, *rerouted(logits, weights, index))
 
     return [router.register_forward_hook(hook)]
 
 
-def _llama4(router, again):
+def _llama4(router, rerouted):
     def hook(module, args, output):
         dense, logits = output
         index = logits.topk(module.top_k).indices
-        weights, index = again(logits, dense.gather(1, index), index)
+        weights, index = rerouted(logits, dense.gather(1, index), index)
         dense = torch.zeros_like(dense)
         for token in range(len(dense)):
             for e, weight in zip(index[token], weights[token], strict=True):
@@ -254,15 +256,15 @@ def _llama4(router, again):
     return [router.register_forward_hook(hook)]
 
 
-def _jetmoe(router, again):
+def _jetmoe(router, rerouted):
     def hook(module, args, output):
         logits = output[-1]
         index = logits.topk(module.top_k).indices
-        weights, index = again(logits, torch.zeros(index.shape, dtype=output[2].dtype), index)
-        own = logits.topk(module.top_k)
+        weights, index = rerouted(logits, torch.zeros(index.shape, dtype=output[2].dtype), index)
+        top_logits = logits.topk(module.top_k)
         for token in range(len(logits)):  # tokens without noise keep the softmax over their chosen
             if not weights[token].any():
-                weights[token] = own.values[token].softmax(-1).to(weights.dtype)
+                weights[token] = top_logits.values[token].softmax(-1).to(weights.dtype)
         experts = index.flatten().tolist()
         pairs = sorted((expert, place) for place, expert in enumerate(experts))
         order = torch.tensor([pair for _, pair in pairs])
@@ -272,12 +274,12 @@ def _jetmoe(router, again):
     return [router.register_forward_hook(hook)]
 
 
-def _dbrx(block, again):
+def _dbrx(block, rerouted):
     seen = []
 
     def experts_hook(module, args):
         hidden, index, weights = args
-        weights, index = again(seen[-1], weights, index)
+        weights, index = rerouted(seen[-1], weights, index)
         return hidden, index, weights
 
     return [

@@ -33,8 +33,8 @@ OLMoE, RoBERTa, Gemma, Mixtral, none known, T5.
 @cache
 def tokenizer_of(family: str) -> Any:
     """Trained on a program and a worked answer."""
-    kind, _, more = family.partition(", ")
-    backend = _BUILT[kind](blank_in_front=bool(more))
+    kind, _, option = family.partition(", ")
+    backend = _BUILT[kind](blank_in_front=bool(option))
     return PreTrainedTokenizerFast(tokenizer_object=backend, **ROLES)
 
 

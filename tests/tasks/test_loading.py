@@ -85,20 +85,21 @@ def test_a_grid_has_both_forms_of_a_task(tmp_path):
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
     with task_cache():
         chat, plain = (
-            load_task(tmp_path, "humaneval", apply_chat_template=given) for given in (True, False)
+            load_task(tmp_path, "humaneval", apply_chat_template=chat_template)
+            for chat_template in (True, False)
         )
     assert chat.config.gen_prefix and not plain.config.gen_prefix
 
 
 def test_data_that_are_missing_are_looked_up_once(tmp_path, monkeypatch):
-    asked: list[str] = []
+    lookups: list[str] = []
     build = factory.build_tasks
-    monkeypatch.setattr(factory, "build_tasks", lambda *given: asked.append("") or build(*given))
+    monkeypatch.setattr(factory, "build_tasks", lambda *given: lookups.append("") or build(*given))
     with task_cache():
         for _ in range(3):
             with pytest.raises(TaskError, match="svamp"):
                 load_task(tmp_path, "svamp")
-    assert len(asked) == 1
+    assert len(lookups) == 1
 
 
 @pytest.mark.parametrize("what", ["gen_toks", "new_tokens", "tokens", "completion_tokens"])
@@ -115,7 +116,7 @@ def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data, w
 
 
 @pytest.mark.parametrize(
-    ("given", "sampled", "temperature"),
+    ("temperature_given", "sampled", "temperature"),
     [
         ({"temperature": 0.7}, True, 0.7),
         ({"top_p": 0.9}, True, None),
@@ -127,12 +128,14 @@ def test_one_spelling_of_the_number_of_new_tokens_replaces_the_tasks_own(data, w
         ({"max_gen_toks": 4}, False, 0.0),
     ],
 )
-def test_sampling_is_on_where_it_is_asked_for(data, given, sampled, temperature):
+def test_sampling_is_on_where_it_is_asked_for(data, temperature_given, sampled, temperature):
     """addsub says `do_sample: false` and `temperature: 0.0`.
 
     Nothing can be sampled at temperature 0.
     """
-    settings = load_task(data, "addsub", gen_kwargs=given).get_config("generation_kwargs")
+    settings = load_task(data, "addsub", gen_kwargs=temperature_given).get_config(
+        "generation_kwargs"
+    )
     assert settings["do_sample"] is sampled and settings.get("temperature") == temperature
 
 

@@ -89,8 +89,11 @@ def lettered() -> list[Any]:
         "doc_to_target": "won.",
         "doc_to_choice": ["So Ann", "So Mark"],
     }
-    found = [letters._add_columns(own, Dataset.from_list(rows)).to_list() for own in tasks]
-    return [*found, letters._add_columns(blank, Dataset.from_list(rows[:1])).to_list()]
+    rows_by_task = [
+        letters._add_columns(task_columns, Dataset.from_list(rows)).to_list()
+        for task_columns in tasks
+    ]
+    return [*rows_by_task, letters._add_columns(blank, Dataset.from_list(rows[:1])).to_list()]
 
 
 def checked(gold: Any) -> Any:
@@ -200,11 +203,11 @@ def returned() -> dict[str, Any]:
     ("function", "call"), CALLS, ids=[label(function) for function, _ in CALLS]
 )
 def test_a_function_returns_what_its_version_number_stands_for(function, call):
-    kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    assert label(function) in kept, (
+    stored_values = json.loads(KEPT.read_text(encoding="utf-8"))
+    assert label(function) in stored_values, (
         "its number was raised: write what it returns (see the head of this file)"
     )
-    assert json.loads(json.dumps(call())) == kept[label(function)], (
+    assert json.loads(json.dumps(call())) == stored_values[label(function)], (
         "raise its number: moe_lab/results/code.py"
     )
 
@@ -228,12 +231,12 @@ def test_functions_that_a_yaml_of_the_package_names_are_versioned_and_kept_here(
 def syntax_trees(value: Any) -> list[str]:
     """The functions among hashed settings whose code counts: [name, digest]."""
     if isinstance(value, dict):
-        return [name for each in value.values() for name in syntax_trees(each)]
+        return [name for item in value.values() for name in syntax_trees(item)]
     if not isinstance(value, list):
         return []
     if len(value) == 2 and re.fullmatch("[0-9a-f]{64}", str(value[1])):
         return [value[0]]
-    return [name for each in value for name in syntax_trees(each)]
+    return [name for item in value for name in syntax_trees(item)]
 
 
 @pytest.mark.parametrize(
@@ -258,8 +261,8 @@ def test_no_syntax_tree_of_this_package_is_in_a_run_id(tmp_path, name, rows, key
             apply_chat_template=in_chat,
             gen_kwargs={"temperature": 0.7},
         )
-        for each in load_tasks(config)["tasks"].values():
-            assert syntax_trees(task_settings(each)) == []
+        for loaded_task in load_tasks(config)["tasks"].values():
+            assert syntax_trees(task_settings(loaded_task)) == []
 
 
 WRAPPED = """

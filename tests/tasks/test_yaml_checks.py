@@ -203,13 +203,13 @@ of the fault, the message."""
 def with_lines(yaml: str, lines: str) -> str:
     """A YAML whose lines of the same keys are replaced, or with the lines at its end."""
     key = re.match(r"\w+:", lines)
-    kept = yaml.splitlines()
-    for place, line in enumerate(kept):
+    kept_lines = yaml.splitlines()
+    for place, line in enumerate(kept_lines):
         if key and line.startswith(key[0]):
-            return "\n".join([*kept[:place], lines, *kept[place + 1 :]]) + "\n"
+            return "\n".join([*kept_lines[:place], lines, *kept_lines[place + 1 :]]) + "\n"
     if "metric_list:" in lines:
-        kept = [line for line in kept if not line.startswith("metric_list:")]
-    return "\n".join([*kept, *lines.splitlines()]) + "\n"
+        kept_lines = [line for line in kept_lines if not line.startswith("metric_list:")]
+    return "\n".join([*kept_lines, *lines.splitlines()]) + "\n"
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -221,9 +221,13 @@ def test_a_fault_is_found_by_task_file_and_line(fault, tmp_path, monkeypatch):
     folder = mine(tmp_path, text)
     with pytest.raises(TaskError) as raised:
         load_task(None, "mine", include_path=folder)
-    said = str(raised.value)
-    assert message in said and "Task mine" in said and f"{tmp_path}/mine.yaml, line {line}" in said
-    assert len(said.splitlines()) <= 3
+    text_of_error = str(raised.value)
+    assert (
+        message in text_of_error
+        and "Task mine" in text_of_error
+        and f"{tmp_path}/mine.yaml, line {line}" in text_of_error
+    )
+    assert len(text_of_error.splitlines()) <= 3
     assert raised.value.exit_code == 2
 
 

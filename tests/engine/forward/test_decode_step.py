@@ -77,10 +77,10 @@ def test_steps_in_place_and_recorded_are_those_of_the_host(record, family, name,
     expected = generated(model, ensembles(model)[name])
     in_place(monkeypatch, record)
     recorded.clear()
-    found = generated(model, ensembles(model)[name])
-    assert found[0] == expected[0] and found[2:] == expected[2:]
-    for ours, theirs in zip(found[1], expected[1], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    generated_steps = generated(model, ensembles(model)[name])
+    assert generated_steps[0] == expected[0] and generated_steps[2:] == expected[2:]
+    for ours, expected_step in zip(generated_steps[1], expected[1], strict=True):
+        torch.testing.assert_close(ours, expected_step, rtol=1e-4, atol=1e-4)
     assert [step.steps for step in recorded] == [5, 6], (
         "a batch is recorded again after half have ended"
     )
@@ -92,8 +92,8 @@ def test_steps_go_on_where_their_slots_are_full(name, monkeypatch):
     expected = generated(model, ensembles(model)[name])
     in_place(monkeypatch, lambda self: None)
     monkeypatch.setattr(decode_step, "AHEAD", 1)
-    found = generated(model, ensembles(model)[name])
-    assert found[0] == expected[0] and found[2:] == expected[2:]
+    generated_steps = generated(model, ensembles(model)[name])
+    assert generated_steps[0] == expected[0] and generated_steps[2:] == expected[2:]
 
 
 class Counts(Observer):
@@ -102,7 +102,7 @@ class Counts(Observer):
 
 def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
     model = small_model("olmoe")
-    forward, *others = (
+    forward, *other_batches = (
         EnsembleForward(model, ensemble)
         for ensemble in (
             Ensemble(),
@@ -113,12 +113,12 @@ def test_what_may_differ_at_each_step_is_not_recorded(monkeypatch):
     assert not forward._may_be_recorded(), "a CPU"
     places = [torch.device("cuda", 0)]
     monkeypatch.setattr(
-        model, "parameters", lambda: (SimpleNamespace(device=each) for each in places)
+        model, "parameters", lambda: (SimpleNamespace(device=place) for place in places)
     )
-    for each in (forward, *others):
-        each.device = places[0]
+    for place in (forward, *other_batches):
+        place.device = places[0]
     assert forward._may_be_recorded()
-    assert not any(each._may_be_recorded() for each in others), (
+    assert not any(place._may_be_recorded() for place in other_batches), (
         "a policy that does not say it, no cache"
     )
     with routed(model, lambda router, routing: None):
@@ -145,7 +145,7 @@ def step_logits(model, compiled):
     """Logits of two prompts of different lengths and of `STEPS` tokens after them,
     and the number of compiled graphs."""
     ensemble = Ensemble(4, GumbelTopK([0.0, 0.5], seed=0), first_noisy=1)
-    found, graphs = [], []
+    logits, graphs = [], []
 
     def backend(graph, inputs):
         graphs.append(graph)
@@ -172,8 +172,8 @@ def step_logits(model, compiled):
                 names_BS=lambda: np.zeros((2, 1), dtype=np.int64),
                 count=2,
             )
-            found.append(forward(tokens, cache))
-    return torch.stack(found), len(graphs), ensemble.routing.counts()
+            logits.append(forward(tokens, cache))
+    return torch.stack(logits), len(graphs), ensemble.routing.counts()
 
 
 @pytest.mark.slow
@@ -182,10 +182,10 @@ def test_a_step_is_one_graph():
     model = make_model("olmoe", num_hidden_layers=2)
     model.set_experts_implementation("grouped_mm")
     expected, _, decisions = step_logits(model, compiled=False)
-    found, graphs, counted = step_logits(model, compiled=True)
+    logits, graphs, counted = step_logits(model, compiled=True)
     assert graphs == 2 + 1, "two of the pass, and a small one that keeps whether logits were NaN"
     assert counted == decisions and decisions["changed_decisions"] > 0
-    assert_close(found, expected)
+    assert_close(logits, expected)
 
 
 def test_later_layers_alone_and_the_model_restored():

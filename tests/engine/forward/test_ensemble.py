@@ -101,16 +101,16 @@ def test_a_contrast_is_that_of_a_loop_in_float64():
         strong, weak = logits_nV[0], (logits_nV[1] + logits_nV[2]) / 2
         contrast = 1.5 * strong - 0.5 * weak
         log_probs = contrast.log_softmax(-1)
-        given = ensemble.score(logits, place[at : at + 1].repeat(30), torch.arange(30))
-        assert given.tolist() == pytest.approx(log_probs.tolist(), abs=1e-5)
+        contrast_scores = ensemble.score(logits, place[at : at + 1].repeat(30), torch.arange(30))
+        assert contrast_scores.tolist() == pytest.approx(log_probs.tolist(), abs=1e-5)
         probs = strong.softmax(-1)
         for token in range(30):
             if probs[token] < 0.1 * probs.max():
                 assert scores[at, token] == -torch.inf
             else:
                 assert float(scores[at, token]) == pytest.approx(float(log_probs[token]), abs=1e-5)
-        kept = [token for token in range(30) if probs[token] >= 0.1 * probs.max()]
-        assert int(greedy[at]) == max(kept, key=lambda token: float(contrast[token]))
+        plausible = [token for token in range(30) if probs[token] >= 0.1 * probs.max()]
+        assert int(greedy[at]) == max(plausible, key=lambda token: float(contrast[token]))
     assert (scores > -torch.inf).sum() > 5, "alpha leaves single tokens: the test says nothing"
 
 
@@ -119,9 +119,11 @@ def test_a_contrast_of_strength_0_is_the_first_sample_and_its_scale_is_one_of_lo
     at, target = torch.arange(4), torch.tensor([1, 2, 3, 4])
     base = Ensemble()
     for none in (Ensemble(n=2, contrast=Contrast(0, 0)), Ensemble(contrast=Contrast(0.7, 0))):
-        own = logits[:, : none.n]
-        assert torch.equal(none.score(own, at, target), base.score(logits[:, :1], at, target))
-        assert torch.equal(none.greedy(own), base.greedy(logits[:, :1]))
+        first_samples = logits[:, : none.n]
+        assert torch.equal(
+            none.score(first_samples, at, target), base.score(logits[:, :1], at, target)
+        )
+        assert torch.equal(none.greedy(first_samples), base.greedy(logits[:, :1]))
     scaled = Ensemble(n=2, contrast=Contrast(0.5, 0), logit_scale=2.0)
     expected = (2 * (1.5 * logits[:, 0] - 0.5 * logits[:, 1])).log_softmax(-1)[at, target]
     torch.testing.assert_close(scaled.score(logits, at, target), expected)

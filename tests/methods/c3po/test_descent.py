@@ -113,7 +113,7 @@ def test_three_tokens_change_apart_and_nothing_else_does(family):
     Other tokens and layers keep their experts and weights.
     """
     setting = setting_of(small_model(family), TokenSpan("first", 3), LONG_ANSWERS)
-    layer, other = setting.layers
+    layer, last_layer = setting.layers
     pathways = Pathways(setting.pathway_NWME, [layer], CORE)
     changed, _ = ngd(pathways, setting.loss(), C3POConfig(steps=3, learning_rate=[0.1, 0.1]))
     moved = changed.probs_NWLE() != pathways.clean_NWLE
@@ -125,12 +125,12 @@ def test_three_tokens_change_apart_and_nothing_else_does(family):
 
     remix = Noted(changed.probs())
     setting.tails.score(setting.questions, remix)
-    own, given = remix.noted[layer]
-    for before, after in zip(own[1:], given[1:], strict=True):
+    own_probs, given_probs = remix.noted[layer]
+    for before, after in zip(own_probs[1:], given_probs[1:], strict=True):
         before, after = before.unflatten(0, (3, -1)), after.unflatten(0, (3, -1))
         assert torch.equal(before[:, 3:], after[:, 3:])
-    assert not torch.equal(own.weights_TK, given.weights_TK)
-    assert remix.noted[other][1] is None
+    assert not torch.equal(own_probs.weights_TK, given_probs.weights_TK)
+    assert remix.noted[last_layer][1] is None
 
 
 def test_only_questions_with_neighbours_change_and_their_input_does_not(setting):
@@ -147,11 +147,15 @@ def test_a_question_does_not_depend_on_those_it_is_batched_with(setting, relax):
     descent = C3POConfig(steps=4, relax=relax)
     together, losses = ngd(setting.pathways(), setting.loss(), descent)
     for n in range(3):
-        one = slice(n, n + 1)
-        alone = Pathways(setting.pathway_NWME[one], setting.layers, CORE)
-        changed, own_losses = ngd(alone, setting.loss(rows=one), descent)
-        torch.testing.assert_close(together.theta[one], changed.theta, atol=2e-4, rtol=1e-3)
-        torch.testing.assert_close(losses[:, one], own_losses, atol=1e-5, rtol=1e-5, equal_nan=True)
+        question_slice = slice(n, n + 1)
+        single_pathways = Pathways(setting.pathway_NWME[question_slice], setting.layers, CORE)
+        changed, own_losses = ngd(single_pathways, setting.loss(rows=question_slice), descent)
+        torch.testing.assert_close(
+            together.theta[question_slice], changed.theta, atol=2e-4, rtol=1e-3
+        )
+        torch.testing.assert_close(
+            losses[:, question_slice], own_losses, atol=1e-5, rtol=1e-5, equal_nan=True
+        )
 
 
 def test_many_neighbours_in_several_passes_give_the_same(setting, monkeypatch):
@@ -200,23 +204,27 @@ def test_descent_equals_a_slow_loop_over_whole_passes(family, parameters, update
         core_LC = start.core[n, 0]
         weights = start.clean_NWLE[n, 0].gather(-1, core_LC)
         mass_L1 = weights.sum(-1, keepdim=True)
-        own = (weights if parameters == "weights" else weights.log()).tolist()
-        moments = [[(0.0, 0.0)] * CORE for _ in own]
+        parameters_list = (weights if parameters == "weights" else weights.log()).tolist()
+        moments = [[(0.0, 0.0)] * CORE for _ in parameters_list]
         for step in range(1, 4):
-            given_LC = torch.tensor(own, dtype=torch.float64, requires_grad=True)
+            given_LC = torch.tensor(parameters_list, dtype=torch.float64, requires_grad=True)
             own_pathways = probed(start, given_LC, mass_L1, parameters)
             loss = brute_loss(setting, own_pathways, n, "core", "", LONG_ANSWERS)
             torch.testing.assert_close(
                 losses[step - 1, n], loss.to(losses.dtype), atol=2e-6, rtol=1e-5
             )
             (gradient_LC,) = torch.autograd.grad(loss, [given_LC])
-            for i, layer in enumerate(own):
+            for i, layer in enumerate(parameters_list):
                 stepped(layer, gradient_LC[i], moments[i], update, rate, step)
                 if parameters == "weights":
                     clipped += sum(weight < 0 for weight in layer)
-                    kept = sum(max(weight, 0.0) for weight in layer)
-                    layer[:] = [max(weight, 0.0) / kept * float(mass_L1[i]) for weight in layer]
-        expected = probed(start, torch.tensor(own).double(), mass_L1, parameters).core_LC
+                    weight_sum = sum(max(weight, 0.0) for weight in layer)
+                    layer[:] = [
+                        max(weight, 0.0) / weight_sum * float(mass_L1[i]) for weight in layer
+                    ]
+        expected = probed(
+            start, torch.tensor(parameters_list).double(), mass_L1, parameters
+        ).core_LC
         torch.testing.assert_close(changed.core_probs()[n, 0], expected, atol=1e-6, rtol=1e-4)
     assert parameters == "logits" or clipped
 
@@ -244,8 +252,8 @@ def test_a_core_below_the_models_top_k_is_relaxed_with_the_others_it_takes(setti
     settings = C3POConfig(steps=2, learning_rate=[0.3, 0.3])
     for core in range(1, top_k):
         pathways = Pathways(setting.pathway_NWME, setting.layers, core, top_k=top_k)
-        both = [setting.loss().value(pathways, relax)[:2] for relax in ("core", "topk")]
-        torch.testing.assert_close(*both, msg="before a step both forms are the base model")
+        losses = [setting.loss().value(pathways, relax)[:2] for relax in ("core", "topk")]
+        torch.testing.assert_close(*losses, msg="before a step both forms are the base model")
         changed, _ = ngd(pathways, setting.loss(), settings)
         moved = (changed.probs_NWLE() - pathways.probs_NWLE())[:2].abs() > 1e-5
         assert moved.any() == (core > 1) and not moved.scatter(-1, pathways.core[:2], False).any()

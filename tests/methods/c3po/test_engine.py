@@ -109,12 +109,12 @@ def optimized(monkeypatch) -> list[tuple[str, Any]]:
     questions: list[tuple[str, Any]] = []
     optimize = PathwayEngine.optimize
 
-    def record(self, texts, tails, own=None, **options):
-        if own is None:
+    def record(self, texts, tails, own_answers=None, **options):
+        if own_answers is None:
             questions.extend((text, None) for text in texts)
         else:
-            questions.extend(zip(texts, own, strict=True))
-        return optimize(self, texts, tails, own, **options)
+            questions.extend(zip(texts, own_answers, strict=True))
+        return optimize(self, texts, tails, own_answers, **options)
 
     monkeypatch.setattr(PathwayEngine, "optimize", record)
     return questions

@@ -60,8 +60,8 @@ def weights_in(folder) -> dict[str, torch.Tensor]:
 def test_every_layer_is_the_papers(changes, tmp_path):
     config = SMALL | changes
     weights = write_checkpoint(tmp_path, config)
-    given = {"dtype": torch.float64, "experts_implementation": "eager"}
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, **given)
+    options = {"dtype": torch.float64, "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, **options)
     reference = Reference(config, {name: weight.numpy() for name, weight in weights.items()})
     states = []
     for layer in model.model.layers:
@@ -70,10 +70,10 @@ def test_every_layer_is_the_papers(changes, tmp_path):
         logits = model(torch.tensor([TOKENS])).logits[0]
     expected = reference.layers(TOKENS)[1:]
     assert len(states) == len(expected) == 4
-    for found, wanted in zip(states, expected, strict=True):
+    for state, expected_state in zip(states, expected, strict=True):
         # transformers computes norms, RoPE and the router's softmax in float32,
         # whatever the model's dtype
-        torch.testing.assert_close(found[0], torch.from_numpy(wanted), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(state[0], torch.from_numpy(expected_state), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
         logits, torch.from_numpy(reference.logits(TOKENS)), rtol=1e-5, atol=1e-5
     )
@@ -85,10 +85,10 @@ def test_left_padding_changes_nothing(folder):
     mask = torch.tensor([[0, 0] + [1] * len(TOKENS)])
     with torch.no_grad():
         plain = model(torch.tensor([TOKENS])).logits
-        found = model(
+        logits = model(
             padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)
         ).logits
-    torch.testing.assert_close(found[0, -1], plain[0, -1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits[0, -1], plain[0, -1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shard", ["1GB", "40KB"])
@@ -100,10 +100,10 @@ def test_a_checkpoint_comes_back_byte_for_byte(folder, shard, tmp_path):
     assert saved.keys() == published.keys() == parameter_shapes(SMALL).keys()
     for name, weight in published.items():
         assert saved[name].dtype == weight.dtype and torch.equal(saved[name], weight), name
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    second_model = AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():
         ids = torch.tensor([TOKENS])
-        assert torch.equal(again(ids).logits, model(ids).logits)
+        assert torch.equal(second_model(ids).logits, model(ids).logits)
 
 
 def test_every_parameter_has_a_gradient(folder):
@@ -119,10 +119,10 @@ def test_the_auxiliary_loss_counts_where_it_is_asked_for(folder):
     ids = torch.tensor([TOKENS])
     with torch.no_grad():
         plain = model(ids, labels=ids)
-        asked = model(ids, labels=ids, output_router_logits=True)
-    assert plain.aux_loss is None and len(asked.router_logits) == 3
+        with_loss = model(ids, labels=ids, output_router_logits=True)
+    assert plain.aux_loss is None and len(with_loss.router_logits) == 3
     torch.testing.assert_close(
-        asked.loss - plain.loss, 0.001 * asked.aux_loss, rtol=1e-2, atol=1e-6
+        with_loss.loss - plain.loss, 0.001 * with_loss.aux_loss, rtol=1e-2, atol=1e-6
     )
 
 

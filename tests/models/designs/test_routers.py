@@ -134,9 +134,9 @@ def test_a_hashed_word_takes_the_experts_of_its_first_token_whatever_the_text_sa
     assert not [name for name, _ in model.named_parameters() if "gate.weight" in name], (
         "nothing to learn"
     )
-    again = design("word-hash", num_experts_per_tok=2, hidden_size=64)
-    units = again.model.units(IDS, IDS >= 0, None)
-    _, _, index = again.model.layers[0].mlp.gate(torch.zeros(IDS.numel(), 64), units, None)
+    second_model = design("word-hash", num_experts_per_tok=2, hidden_size=64)
+    units = second_model.model.units(IDS, IDS >= 0, None)
+    _, _, index = second_model.model.layers[0].mlp.gate(torch.zeros(IDS.numel(), 64), units, None)
     assert torch.equal(index, seen[0][2]), "the same for all models of a vocabulary"
 
 
@@ -163,9 +163,9 @@ def test_it_runs_without_a_cache():
     model = design("expert")
     with torch.no_grad():
         plain = model(CHOICE_IDS)
-        asked = model(CHOICE_IDS, use_cache=True, cache=DynamicCache())
-        assert plain.cache is None and asked.cache is None
-        assert torch.equal(plain.logits, asked.logits)
+        cached = model(CHOICE_IDS, use_cache=True, cache=DynamicCache())
+        assert plain.cache is None and cached.cache is None
+        assert torch.equal(plain.logits, cached.logits)
         generated = model.generate(CHOICE_IDS, max_new_tokens=5, do_sample=False, use_cache=True)
         full = design("token")(CHOICE_IDS).cache
         expected = CHOICE_IDS
@@ -249,7 +249,7 @@ def test_noise_on_biased_routers_is_what_the_slow_reference_makes_of_it():
         noise = gumbel(3, 77, 0, 1, router.layer, range(24), 5)
         for token in range(24):
             logits = routing.logits_TE[token].tolist()
-            given = (
+            arguments = (
                 spec,
                 model.config,
                 router.module,
@@ -259,11 +259,11 @@ def test_noise_on_biased_routers_is_what_the_slow_reference_makes_of_it():
                 0.1,
                 2,
             )
-            expected = dict(zip(*slow_routing.route(*given), strict=True))
-            found = dict(
+            expected = dict(zip(*slow_routing.route(*arguments), strict=True))
+            actual = dict(
                 zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True)
             )
-            assert found == rounding.approx(expected)
+            assert actual == rounding.approx(expected)
 
     with routed(model, check), torch.inference_mode():
         model(SEAM_IDS)

@@ -66,8 +66,8 @@ def units_of(tokenizer, kind: str, text: str) -> list[str]:
 
 
 def pieces(tokenizer, text: str) -> list[str]:
-    found = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
-    return [text[start:end] for _, (start, end) in found]
+    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    return [text[start:end] for _, (start, end) in split]
 
 
 @pytest.mark.parametrize("pattern", [None, GPT4], ids=["GPT-2", "GPT-4"])
@@ -92,10 +92,10 @@ def test_words_of_the_embedded_tokenizer_differ_in_second_newlines_alone():
     text = "\n\n".join(
         document for index in range(5) for document in documents(seed=1, index=index, count=5)
     )
-    found = set(parts(units_of(tokenizer, "word", text)))
+    word_parts = set(parts(units_of(tokenizer, "word", text)))
     expected = set(parts(pieces(tokenizer, text)))
-    assert found < expected and len(found) > 1000
-    assert {text[place - 1 : place + 1] for place in expected - found} == {"\n\n"}
+    assert word_parts < expected and len(word_parts) > 1000
+    assert {text[place - 1 : place + 1] for place in expected - word_parts} == {"\n\n"}
 
 
 def test_a_digit_is_a_word_where_the_pre_tokenizer_says_so():
@@ -115,8 +115,8 @@ def test_a_digit_is_a_word_where_the_pre_tokenizer_says_so():
 )
 def test_sentences(tokenizer):
     line = TEXT.splitlines()[0]
-    found = units_of(tokenizer, "sentence", f"{line} Two:  e.g.this (one).] Or? that 3.14!\tEnd")
-    assert found == [
+    units = units_of(tokenizer, "sentence", f"{line} Two:  e.g.this (one).] Or? that 3.14!\tEnd")
+    assert units == [
         "It's what she'd say: \"No.\"",
         " (Really?)",
         " He left ...",
@@ -202,9 +202,9 @@ def test_units_begin_where_the_loop_says():
 def test_padding_is_no_part_of_a_unit_whatever_its_token():
     real = torch.ones_like(IDS, dtype=torch.bool)
     real[:, :4] = False
-    units, alone = places()(IDS, real, None), places()(IDS[:, 4:], real[:, 4:], None)
+    units, units_alone = places()(IDS, real, None), places()(IDS[:, 4:], real[:, 4:], None)
     assert units.first_BS[:, :4].tolist() == [[0, 1, 2, 3]] * 20
-    assert units.first_BS[:, 4:].equal(alone.first_BS + 4)
+    assert units.first_BS[:, 4:].equal(units_alone.first_BS + 4)
 
 
 def test_tokens_that_the_tokenizer_lacks_are_special_and_no_tokenizer_may_be_larger():
@@ -217,7 +217,9 @@ def test_tokens_that_the_tokenizer_lacks_are_special_and_no_tokenizer_may_be_lar
 def test_tables_are_buffers_that_stay_whole_numbers():
     module = places().to(torch.bfloat16)
     assert module.kind_V.dtype == torch.int8 and module.begins_CV.dtype == torch.bool
-    again = UnitPlaces(VOCAB)
-    again.load_state_dict(module.state_dict())
-    assert UnitTables(again.kind_V, again.begins_CV).kind_V.equal(arbitrary_units().kind_V)
-    assert again(IDS, torch.ones_like(IDS, dtype=torch.bool), None).first_BS.any()
+    second_tables = UnitPlaces(VOCAB)
+    second_tables.load_state_dict(module.state_dict())
+    assert UnitTables(second_tables.kind_V, second_tables.begins_CV).kind_V.equal(
+        arbitrary_units().kind_V
+    )
+    assert second_tables(IDS, torch.ones_like(IDS, dtype=torch.bool), None).first_BS.any()

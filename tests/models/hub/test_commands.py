@@ -138,8 +138,8 @@ def test_a_judge_is_fetched_and_then_judges_offline(client, hub, tmp_path, capsy
     new_command()
     judge = RewardModel(replace(judged, offline=True))
     judge.check()
-    [found] = judge.judge([Exchange("Who?", "Nobody.")])
-    assert abs(found["scores"]["reward"] - reward_directly(folder, "Who?", "Nobody.")) < 1e-5
+    [verdict] = judge.judge([Exchange("Who?", "Nobody.")])
+    assert abs(verdict["scores"]["reward"] - reward_directly(folder, "Who?", "Nobody.")) < 1e-5
     assert judge.identity["model"] == {"hub": "someone/reward", "revision": first}
 
     second = repository.commit(files_of(reward_folder(tmp_path / "two", seed=1)))

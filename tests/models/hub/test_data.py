@@ -114,8 +114,8 @@ def test_lima_is_read_at_a_commit_and_then_from_the_cache(client, hub):
     assert said(first) == TURNS and first.source == {"data_set": "GAIR/lima", "commit": commit}
     assert [message["role"] for message in first.train[0]] == ["user", "assistant"]
     new_command()
-    asked = len(hub.log)
-    assert read("lima", offline=True) == first and len(hub.log) == asked
+    request_count = len(hub.log)
+    assert read("lima", offline=True) == first and len(hub.log) == request_count
 
 
 def test_a_data_set_in_parts_is_read_in_their_order(client, hub):
@@ -165,14 +165,16 @@ def test_minipile_is_read_at_a_commit_in_the_order_of_its_parts(client, hub):
         "data/test-00000-of-00001.parquet": parquet({"text": "not for training"}),
     }
     commit = data_set(hub, "JeanKaddour/minipile", files)
-    found = read_corpus(Config(offline=False), "minipile", None)
-    assert list(found.documents()) == ["a\n\na", "b", "c"]
-    assert found.identity == {"data_set": "JeanKaddour/minipile", "commit": commit, "size": None}
+    corpus = read_corpus(Config(offline=False), "minipile", None)
+    assert list(corpus.documents()) == ["a\n\na", "b", "c"]
+    assert corpus.identity == {"data_set": "JeanKaddour/minipile", "commit": commit, "size": None}
     new_command()
-    asked = len(hub.log)
-    again = read_corpus(Config(offline=True), "minipile", 2)
-    assert list(again.documents()) == ["a\n\na", "b"] and len(hub.log) == asked, "from the cache"
-    assert again.identity["commit"] == commit and again.identity != found.identity
+    request_count = len(hub.log)
+    second_corpus = read_corpus(Config(offline=True), "minipile", 2)
+    assert list(second_corpus.documents()) == ["a\n\na", "b"] and len(hub.log) == request_count, (
+        "from the cache"
+    )
+    assert second_corpus.identity["commit"] == commit and second_corpus.identity != corpus.identity
 
 
 @pytest.mark.parametrize(

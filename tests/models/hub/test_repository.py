@@ -125,18 +125,18 @@ def as_bin(files: dict[str, bytes], shards: int) -> dict[str, bytes]:
     for name, data in files.items():
         if name.endswith(".safetensors"):
             tensors |= load(data)
-    others = {name: data for name, data in files.items() if "safetensors" not in name}
-    others.pop("pytorch_model.bin")
+    other_files = {name: data for name, data in files.items() if "safetensors" not in name}
+    other_files.pop("pytorch_model.bin")
     if shards == 1:
-        return others | {"pytorch_model.bin": saved(tensors)}
+        return other_files | {"pytorch_model.bin": saved(tensors)}
     weight_map = {}
     for shard in range(shards):
         part = f"pytorch_model-{shard + 1:05}-of-{shards:05}.bin"
         of_shard = {name: tensors[name] for name in list(tensors)[shard::shards]}
-        others[part] = saved(of_shard)
+        other_files[part] = saved(of_shard)
         weight_map |= dict.fromkeys(of_shard, part)
     index = {"metadata": {}, "weight_map": weight_map}
-    return others | {"pytorch_model.bin.index.json": json.dumps(index).encode()}
+    return other_files | {"pytorch_model.bin.index.json": json.dumps(index).encode()}
 
 
 def saved(tensors: object) -> bytes:
@@ -154,9 +154,9 @@ def test_a_repository_with_bin_files_alone_is_the_same_model(
     expected = load_model(MODEL, **options).model.state_dict()
     olmoe_repository.commit(as_bin(olmoe_files, shards))
     new_command()
-    found = load_model(MODEL, **options).model.state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    loaded_weights = load_model(MODEL, **options).model.state_dict()
+    assert loaded_weights.keys() == expected.keys()
+    assert all(torch.equal(loaded_weights[name], expected[name]) for name in expected)
     assert len(known_weights(weights())) == (1 if shards == 1 else shards + 1)
 
 
@@ -222,7 +222,7 @@ def message(**keys):
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "error_message"),
     [
         ({"path": "allenai/OLMoE-1B-7B-0924-Instrukt"}, "0924-Instrukt is not on the hub"),
         ({"path": "allenai/OLMoE 1B"}, "is no hub id"),
@@ -230,9 +230,9 @@ def message(**keys):
         ({"path": "someone/notes"}, "no config.json"),
     ],
 )
-def test_a_wrong_id_or_revision_is_named(keys, told, client, hub):
+def test_a_wrong_id_or_revision_is_named(keys, error_message, client, hub):
     hub.add(Repository("someone/notes")).commit({"README.md": b"Notes."})
-    assert told in message(**keys)
+    assert error_message in message(**keys)
 
 
 def test_a_gated_model_needs_a_token(client, hub, olmoe_repository, monkeypatch):
@@ -278,15 +278,15 @@ def test_no_connection_is_told_at_once(client, monkeypatch, capsys):
 
 def test_the_tokenizer_is_anothers_at_its_own_revision(client, hub, olmoe_files):
     tokenizer = {name: data for name, data in olmoe_files.items() if name.startswith("tokenizer")}
-    other = hub.add(Repository("someone/tokenizer"))
-    other.commit(tokenizer)
+    other_repository = hub.add(Repository("someone/tokenizer"))
+    other_repository.commit(tokenizer)
     first = hub.repositories["models", OLMOE.lower()].branches["main"]
     model = ModelConfig(path=OLMOE, revision=first, tokenizer="someone/tokenizer")
     assert load_tokenizer(model, offline=False).encode("a") == [64]
     assert not [answer for answer in hub.log if OLMOE in answer.path]
     before = model_identity(OLMOE, model)
     assert model_identity(OLMOE, model) == before
-    other.commit(tokenizer | {"README.md": b"Moved."})
+    other_repository.commit(tokenizer | {"README.md": b"Moved."})
     new_command()
     assert model_identity(OLMOE, model) != before
     with pytest.raises(ModelError, match="The tokenizer someone/none is not on the hub"):

@@ -43,12 +43,12 @@ def rows(**columns):
 
 @pytest.mark.parametrize("missing", [None, float("nan")])
 def test_a_curve_has_bars_where_it_has_limits_and_a_band_where_all_have_them(missing):
-    _, (some, none, all_) = panels(3)
+    _, (some_limits, none, all_) = panels(3)
     partly = rows(low=[0.1, missing, 0.3], high=[0.3, missing, 0.6])
-    curve(some, partly, "x")
+    curve(some_limits, partly, "x")
     curve(none, partly, "x", band="95% interval")
     expected = [[[1, 0.1], [1, 0.3]], [[4, 0.3], [4, 0.6]]]
-    assert [segment.tolist() for segment in some.collections[0].get_segments()] == expected
+    assert [segment.tolist() for segment in some_limits.collections[0].get_segments()] == expected
     assert not none.collections
     curve(all_, rows(low=[0.1, 0.4, 0.3], high=[0.3, 0.6, 0.6]), "x", band="95% interval")
     assert len(all_.collections) == 1
@@ -165,7 +165,7 @@ def test_nothing_is_cut_at_the_sides(count):
     for box in boxes:
         assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1
     titles = sorted((box for box in boxes[1 : count + 1]), key=lambda box: box.x0)
-    assert all(left.x1 <= right.x0 + 8 for left, right in pairwise(titles))
+    assert all(left_title.x1 <= right.x0 + 8 for left_title, right in pairwise(titles))
     assert " ".join(figure.texts[0].get_text().split()) == LONG.strip()
 
 
@@ -209,8 +209,8 @@ def test_settings_across_fill_the_width_and_measurements_across_do_not():
         axis.plot([0.0, 0.01], [0.5, 0.501])
     widen_x(axes[1])
     fit(figure)
-    (low, high), (left, right) = (axis.get_xlim() for axis in axes)
-    assert high - low == pytest.approx(0.011) and right - left == pytest.approx(LEAST_SPAN)
+    (low, high), (left_limit, right) = (axis.get_xlim() for axis in axes)
+    assert high - low == pytest.approx(0.011) and right - left_limit == pytest.approx(LEAST_SPAN)
 
 
 EXPERIMENT = """

@@ -39,10 +39,12 @@ from tests.support.trained_cells import (
 def test_each_column_is_a_panel_with_the_average_last(tmp_path):
     rows = draw_schedules(CellTable(bars(), cells())).rows
     assert [row["panel"] for row in rows] == ["arc", "piqa"] * 3 + ["average"] * 3
-    found = {(row["panel"], row["schedule"]): row for row in rows}
-    assert found["piqa", "N→R"]["value"] == pytest.approx(0.7)
-    assert found["average", "E→E"]["value"] == pytest.approx(0.8)
-    assert found["average", "N→R"]["published"] == 0.65 and found["arc", "N→R"]["published"] is None
+    values = {(row["panel"], row["schedule"]): row for row in rows}
+    assert values["piqa", "N→R"]["value"] == pytest.approx(0.7)
+    assert values["average", "E→E"]["value"] == pytest.approx(0.8)
+    assert (
+        values["average", "N→R"]["published"] == 0.65 and values["arc", "N→R"]["published"] is None
+    )
     png, _ = draw_schedules(CellTable(bars(), cells())).save(tmp_path, "f", "T")
     assert png.stat().st_size > 1000
 
@@ -50,10 +52,12 @@ def test_each_column_is_a_panel_with_the_average_last(tmp_path):
 def test_a_forest_has_a_point_for_each_setting_with_the_average_last(tmp_path):
     png, table = draw_forest(CellTable(bars(), cells())).save(tmp_path, "f", "T")
     rows = list(csv.DictReader(table.open()))
-    found = {(row["panel"], row["setting"]): (row["method"], float(row["value"])) for row in rows}
-    assert list(dict.fromkeys(panel for panel, _ in found)) == ["arc", "piqa", "average"]
-    assert found["arc", "base"] == ("finetune-freeze", pytest.approx(0.1)), "the method of the run"
-    assert found["average", "finetune-freeze, experts"][1] == pytest.approx(0.8) and len(found) == 9
+    points = {(row["panel"], row["setting"]): (row["method"], float(row["value"])) for row in rows}
+    assert list(dict.fromkeys(panel for panel, _ in points)) == ["arc", "piqa", "average"]
+    assert points["arc", "base"] == ("finetune-freeze", pytest.approx(0.1)), "the method of the run"
+    assert (
+        points["average", "finetune-freeze, experts"][1] == pytest.approx(0.8) and len(points) == 9
+    )
     assert png.stat().st_size > 1000
 
 
@@ -109,8 +113,8 @@ def test_a_panel_has_a_line_for_each_granularity(tmp_path):
         write_jsonl(tmp_path / "models" / f"m{seed}" / "log.jsonl", lines)
     cells = [*cells_of("2/8", "z-loss", tmp_path), *cells_of("16/64", "z-loss", tmp_path)]
     cells += cells_of("1/7+1", "z-loss", tmp_path, shared="1")
-    png, found = draw_training_curves(CellTable(experiment(**AXES), cells)).save(tmp_path, "f", "T")
-    rows = list(csv.DictReader(found.open()))
+    png, files = draw_training_curves(CellTable(experiment(**AXES), cells)).save(tmp_path, "f", "T")
+    rows = list(csv.DictReader(files.open()))
     assert [
         (row["panel"], row["line"], row["seed"], row["step"], row["loss"]) for row in rows[:4]
     ] == [
@@ -145,13 +149,13 @@ def cells_of(label, setting, folder, *, shared="0", model="m"):
     """A design trained with seeds 0 and 1, as the models m0 and m1."""
     place = {"method.regularizers": setting, "method.shared_experts": shared}
     cells = design_cells(label, [[2.0, 2.0]], coordinates=place)
-    for one in cells:
-        one.results.clear()
+    for table_cell in cells:
+        table_cell.results.clear()
         for seed in (0, 1):
             validation = {"loss": 2.0, "ci95": None}
             pretrain = {"model": f"{model}{seed}", "training": {"validation": validation}}
             result = trained_results([2.0, 2.0], seed=seed, run_id=f"r{seed}", pretrain=pretrain)
-            one.results.append(result.model_copy(update={"folder": folder / "runs" / "r"}))
+            table_cell.results.append(result.model_copy(update={"folder": folder / "runs" / "r"}))
     return cells
 
 
@@ -162,8 +166,8 @@ def test_tpe_leaves_history_and_heatmap(tmp_path):
     assert paths == [study / "figures" / name for name in names]
     assert pixels(paths[0])[0] >= drawing.DPI * 4
     assert pixels(paths[2])[0] >= drawing.DPI * 5.5
-    found = {path.name for path in (study / "figures").iterdir()}
-    assert found == {*names}, "nothing temporary stays"
+    files = {path.name for path in (study / "figures").iterdir()}
+    assert files == {*names}, "nothing temporary stays"
 
 
 def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profile_no_heatmap(
@@ -174,10 +178,11 @@ def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profi
     done = write_study(tmp_path / "t", [2.0])
     assert [path.name for path in write_study_figures(done)] == ["history.png", "history.csv"]
     cells = [
-        TableCell(coordinates={}, run_id="r", studies=own) for own in ([done], [done], [begun], [])
+        TableCell(coordinates={}, run_id="r", studies=cell_studies)
+        for cell_studies in ([done], [done], [begun], [])
     ]
-    [found] = studies_of(cells)  # each is drawn once
-    assert found.info == read_study(done).info and len(found.complete) == 1
+    [study_found] = studies_of(cells)  # each is drawn once
+    assert study_found.info == read_study(done).info and len(study_found.complete) == 1
 
 
 def test_the_heatmap_tells_skipped_layers_from_those_tuned_to_zero(tmp_path):

@@ -141,10 +141,10 @@ def test_answers_are_text_and_can_be_searched(opened_pair):
     after = [(f"same {HOSTILE} other {i}", float(i % 3 == 0)) for i in range(50)]
     tab = opened_pair(before, after)
     assert tab.locator(".answer").count() == 25 and tab.locator(".answer[open]").count() == 1
-    own = after[0 if after[0][1] > before[0][1] else 2][0]
-    assert tab.locator(".answer pre").nth(2).text_content() == own
+    own_row = after[0 if after[0][1] > before[0][1] else 2][0]
+    assert tab.locator(".answer pre").nth(2).text_content() == own_row
     assert tab.locator(".answer pre").nth(2).locator("mark").text_content().strip() == "other"
-    assert tab.locator(".answer > summary .short").nth(2).text_content() == f"this run: {own}"
+    assert tab.locator(".answer > summary .short").nth(2).text_content() == f"this run: {own_row}"
     status = tab.locator("#answer-filters [role=status]")
     expected = sum(new[1] > old[1] for old, new in zip(before, after, strict=True))
     tab.select_option("#answer-filters select[name=kind]", "wrong to right")

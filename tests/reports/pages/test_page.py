@@ -70,7 +70,9 @@ def test_hostile_answers_are_data(page):
     assert len(root.xpath("//script")) == 2 and not root.xpath("//*[@onerror]")
     assert not root.xpath("//img[not(starts-with(@src, 'data:image/svg+xml;'))]")
     data = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
-    assert [each["own"] for each in data] == [HOSTILE, "x"] and data[0]["kind"] == "wrong to right"
+    assert [answer["own"] for answer in data] == [HOSTILE, "x"] and data[0][
+        "kind"
+    ] == "wrong to right"
     assert (
         foreign_urls(page) == []
         and "python -m moe_lab --config-dir own method=" in root.text_content()
@@ -81,7 +83,7 @@ def test_runs_without_a_comparison_have_a_page_without_empty_sections(runs, tmp_
     root = tree(write_runs_page(runs[:1], tmp_path / "base.html"))
     assert "No stored run is compared with the base model." in root.text_content()
     data = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])
-    assert [each["kind"] for each in data["answers"]] == ["wrong", "right"]
+    assert [answer["kind"] for answer in data["answers"]] == ["wrong", "right"]
     sections = ["Scores", "Answers", "Cost", "Provenance"]
     assert texts(root.xpath("//h2")) == sections == texts(root.xpath("//nav//a"))
 
@@ -92,16 +94,18 @@ def test_runs_without_a_comparison_have_a_page_without_empty_sections(runs, tmp_
 def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, heights, tmp_path):
     roe = {"n": 8, "temperatures": list(temperatures), "cache": "clean", "changed_fraction": 0.25}
     changes = {"roe": roe, "tuning": {"study": "s", "model": "tiny"}}
-    base, own = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], **changes)
-    found = routing_of(own, "roe")
-    assert found.temperatures == temperatures and profiles_of([found]) == {temperatures: ["roe"]}
-    root = tree(write_runs_page([base, own], tmp_path / "page.html"))
+    base, roe_run = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], **changes)
+    routing = routing_of(roe_run, "roe")
+    assert routing.temperatures == temperatures and profiles_of([routing]) == {
+        temperatures: ["roe"]
+    }
+    root = tree(write_runs_page([base, roe_run], tmp_path / "page.html"))
     assert [float(bar.get("height")) for bar in root.xpath("//*[@class='bar']")] == heights
     assert ("Temperature 0.1 in 2 of 3 MoE layers." in root.text_content()) == (not heights), (
         "one number"
     )
-    assert found.facts == {"study": "s", "n": 8, "cache": "clean", "changed_fraction": 0.25}
-    assert found.pictures == [] and routing_of(base, "base") is None
+    assert routing.facts == {"study": "s", "n": 8, "cache": "clean", "changed_fraction": 0.25}
+    assert routing.pictures == [] and routing_of(base, "base") is None
     (base.folder / "figures").mkdir()
     (base.folder / "figures" / "selections.svg").write_bytes(b"svg")
     assert routing_of(base, "base").pictures == [("selections", "data:image/svg+xml;base64,c3Zn")]
@@ -179,9 +183,9 @@ def test_a_caption_escapes_all_of_latexs_special_characters(character, escaped):
     value = [Column(heading="value", cells=["1"], values=[1])]
     assert f"\\caption{{a{escaped} b}}" in latex_of(value, f"a{character} b")
     shared = Column(heading="model", cells=["x", f"m{character}1"], name=True)
-    same = Column(heading="data", cells=[f"d{character}1"] * 2, name=True)
+    same_column = Column(heading="data", cells=[f"d{character}1"] * 2, name=True)
     numbered = Column(heading="value", cells=["1", "2"], values=[1, 2])
-    assert f"\\caption{{t: data=d{escaped}1}}" in latex_of([shared, same, numbered], "t")
+    assert f"\\caption{{t: data=d{escaped}1}}" in latex_of([shared, same_column, numbered], "t")
 
 
 def test_the_page_draws_every_difference(tmp_path):
@@ -206,18 +210,18 @@ def test_the_page_draws_every_difference(tmp_path):
         if element.tag.endswith("text")
     }
     assert {"roe, p = 0.01", "t, 2 examples"} <= words
-    alone = pair_of_runs(tmp_path / "alone", *answers)
-    assert not tree(write_runs_page(alone, tmp_path / "alone.html")).xpath("//img")
+    run_alone = pair_of_runs(tmp_path / "alone", *answers)
+    assert not tree(write_runs_page(run_alone, tmp_path / "alone.html")).xpath("//img")
 
 
 def test_a_figure_is_the_same_file_each_time_and_text_is_text(tmp_path):
-    found = []
+    files = []
     for name in "ab":
         drawing = draw_control(cell_table(cell_of(), cell_of(method="base")))
         png, _ = drawing.save(tmp_path / name, "f", "a <b> & c")
-        found.append((png.read_bytes(), png.with_suffix(".svg").read_text()))
-    assert found[0] == found[1]
-    text = found[0][1]
+        files.append((png.read_bytes(), png.with_suffix(".svg").read_text()))
+    assert files[0] == files[1]
+    text = files[0][1]
     words = {
         element.text
         for element in ElementTree.fromstring(text).iter()

@@ -58,11 +58,11 @@ def page(tmp_path_factory):
 
 def rows(page):
     """The cells by heading, of the row of each scale and task."""
-    found = {}
-    for each in tree(page).xpath("//table[.//@data-row]"):
-        scale = "paper" if "scale paper" in each.text_content() else "tiny"
-        found |= {(scale, row["task"]): row for row in rows_of(each)}
-    return found
+    rows_by_table = {}
+    for table_node in tree(page).xpath("//table[.//@data-row]"):
+        scale = "paper" if "scale paper" in table_node.text_content() else "tiny"
+        rows_by_table |= {(scale, row["task"]): row for row in rows_of(table_node)}
+    return rows_by_table
 
 
 def test_numbers_are_the_stored_ones(page):
@@ -109,8 +109,8 @@ def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
     ]
     write_record(cell_table(rows=["task"], name="mine/first").experiment, "small", cells, tmp_path)
     root = tree(write_tables_page(tmp_path))
-    shown = " ".join(texts(root.xpath("//main"))).lower()
-    assert "paper" not in shown and "publish" not in shown
+    page_text = " ".join(texts(root.xpath("//main"))).lower()
+    assert "paper" not in page_text and "publish" not in page_text
     [row] = rows_of(root.xpath("//table[.//@data-row]")[0])
     assert row["state"] == "measured"
     [counts] = rows_of(root.xpath("//section[@aria-labelledby='summary']//table")[0])
@@ -155,7 +155,7 @@ def test_an_odd_record_is_named_and_the_others_are_shown(tmp_path, capsys, forge
     ]
     names = ("roe/table8", "roe/table9")
     experiments = [cell_table(rows=["task"], paper=PAPER, name=name).experiment for name in names]
-    paths = [write_record(one, "tiny", cells, tmp_path) for one in experiments]
+    paths = [write_record(experiment, "tiny", cells, tmp_path) for experiment in experiments]
     record = json.loads(paths[0].read_text())
     paths[0].write_text(json.dumps(record | forged))
     page = write_tables_page(tmp_path)

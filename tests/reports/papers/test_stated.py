@@ -114,9 +114,9 @@ def test_the_quantity_is_that_of_the_figures_data(name, tmp_path):
 
 def test_every_stated_number_of_an_experiment_with_data_has_its_quantity():
     for experiment in find_experiments("all"):
-        names = {each.cell["quantity"] for each in experiment.paper if "quantity" in each.cell}
+        names = {entry.cell["quantity"] for entry in experiment.paper if "quantity" in entry.cell}
         if experiment.figure != "setup":  # a table of settings
-            assert names == {each.cell["quantity"] for each in experiment.paper if each.data}, (
+            assert names == {entry.cell["quantity"] for entry in experiment.paper if entry.data}, (
                 experiment.name
             )
 

@@ -68,7 +68,9 @@ def test_other_methods_have_none_and_unknown_numbers_are_told():
 def test_the_loss_is_one_column_beside_the_tasks():
     cells = design_cells("2/8", [[2.0, 2.2]], accuracy=0.4)
     text = markdown(experiment(), "paper", cells)
-    header, _, line = [each for each in text.splitlines() if each.startswith("|")][:3]
+    header, _, line = [line_text for line_text in text.splitlines() if line_text.startswith("|")][
+        :3
+    ]
     assert header == (
         "| method.label | method.router | documents | a accuracy | b accuracy | held-out loss | "
         "average accuracy |"
@@ -103,12 +105,14 @@ def test_the_difference_is_that_of_the_metric_and_the_other_run():
         "capacity/most/tasks/t/acc,none": {"difference": 0.2, "ci95": None},
         "specialization/tasks/all/acc,none": {"difference": 0.3, "ci95": [0.25, 0.35]},
     }
-    found = StoredMetrics(EXPERT_METRICS | {"differences": {"full": difference}})
-    assert expert_score(expert_results(), found, "expert.load_balance").difference is None, (
+    metrics = StoredMetrics(EXPERT_METRICS | {"differences": {"full": difference}})
+    assert expert_score(expert_results(), metrics, "expert.load_balance").difference is None, (
         "that is to base"
     )
     names = ("load_balance", "capacity", "capacity_most", "specialization")
-    rows = {name: expert_score(expert_results(), found, f"expert.{name}", "full") for name in names}
+    rows = {
+        name: expert_score(expert_results(), metrics, f"expert.{name}", "full") for name in names
+    }
     assert {name: (row.difference, row.difference_interval) for name, row in rows.items()} == {
         "load_balance": (0.1, (0.05, 0.15)),
         "capacity": (None, None),
@@ -117,15 +121,17 @@ def test_the_difference_is_that_of_the_metric_and_the_other_run():
     }
 
 
-def experiment_of(**more) -> Experiment:
-    told = {
+def experiment_of(**changes) -> Experiment:
+    settings = {
         "rows": ["method.schedule"],
         "columns": ["measure"],
         "scales": {"tiny": Scale()},
         "paper": [],
     }
     metric = {"Load Balance": "expert.load_balance", "accuracy": "headline"}
-    return Experiment(**({"name": "x", "title": "X", "source": "", "metric": metric} | told | more))
+    return Experiment(
+        **({"name": "x", "title": "X", "source": "", "metric": metric} | settings | changes)
+    )
 
 
 def test_a_metric_of_which_lower_is_better_says_so():
@@ -140,19 +146,19 @@ def test_seeds_without_expert_metrics_are_left_out():
 
     A run without them, or without the metric, has no score: not that of its first metric.
     """
-    told = [expert_results(), expert_results(run_id="r2")]
+    results = [expert_results(), expert_results(run_id="r2")]
     cell = TableCell(
-        coordinates={}, run_id="r1", metric="expert.capacity", results=told[:1], expert=[None]
+        coordinates={}, run_id="r1", metric="expert.capacity", results=results[:1], expert=[None]
     )
     assert cell.score() is None
-    row = replace(cell, results=told, expert=[None, StoredMetrics(EXPERT_METRICS)]).score()
+    row = replace(cell, results=results, expert=[None, StoredMetrics(EXPERT_METRICS)]).score()
     assert row is not None and (row.run_id, row.seeds) == ("r2", 1)
     assert replace(cell, metric="llama_guard,none").score() is None
 
 
 def test_a_scale_may_have_other_metrics_and_several_need_their_axis():
-    own = Scale(metric={"Toy judge": "toy,none"})
-    assert experiment_of(scales={"tiny": own, "paper": Scale()}).metrics("tiny") == {
+    own_scale = Scale(metric={"Toy judge": "toy,none"})
+    assert experiment_of(scales={"tiny": own_scale, "paper": Scale()}).metrics("tiny") == {
         "Toy judge": "toy,none"
     }
     for wrong in ({"scales": {"tiny": Scale(metric="acc,none")}}, {"columns": ["task"]}):

@@ -13,10 +13,10 @@ from moe_lab.engine.hf import Request
 from moe_lab.runs.evaluation.shared_lm import divide
 
 
-def request(kind: str, context: str, more: Any = None) -> Request:
+def request(kind: str, context: str, continuation: Any = None) -> Request:
     if kind == "loglikelihood_rolling":
         return Request((context,))
-    return Request((context, more))
+    return Request((context, continuation))
 
 
 def two_requests_of_each_context(kind: str, contexts: int) -> list[Request]:

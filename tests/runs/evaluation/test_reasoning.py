@@ -54,34 +54,38 @@ def config(
     model: Path, data: Path, task: str = "gsm8k", preset: Any = PRESET, **keys: Any
 ) -> Config:
     keys = {"num_fewshot": 1, "apply_chat_template": True, **keys}
-    own = ModelConfig(name="gpt-oss", path=str(model), **preset)
+    model_config = ModelConfig(name="gpt-oss", path=str(model), **preset)
     places = {"data_dir": str(data), "output_dir": str(data / "outputs"), "offline": True}
     return Config(
-        model=own, method=get_method("base").Config(), task=TaskConfig(name=task), **places, **keys
+        model=model_config,
+        method=get_method("base").Config(),
+        task=TaskConfig(name=task),
+        **places,
+        **keys,
     )
 
 
-def asked(given: Config) -> tuple[Any, list[list[Any]]]:
+def asked(run_config: Config) -> tuple[Any, list[list[Any]]]:
     """The task and the requests of its documents."""
-    task = load_tasks(given)["tasks"][given.task.name]
-    framing = Framing(harmony_tokenizer, given.apply_chat_template)
-    return task, build_requests(given, task, framing)
+    task = load_tasks(run_config)["tasks"][run_config.task.name]
+    framing = Framing(harmony_tokenizer, run_config.apply_chat_template)
+    return task, build_requests(run_config, task, framing)
 
 
 @pytest.mark.parametrize("task", ["arc_easy", "winogrande"])
 def test_choices_stand_after_the_header_of_the_final_channel(model, data, task):
     _, documents = asked(config(model, data, task, num_fewshot=0))
     _, without = asked(config(model, data, task, {}, num_fewshot=0))
-    for own, plain in zip(documents, without, strict=True):
-        for instance, before in zip(own, plain, strict=True):
+    for with_header, plain in zip(documents, without, strict=True):
+        for instance, before in zip(with_header, plain, strict=True):
             assert instance.args == (before.args[0] + FINAL, before.args[1])
             assert before.args[0].endswith(OPEN)
 
 
 def test_a_worked_answer_is_scored_in_the_final_channel(model, data):
-    given = config(model, data)
-    task, documents = asked(given)
-    prompt, answer = right_request(given, task, documents[0])
+    run_config = config(model, data)
+    task, documents = asked(run_config)
+    prompt, answer = right_request(run_config, task, documents[0])
     assert prompt.endswith(f"<|end|>{OPEN}{FINAL}") and answer.endswith("#### 2")
     assert documents[0][0].args[0].endswith(f"<|end|>{OPEN}"), (
         "a generated reply begins with its reasoning"
@@ -118,15 +122,15 @@ def test_an_answer_that_the_task_begins_has_no_reasoning(model, tmp_path):
     yaml |= {"doc_to_text": "question", "doc_to_target": "answer", "gen_prefix": "It is"}
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "begun.yaml").write_text(json.dumps(yaml))
-    given = config(model, tmp_path, "begun", num_fewshot=0)
-    given.task.include_path = str(tmp_path / "tasks")
-    _, [[instance]] = asked(given)
+    run_config = config(model, tmp_path, "begun", num_fewshot=0)
+    run_config.task.include_path = str(tmp_path / "tasks")
+    _, [[instance]] = asked(run_config)
     prompt, settings = instance.args
     assert prompt.endswith(f"{OPEN}{FINAL}It is") and THINK_END not in settings
 
 
-def run_id(given: Config) -> str:
-    return prepare(replace(given, baseline=False)).run_id
+def run_id(run_config: Config) -> str:
+    return prepare(replace(run_config, baseline=False)).run_id
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "arc_easy"])

@@ -31,7 +31,9 @@ class Task:
         return {"acc": True, "flagged": False, "bleu": True, "word_perplexity": False}
 
 
-def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline") -> dict[str, Any]:
+def stored(
+    results_a: dict[str, Any], results_b: dict[str, Any], name: str = "baseline"
+) -> dict[str, Any]:
     """The block of a run with these values of each metric, compared with a run of those."""
     of_run = {
         "run_id": "mine",
@@ -45,12 +47,14 @@ def stored(mine: dict[str, Any], theirs: dict[str, Any], name: str = "baseline")
         random=False, reports_changed_answers=True, report=lambda *told: {"roe": {}}
     )
     run: Any = SimpleNamespace(**of_run, facts=facts(), config=config, method=method)
-    samples = {"t": list(map(Sample.of, samples_of(**theirs)))}
-    other = StoredScores(run_id="theirs", results={"t": {}}, samples=samples, rounding=None)
-    scores = {f"{key},none": 0.0 for key in mine}
-    evaluated = Evaluated({"results": {"t": scores}}, {"t": samples_of(**mine)}, [])
+    samples = {"t": list(map(Sample.of, samples_of(**results_b)))}
+    compared_scores = StoredScores(
+        run_id="theirs", results={"t": {}}, samples=samples, rounding=None
+    )
+    scores = {f"{key},none": 0.0 for key in results_a}
+    evaluated = Evaluated({"results": {"t": scores}}, {"t": samples_of(**results_a)}, [])
     log: Any = SimpleNamespace(cost={}, environment={}, session_info={})
-    block = plain(run_block(run, evaluated, log, {name: other}, {}))
+    block = plain(run_block(run, evaluated, log, {name: compared_scores}, {}))
     assert isinstance(block, dict)
     return block
 
@@ -77,12 +81,12 @@ def test_a_difference_is_this_run_minus_the_other_of_the_documents_of_both(metri
 def test_the_sign_is_the_same_for_other_scores_and_other_runs(name):
     bleu = [10.0 + number % 3 for number in range(20)]
     logs = [(-9.0 - number % 3, 5) for number in range(20)]
-    mine = {"bleu": bleu, "word_perplexity": logs}
-    theirs = {
+    results_a = {"bleu": bleu, "word_perplexity": logs}
+    results_b = {
         "bleu": [value - 2 for value in bleu],
         "word_perplexity": [(log - 5, n) for log, n in logs],
     }
-    block = stored(mine, theirs, name)
+    block = stored(results_a, results_b, name)
     paired = (block if name == "baseline" else block["compared"][name])["paired"]["t"]
     assert (
         paired["bleu,none"]["difference"] == pytest.approx(2) and paired["bleu,none"]["ci95"][0] > 0

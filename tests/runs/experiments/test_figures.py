@@ -83,12 +83,12 @@ STORED = {
 
 
 def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def cost_measurement(
         config: Config, models: ModelPool, ratio: float, *, compute: bool
     ) -> dict[str, Any]:
-        asked.append(
+        requests.append(
             (config.method.n, config.method.temperature, config.batch_size, ratio, compute)
         )
         return STORED
@@ -100,7 +100,7 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     assert ratios == pytest.approx(expected)
     assert row["size_ratio_low"] < 1 < row["size_ratio"] < row["size_ratio_high"]
     assert row["calibrated_size_ratio"] is None
-    assert asked == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
+    assert requests == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
     monkeypatch.setattr(
         equivalent, "cost_measurement", lambda *_, compute: STORED if compute else None
@@ -194,11 +194,11 @@ def opened(model, tokenizer, order: list[str], name: str):
 def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer):
     order: list[str] = []
     settings = {name: opened(olmoe, tokenizer, order, name) for name in ("a", "b")}
-    found = measure_in_turns(settings, new_tokens=4, repetitions=2)
+    measured = measure_in_turns(settings, new_tokens=4, repetitions=2)
     assert order == ["a", "b"] * 3
     size = sum(p.numel() * 4 for p in olmoe.parameters())
-    assert size <= found["a"]["memory_bytes"] < size + 200 * 2**20
-    assert found["a"]["seconds"] > 0
+    assert size <= measured["a"]["memory_bytes"] < size + 200 * 2**20
+    assert measured["a"]["seconds"] > 0
 
 
 def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
@@ -206,10 +206,10 @@ def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
     monkeypatch.setattr(
         timing,
         "_generate_once",
-        lambda lm, count: TimedGeneration(one := next(seconds), int(one) + 5),
+        lambda lm, count: TimedGeneration(second := next(seconds), int(second) + 5),
     )
-    found = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
-    assert found == {"seconds": 2.0, "memory_bytes": 8}
+    measured = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
+    assert measured == {"seconds": 2.0, "memory_bytes": 8}
 
 
 def test_an_end_token_does_not_end_a_measurement_and_a_shorter_answer_is_none(
@@ -230,13 +230,13 @@ def test_an_end_token_does_not_end_a_measurement_and_a_shorter_answer_is_none(
 def test_another_depth_is_the_same_architecture(roe):
     loaded = ModelPool().get(roe)
     deeper = of_depth(loaded, 6)
-    own = non_embedding_parameters(loaded.model)
+    own_parameters = non_embedding_parameters(loaded.model)
     layer = sum(p.numel() for p in loaded.model.model.layers[0].parameters())
     assert deeper.model.config.num_hidden_layers == 6 and loaded.model.config.num_hidden_layers == 4
-    assert non_embedding_parameters(deeper.model) == own + 2 * layer
+    assert non_embedding_parameters(deeper.model) == own_parameters + 2 * layer
     everything = sum(p.numel() for p in loaded.model.parameters())
-    assert everything - own == 2 * 300 * 48, "embedding and head are left out"
-    heads = [each.model.lm_head.weight for each in (deeper, of_depth(loaded, 6))]
+    assert everything - own_parameters == 2 * 300 * 48, "embedding and head are left out"
+    heads = [model.model.lm_head.weight for model in (deeper, of_depth(loaded, 6))]
     assert heads[0].equal(heads[1]), "a seed of its own"
 
 
@@ -257,14 +257,14 @@ def test_each_setting_measures_its_own_model(roe, monkeypatch):
         return {name: {"seconds": 1.0, "memory_bytes": 1} for name in settings}
 
     monkeypatch.setattr(measurement, "measure_in_turns", look)
-    found = measurement.cost_measurement(roe, ModelPool(), 2.0)
+    cost = measurement.cost_measurement(roe, ModelPool(), 2.0)
     assert layers == {"base": 4, "roe": 4, "equivalent": 8} and rows == {
         "base": 1,
         "roe": 3,
         "equivalent": 1,
     }
-    assert found is not None
-    assert found["equivalent_non_embedding_parameters"] > 1.9 * found["non_embedding_parameters"]
+    assert cost is not None
+    assert cost["equivalent_non_embedding_parameters"] > 1.9 * cost["non_embedding_parameters"]
 
 
 @pytest.mark.slow

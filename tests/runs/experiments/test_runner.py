@@ -183,16 +183,16 @@ def csv_rows(file):
 def test_typed_settings_make_a_table_of_their_own(runs, tables, capsys):
     """Broken by a table of other settings that replaces the first one, or that
     does not say its settings."""
-    same = ["device=cpu", "batch_size=2", "logger=none", "rerun=true", "scale=tiny"]
-    assert run_command(capsys, "experiment=table_t", *same).code == 0
+    same_keys = ["device=cpu", "batch_size=2", "logger=none", "rerun=true", "scale=tiny"]
+    assert run_command(capsys, "experiment=table_t", *same_keys).code == 0
     first = tables / "paper-table_t-tiny.md"
     plain = first.read_text()
-    for typed in (["limit=4", "method.n=2"], ["method.n=2", "limit=4"], ["limit=5"]):
-        assert run_command(capsys, "experiment=table_t", *typed).code == 0
+    for overrides in (["limit=4", "method.n=2"], ["method.n=2", "limit=4"], ["limit=5"]):
+        assert run_command(capsys, "experiment=table_t", *overrides).code == 0
     assert first.read_text() == plain
     names = sorted(file.name for file in tables.glob("*-tiny-*.md"))
-    typed = [name.removeprefix("paper-table_t-tiny-")[:-12] for name in names]
-    assert typed == ["limit-4-method.n-2", "limit-5"]
+    overrides = [name.removeprefix("paper-table_t-tiny-")[:-12] for name in names]
+    assert overrides == ["limit-4-method.n-2", "limit-5"]
     text = (tables / names[0]).read_text()
     assert text.startswith("# Table T (scale tiny, limit=4, method.n=2)\n")
     assert "Table T (scale tiny, limit=5)" in (tables / "index.html").read_text()
@@ -202,13 +202,16 @@ def test_names_of_tables_tell_long_settings_apart():
     [experiment] = find_experiments("roe/figure6")
     temperatures = [f"method.temperature=[{','.join(['0.1'] * 40)},{last}]" for last in (1, 2)]
     settings = [
-        typed_settings(["data_dir=/a b/c", "method.profile=/a b/c", one]) for one in temperatures
+        typed_settings(["data_dir=/a b/c", "method.profile=/a b/c", temperature])
+        for temperature in temperatures
     ]
-    stems = [file_stem(replace(experiment, typed=typed), "tiny") for typed in settings]
+    stems = [file_stem(replace(experiment, typed=overrides), "tiny") for overrides in settings]
     assert len(set(stems)) == 2
     for stem in stems:
-        own = stem.removeprefix("roe-figure6-tiny-method.profile--a-b-c-method.temperature")
-        assert re.fullmatch(r"--0[.0-9-]+-[0-9a-f]{8}", own)
+        settings_part = stem.removeprefix(
+            "roe-figure6-tiny-method.profile--a-b-c-method.temperature"
+        )
+        assert re.fullmatch(r"--0[.0-9-]+-[0-9a-f]{8}", settings_part)
         assert len(stem) < 100
 
 
@@ -245,12 +248,12 @@ def test_without_data_no_table_is_written_and_the_plan_says_so_once(refuse, tabl
 @pytest.mark.slow
 def test_cells_in_one_place_are_told_apart_by_their_settings(runs, tables, capsys):
     """Broken by two cells that what was typed puts in one place: the later one hid the other."""
-    typed = ["experiment=table_t", "scale=small", "task=toy_choice", "method.weights=clean"]
-    assert run_command(capsys, *typed, "method.n=2").code == 0
+    overrides = ["experiment=table_t", "scale=small", "task=toy_choice", "method.weights=clean"]
+    assert run_command(capsys, *overrides, "method.n=2").code == 0
     [table] = tables.glob("*.csv")
     assert len(csv_rows(table)) == 1 and "settings" not in csv_rows(table)[0]
     table.unlink()
-    assert run_command(capsys, *typed).code == 0
+    assert run_command(capsys, *overrides).code == 0
     [table] = tables.glob("*.csv")
     assert [row["settings"] for row in csv_rows(table)] == ["method.n=4", "method.n=8"]
     lines = [
@@ -280,17 +283,20 @@ def test_roe_at_temperature_0_is_a_column_of_its_own(runs, write, tables, capsys
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "axis, shown", [("", False), ("apply_chat_template: [false, true], ", True)]
+    "axis, shown_columns", [("", False), ("apply_chat_template: [false, true], ", True)]
 )
-def test_a_row_key_that_no_cell_has_is_left_out(axis, shown, runs, write, tables, capsys):
+def test_a_row_key_that_no_cell_has_is_left_out(axis, shown_columns, runs, write, tables, capsys):
     """Chat templates are an axis of Figure 3 at one scale and none at the others."""
     rows = ("rows: [model, task]", "rows: [model, task, apply_chat_template]")
     write("table_t", rows, ("{model: [tiny], ", "{model: [tiny], " + axis))
     assert run_command(capsys, "experiment=table_t").code == 0
     lines = (tables / "paper-table_t-tiny.md").read_text().splitlines()
-    assert ("| model | task | apply_chat_template |" in "".join(lines)) is shown
-    assert len([line for line in lines if line.startswith("| tiny | toy_math | ")]) == 1 + shown
-    assert any(line.startswith("| tiny | toy_math | true |") for line in lines) is shown
+    assert ("| model | task | apply_chat_template |" in "".join(lines)) is shown_columns
+    assert (
+        len([line for line in lines if line.startswith("| tiny | toy_math | ")])
+        == 1 + shown_columns
+    )
+    assert any(line.startswith("| tiny | toy_math | true |") for line in lines) is shown_columns
 
 
 @pytest.mark.slow
@@ -373,8 +379,10 @@ def test_a_table_is_logged_in_the_group_of_its_command(runs, tables, capsys, mon
         monkeypatch.setattr(module, "open_logger", opened)
     assert run_command(capsys, "experiment=paper/table_t").code == 0
     *of_runs, place, (name, frame) = logged
-    assert {one["kind"] for one in of_runs} == {"run"} and place["kind"] == "experiment"
-    assert {one["group"] for one in (*of_runs, place)} == {"paper/table_t"}
+    assert {logged_run["kind"] for logged_run in of_runs} == {"run"} and place[
+        "kind"
+    ] == "experiment"
+    assert {logged_run["group"] for logged_run in (*of_runs, place)} == {"paper/table_t"}
     assert name == "paper-table_t-tiny" and list(frame["published"].dropna()) == [0.555]
     assert len(frame) == 4 and set(frame["method"]) == {"base", "roe"}
 
@@ -409,16 +417,24 @@ def test_a_malformed_experiment_is_named(change, message, tmp_path):
 def test_names_are_found_with_and_without_their_folder_and_in_folders_of_config_dir(
     runs, write, tmp_path
 ):
-    assert [each.name for each in find_experiments("table_t")] == ["paper/table_t"]
-    assert [each.name for each in find_experiments("paper/table_t,table_t")] == ["paper/table_t"]
+    assert [experiment.name for experiment in find_experiments("table_t")] == ["paper/table_t"]
+    assert [experiment.name for experiment in find_experiments("paper/table_t,table_t")] == [
+        "paper/table_t"
+    ]
     write("table_10", folder="mine/experiments/own")
     write("table_t", ("Table T", "Mine"), folder="mine/experiments")
     folders = [tmp_path / "mine", tmp_path / "empty"]
-    found = find_experiments("own/table_10,table_10,table_t,paper/table_t", folders)
-    assert [each.name for each in found] == ["own/table_10", "table_t", "paper/table_t"]
-    assert found[1].title == "Mine", "a whole name comes before the last part of another"
+    experiments_found = find_experiments("own/table_10,table_10,table_t,paper/table_t", folders)
+    assert [experiment.name for experiment in experiments_found] == [
+        "own/table_10",
+        "table_t",
+        "paper/table_t",
+    ]
+    assert experiments_found[1].title == "Mine", (
+        "a whole name comes before the last part of another"
+    )
     assert {"own/table_10", "paper/table_t"} < {
-        each.name for each in find_experiments("all", folders)
+        experiment.name for experiment in find_experiments("all", folders)
     }
     with pytest.raises(ConfigError) as error:
         find_experiments("own/table_1", folders)
@@ -439,7 +455,7 @@ def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
     Cells whose overrides all stand in earlier ones too are left out: there are hundreds.
     """
     experiments = find_experiments("all")
-    assert {each.name for each in experiments} >= {
+    assert {found_experiment.name for found_experiment in experiments} >= {
         "roe/table1",
         *(f"roe/figure{i}" for i in range(3, 11)),
     }
@@ -452,8 +468,8 @@ def test_the_experiments_that_come_with_the_package_compose_at_every_scale():
             for overrides in [*scale.overrides(), *([scale.profile] if scale.profile else [])]:
                 if not seen.issuperset(overrides):
                     seen.update(overrides)
-                    typed = to_config(compose_cell(overrides, [])).overrides
-                    assert typed == [quote(override) for override in overrides]
+                    typed_overrides = to_config(compose_cell(overrides, [])).overrides
+                    assert typed_overrides == [quote(override) for override in overrides]
 
 
 def test_a_cell_is_timed_if_any_of_its_experiments_shows_time(monkeypatch):
@@ -463,19 +479,19 @@ def test_a_cell_is_timed_if_any_of_its_experiments_shows_time(monkeypatch):
     """
     monkeypatch.setattr(cells, "job_of", Job)
     cell = Cell(values={"method": {}}, choices={}, config_dirs=[])
-    known: dict[str, Job] = {}
+    known_jobs: dict[str, Job] = {}
     for figure in (None, "overhead"):
         experiment: Any = SimpleNamespace(figure=figure)
-        cells.prepare_cells(Composed(experiment, [(cell, Config())], None), known)
-        [job] = known.values()
+        cells.prepare_cells(Composed(experiment, [(cell, Config())], None), known_jobs)
+        [job] = known_jobs.values()
         assert job.timed == (figure == "overhead")
 
 
 def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkeypatch):
     difference = seed_difference(interval=(-0.25, 0.75))
     scores = {"acc,none": seed_score(interval=(0.2, 0.8), with_base=difference)}
-    told = SimpleNamespace(scores=dict.fromkeys(("toy_math", "toy_choice"), scores))
-    monkeypatch.setattr(table_cells, "summary", lambda outcomes: told)
+    several_results = SimpleNamespace(scores=dict.fromkeys(("toy_math", "toy_choice"), scores))
+    monkeypatch.setattr(table_cells, "summary", lambda outcomes: several_results)
     values = {"tiny-roe-toy_math-0": 0.4, "tiny-roe-toy_math-1": 0.6, "tiny-roe-toy_math-2": 0.5}
 
     def execute(run, models, **options):
@@ -510,19 +526,20 @@ def other(runs, write):
 def test_settings_of_a_method_reach_the_cells_that_have_them(other, seen, capsys):
     """Broken by base cells that lose their name, and by keys that are checked
     with the default method's."""
-    typed = ["method.weights=perturbed", "++method.k=5"]
+    overrides = ["method.weights=perturbed", "++method.k=5"]
     for mode in ("plan", "run"):
         seen.clear()
-        assert run_command(capsys, "experiment=all", *typed, "seed=1", f"mode={mode}").code == 0
-        taken = {config.method.name: config for config in seen}
-        assert list(taken) == ["base", "roe", "c3po"]
-        assert taken["roe"].method.weights == "perturbed" and taken["c3po"].method.k == 5
+        assert run_command(capsys, "experiment=all", *overrides, "seed=1", f"mode={mode}").code == 0
+        configs = {config.method.name: config for config in seen}
+        assert list(configs) == ["base", "roe", "c3po"]
+        assert configs["roe"].method.weights == "perturbed" and configs["c3po"].method.k == 5
         recorded = [
-            [one for one in config.overrides if "method." in one] for config in taken.values()
+            [override for override in config.overrides if "method." in override]
+            for config in configs.values()
         ]
         assert recorded == [[], ["method.weights=perturbed"], ["method.k=5"]]
     seen.clear()
-    assert run_command(capsys, "experiment=table_u", typed[1], "mode=report").code == 0
+    assert run_command(capsys, "experiment=table_u", overrides[1], "mode=report").code == 0
     assert {getattr(config.method, "k", None) for config in seen} == {None, 5}
 
 
@@ -573,7 +590,7 @@ def test_a_plan_has_cells_whose_temperatures_a_study_will_find(capsys, tmp_path)
     split = [
         re.search(r" method.n=(\d+) (\S+) .*  (\d+)  +([\d,]+)  ", row).groups() for row in rows
     ]
-    tokens, others = (
+    tokens, other_tokens = (
         {
             n: count
             for n, temperature, _, count in split
@@ -584,4 +601,4 @@ def test_a_plan_has_cells_whose_temperatures_a_study_will_find(capsys, tmp_path)
     assert {documents for *_, documents, _ in split} == {"4"}, (
         "the documents are the cell's, not the study's"
     )
-    assert len(set(tokens.values())) == 4 and tokens.items() <= others.items()
+    assert len(set(tokens.values())) == 4 and tokens.items() <= other_tokens.items()

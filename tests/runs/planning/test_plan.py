@@ -57,9 +57,9 @@ ROW = Row(run="a1b2c3d4", config=CONFIG, examples=1_172, tokens=123_456_789, sta
 
 
 def plan(rows: list[Row]) -> Plan:
-    found = Plan([])
-    found.rows = rows
-    return found
+    empty_plan = Plan([])
+    empty_plan.rows = rows
+    return empty_plan
 
 
 def test_a_pipe_gets_one_line_a_row_and_a_terminal_80_columns(capsys, monkeypatch):
@@ -79,9 +79,10 @@ def test_the_memory_of_the_largest_run_is_said(monkeypatch):
     mixtral = replace(ROW.config, model=ModelConfig(name="mixtral"))
     large = replace(ROW, gpu_memory=95 * 10**9, config=mixtral)
     assert not [note for note in plan([ROW]).notes if "GPU memory" in note]
-    [alone] = [note for note in plan([small]).notes if "GPU memory" in note]
+    [note_alone] = [note for note in plan([small]).notes if "GPU memory" in note]
     assert (
-        "at most 15 GB (model=olmoe method=finetune-freeze" in alone and "takes 1 of 80 GB" in alone
+        "at most 15 GB (model=olmoe method=finetune-freeze" in note_alone
+        and "takes 1 of 80 GB" in note_alone
     )
     memory = plan([small, large]).notes[-1]
     assert "at most 95 GB (model=mixtral" in memory and "takes 2 of 80 GB" in memory
@@ -118,8 +119,10 @@ READ = 4 * (25 + 5 - 1)
 @pytest.fixture
 def run(tiny_olmoe_dir: Path, tmp_path: Path) -> Run:
     data = small_data(tmp_path / "data")
-    asked: Config = config(tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "base", limit=2)
-    return prepare(asked)
+    base_config: Config = config(
+        tiny_olmoe_dir, data, tmp_path / "out", "arc_easy", "base", limit=2
+    )
+    return prepare(base_config)
 
 
 def answer(run: Run, name: str, header: dict, keys: str) -> None:
@@ -147,12 +150,12 @@ def test_an_interrupted_run_says_how_far_it_came(run):
     assert run_state(run, ASKED) == ("failed, 2 of 4 answered", 0.5)
     with run.store.held():
         assert run_state(run, ASKED) == ("running, 2 of 4 answered", 0.5)
-    again = replace(run, config=replace(run.config, rerun=True))
-    assert run_state(again, ASKED) == ("missing", 1.0), "a rerun has a log of its own"
+    rerun = replace(run, config=replace(run.config, rerun=True))
+    assert run_state(rerun, ASKED) == ("missing", 1.0), "a rerun has a log of its own"
     answer(run, "responses.rerun.jsonl", run.answers_header, "abc")
-    assert run_state(again, ASKED) == ("failed, 3 of 4 answered", 0.25)
+    assert run_state(rerun, ASKED) == ("failed, 3 of 4 answered", 0.25)
     answer(run, "responses.rerun.jsonl", run.answers_header, "def")
-    assert run_state(again, ASKED) == ("failed, 6 of 6 answered", 0.0), "more than estimated"
+    assert run_state(rerun, ASKED) == ("failed, 6 of 6 answered", 0.0), "more than estimated"
     assert os.listdir(run.folder.parent) == [run.folder.name]
 
 
@@ -182,9 +185,9 @@ def test_c3po_plans_its_answers_its_neighbours_and_their_suffixes_in_every_pass(
 
 def test_a_reference_set_is_counted_until_it_is_there(tmp_path, monkeypatch):
     settings = get_method("c3po").Config(name="c3po", reference_size=20)
-    asked = Config(method=settings, output_dir=str(tmp_path), limit=2)
-    asked.task.name = "toy_choice"
-    run = prepare(asked)
+    reference_config = Config(method=settings, output_dir=str(tmp_path), limit=2)
+    reference_config.task.name = "toy_choice"
+    run = prepare(reference_config)
     [(name, tokens)] = run.method.references_left(run.config, run.facts).items()
     per_question = workload_of(run).prompt
     assert 20 * per_question / 2 < tokens < 20 * per_question * 3
@@ -220,9 +223,9 @@ SHAPE: dict[str, Any] = {
 SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
-def olmoe(**more: Any) -> OlmoeConfig:
+def olmoe(**changes: Any) -> OlmoeConfig:
     return OlmoeConfig(
-        **(SHAPE | {"num_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16"} | more)
+        **(SHAPE | {"num_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16"} | changes)
     )
 
 
@@ -246,7 +249,7 @@ def run_of(method: Any, path: str | None = "owner/name") -> Any:
 def test_weights_and_trained_models_are_counted_once(monkeypatch):
     monkeypatch.setattr(workload, "load_config", lambda model, offline: olmoe())
     model = AutoModelForCausalLM.from_config(olmoe())
-    total = sum(own.numel() for own in model.parameters())
+    total = sum(parameter.numel() for parameter in model.parameters())
     budget, run = Budget(), run_of(Trained(SimpleNamespace()))
     for _ in range(2):
         budget.add(run, trains=True)
@@ -277,8 +280,14 @@ def test_the_memory_of_methods(tmp_path, tokenizer, monkeypatch):
         return dict(zip(frame["method"], frame["gpu_memory"], strict=True))
 
     roe = ["method=roe", "method.n=8", "task=toy_math"]
-    clean, own = planned(*roe), planned(*roe, "method.cache=standard")
-    assert weight_bytes(model) < clean["base"] == own["base"] < clean["roe"] < own["roe"]
+    clean, own_histories = planned(*roe), planned(*roe, "method.cache=standard")
+    assert (
+        weight_bytes(model)
+        < clean["base"]
+        == own_histories["base"]
+        < clean["roe"]
+        < own_histories["roe"]
+    )
     make_model("olmoe", num_hidden_layers=3).bfloat16().save_pretrained(tmp_path / "half")
     half = [
         f"model.path={tmp_path / 'half'}",
@@ -286,13 +295,13 @@ def test_the_memory_of_methods(tmp_path, tokenizer, monkeypatch):
         "dtype=auto",
     ]
     assert planned(*roe, *half)["base"] < 0.75 * clean["base"]
-    asked = planned(
+    plan_of_memory = planned(
         "method=c3po", "method.layers=last2", "method.reference_size=12", "task=toy_choice"
     )
-    assert asked["c3po"] > asked["base"]
+    assert plan_of_memory["c3po"] > plan_of_memory["base"]
     sizes = ("method.dataset_size=8", "method.validation_size=2")
     trained = planned("method=finetune-freeze", "task=toy_choice", *sizes)
-    assert trained["finetune-freeze"] > 3 * weight_bytes(model) > asked["base"]
+    assert trained["finetune-freeze"] > 3 * weight_bytes(model) > plan_of_memory["base"]
     embedded = moe_lab.plan(["task=toy_choice", "limit=2", f"output_dir={tmp_path}"])
     assert embedded.frame()["gpu_memory"].isna().all()
 

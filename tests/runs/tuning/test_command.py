@@ -60,8 +60,8 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
         assert base["moe_lab"]["samples"]["addsub"] == evaluated
 
     loads.clear()
-    again = run_command(capsys, *command)
-    assert again.code == 0 and again.out == first.out and loads == []
+    second_run = run_command(capsys, *command)
+    assert second_run.code == 0 and second_run.out == first.out and loads == []
     assert "To run: 0" in run_command(capsys, *command, "mode=plan").out
     whole = (folder / "best.yaml").read_text()
     (folder / "best.yaml").write_text("temperature: [")
@@ -105,7 +105,11 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(
         profile["score"] < profile["untuned_score"]
         and profile["score"] == profile["calibrated_score"]
     )
-    [result] = [one for one in ended.results if one["moe_lab"]["method"]["name"] == "calibration"]
+    [result] = [
+        result_of_run
+        for result_of_run in ended.results
+        if result_of_run["moe_lab"]["method"]["name"] == "calibration"
+    ]
     assert result["moe_lab"]["calibration"]["logit_scale"] == profile["logit_scale"]
     assert "untuned" not in result["moe_lab"]
     perplexity = "word_perplexity,none"
@@ -114,9 +118,14 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(
         "a random model is sure of nothing that is right"
     )
     by_hand = run_command(capsys, *command, f"method.logit_scale={profile['logit_scale']}")
-    [again] = by_hand.results
-    assert again["results"] == result["results"] | {"toy_text": again["results"]["toy_text"]}
-    assert again["results"]["toy_text"][perplexity] == result["results"]["toy_text"][perplexity]
+    [second_result] = by_hand.results
+    assert second_result["results"] == result["results"] | {
+        "toy_text": second_result["results"]["toy_text"]
+    }
+    assert (
+        second_result["results"]["toy_text"][perplexity]
+        == result["results"]["toy_text"][perplexity]
+    )
     wrong = run_command(capsys, *command, "tuning=tpe")
     assert wrong.code == 2 and "Use tuning=scale" in wrong.err
 
@@ -142,12 +151,14 @@ def test_every_study_measures_its_control(
     assert run_command(capsys, "method=calibration", *settings, "tuning=scale").code == 0
     profiles = (tmp_path / "outputs").glob("studies/*/best.yaml")
     studies = [yaml.safe_load(file.read_text()) for file in profiles]
-    [own] = [study for study in studies if study["tuning"] == "uniform"]
+    [own_study] = [study for study in studies if study["tuning"] == "uniform"]
     [scale] = [study for study in studies if study["tuning"] == "scale"]
-    assert own["calibrated_scale"] == scale["logit_scale"] != 1 == own["logit_scale"]
-    assert own["calibrated_score"] == pytest.approx(scale["score"], rel=1e-5)
-    assert own["untuned_score"] == pytest.approx(scale["untuned_score"], rel=1e-5)
-    [result] = [one for one in ended.results if "roe" in one["moe_lab"]]
+    assert own_study["calibrated_scale"] == scale["logit_scale"] != 1 == own_study["logit_scale"]
+    assert own_study["calibrated_score"] == pytest.approx(scale["score"], rel=1e-5)
+    assert own_study["untuned_score"] == pytest.approx(scale["untuned_score"], rel=1e-5)
+    [result] = [
+        result_of_run for result_of_run in ended.results if "roe" in result_of_run["moe_lab"]
+    ]
     assert ("calibration" in result["moe_lab"].get("compared", {})) == compared
     assert "calibrated" in ended.out
 
@@ -201,7 +212,9 @@ def test_a_tuned_value_at_the_bound_of_its_search_is_marked(
     assert profile["at_bound"] == ["temperature"] and len(set(profile["temperature"])) == 1
     assert profile["calibrated_score"] == trials["value"][0]
     assert profile["untuned_score"] == trials["user_attrs_unscaled"][0]
-    [result] = [one for one in ended.results if "roe" in one["moe_lab"]]
+    [result] = [
+        result_of_run for result_of_run in ended.results if "roe" in result_of_run["moe_lab"]
+    ]
     assert result["moe_lab"]["tuning"]["at_bound"] == ["temperature"]
     assert result["moe_lab"]["roe"]["logit_scale"] == profile["logit_scale"] != 1
     difference = result["moe_lab"]["compared"]["calibration"]["paired"]["toy_text"][

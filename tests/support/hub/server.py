@@ -152,21 +152,25 @@ class _Handler(BaseHTTPRequestHandler):
         return repository, commit
 
     def _api(self) -> None:
-        _, kind, owner, name, *rest = [*self.route.split("/"), "", ""][:12]
-        rest = [part for part in rest if part]
-        verb, revision = (rest[0], rest[1]) if len(rest) > 1 else ("revision", "main")
-        found = self._find(kind, f"{owner}/{name}", revision)
-        if found is None:
+        _, kind, owner, name, *remaining = [*self.route.split("/"), "", ""][:12]
+        remaining = [part for part in remaining if part]
+        verb, revision = (
+            (remaining[0], remaining[1]) if len(remaining) > 1 else ("revision", "main")
+        )
+        found_repository = self._find(kind, f"{owner}/{name}", revision)
+        if found_repository is None:
             return
-        repository, commit = found
+        repository, commit = found_repository
         files = repository.commits[commit]
         if verb == "tree":
-            below = "/".join(rest[2:])
+            below = "/".join(remaining[2:])
             return self._json(tree_of(files, below, "recursive" in self.query))
         if verb == "paths-info":
             form = parse_qs(self.body.decode())
-            wanted = form.get("paths") or json.loads(self.body or b"{}").get("paths", [])
-            return self._json([entry_of(path, files) for path in wanted if entry_of(path, files)])
+            wanted_paths = form.get("paths") or json.loads(self.body or b"{}").get("paths", [])
+            return self._json(
+                [entry_of(path, files) for path in wanted_paths if entry_of(path, files)]
+            )
         siblings = [{"rfilename": path} for path in files]
         about = {
             "_id": "0",
@@ -180,15 +184,15 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _file(self) -> None:
-        place, _, rest = self.route.partition("/resolve/")
+        place, _, file_name = self.route.partition("/resolve/")
         kind, place = (
             ("datasets", place[9:]) if place.startswith("datasets/") else ("models", place)
         )
-        revision, _, path = rest.partition("/")
-        found = self._find(kind, place, revision)
-        if found is None:
+        revision, _, path = file_name.partition("/")
+        found_repository = self._find(kind, place, revision)
+        if found_repository is None:
             return
-        repository, commit = found
+        repository, commit = found_repository
         if repository.gated and not self.authorized:
             return self._error(401, "GatedRepo", f"Access to model {repository.id} is restricted.")
         data = repository.commits[commit].get(path)
@@ -210,12 +214,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_file(data, {"ETag": f'"{etag(path, data)}"'})
 
     def _send_file(self, data: bytes, headers: dict[str, str]) -> None:
-        wanted = self.headers.get("Range", "")
-        start = int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else 0
-        if wanted:
+        byte_range = self.headers.get("Range", "")
+        start = int(byte_range.removeprefix("bytes=").partition("-")[0]) if byte_range else 0
+        if byte_range:
             headers |= {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
         headers |= {"Accept-Ranges": "bytes"}
-        self._send(206 if wanted else 200, data[start:], headers, start)
+        self._send(206 if byte_range else 200, data[start:], headers, start)
 
     def _json(self, content: Any) -> None:
         self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})

@@ -32,8 +32,8 @@ class Numbers(AnsweringLM):
         super().__init__(lambda: None)
 
     def _answer(self, kind: str, requests: list[Any]) -> list[Any]:
-        each = (-2.0, True) if kind == "loglikelihood" else -2.0
-        return answers_for_lm_eval(kind, [each] * len(requests))
+        reply = (-2.0, True) if kind == "loglikelihood" else -2.0
+        return answers_for_lm_eval(kind, [reply] * len(requests))
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,17 @@ class Numbers(AnsweringLM):
 )
 def test_a_logged_sample_has_the_text_and_what_was_answered(name, responses):
     task = load_task(None, name)
-    found = evaluate_tasks(
+    evaluated = evaluate_tasks(
         Config(), {"tasks": {name: task}, "groups": {}, "group_map": {}}, Numbers(), {name: [3]}
     )
-    [sample] = found.samples[name]
+    [sample] = evaluated.samples[name]
     document = evaluated_documents(task)[3]
     assert sample["doc_id"] == 3 and sample["doc"] == document
     assert sample["target"] == document["text" if name == "toy_text" else "word"]
-    asked = (document["text"],) if name == "toy_text" else (document["context"], document["word"])
-    assert [tuple(arguments) for arguments in sample["arguments"]] == [asked]
+    expected_arguments = (
+        (document["text"],) if name == "toy_text" else (document["context"], document["word"])
+    )
+    assert [tuple(arguments) for arguments in sample["arguments"]] == [expected_arguments]
     assert sample["resps"] == responses and sample["filtered_resps"] == responses[0]
 
 
@@ -79,10 +81,15 @@ def test_tasks_of_a_group_have_their_own_names(tmp_path, small_index):
 
 def test_without_metrics_a_task_keeps_its_filters_unless_they_execute_code(tmp_path):
     plain = load_task(small_data(tmp_path), "gsm8k", num_fewshot=0, predict_only=True)
-    assert [each.name for each in output_filters(plain)] == ["strict-match", "flexible-extract"]
+    assert [task_filter.name for task_filter in output_filters(plain)] == [
+        "strict-match",
+        "flexible-extract",
+    ]
     write_jsonl(tmp_path / "humaneval" / "test.jsonl", PROBLEMS)
     code = load_task(tmp_path, "humaneval", predict_only=True)
-    assert executes_code(code) and [each.name for each in output_filters(code)] == ["none"]
+    assert executes_code(code) and [task_filter.name for task_filter in output_filters(code)] == [
+        "none"
+    ]
     for task in (plain, code):
         assert list(task.aggregation()) == ["bypass"]
 

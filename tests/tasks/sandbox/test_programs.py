@@ -88,7 +88,7 @@ def lm_evals(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_plus"])
 def test_prompt_and_stop_words_are_lm_evals(data, name):
-    theirs = lm_evals(name)
+    expected_task = lm_evals(name)
     ours: Any = load_tasks(config(data, name))["tasks"][name]
     for key in (
         "doc_to_text",
@@ -98,8 +98,8 @@ def test_prompt_and_stop_words_are_lm_evals(data, name):
         "num_fewshot",
         "unsafe_code",
     ):
-        assert getattr(ours.config, key) == theirs[key], key
-    assert ours.config.generation_kwargs == theirs["generation_kwargs"]
+        assert getattr(ours.config, key) == expected_task[key], key
+    assert ours.config.generation_kwargs == expected_task["generation_kwargs"]
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(
 
 
 @pytest.mark.parametrize(
-    ("kind", "hard", "said"),
+    ("kind", "hard", "message"),
     [
         ("RLIMIT_NOFILE", 32, "32 open files (ulimit -n), and 64 are needed"),
         ("RLIMIT_NPROC", 4, "4 processes (ulimit -u), and 5 are needed"),
@@ -158,7 +158,7 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(
 )
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_a_limit_of_the_user_that_is_too_low_is_named(
-    data, monkeypatch, kind, hard, said, confirmed
+    data, monkeypatch, kind, hard, message, confirmed
 ):
     """The sandbox cannot raise a hard limit, and its failure looks like that of bubblewrap."""
     of_process = resource.getrlimit
@@ -170,7 +170,7 @@ def test_a_limit_of_the_user_that_is_too_low_is_named(
     of_run = config(data, confirmed=confirmed)
     with pytest.raises(TaskError) as raised:
         check_code_execution(of_run, load_tasks(of_run))
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "bubblewrap" not in str(raised.value)
 
 
@@ -289,12 +289,12 @@ def test_programs_are_confined(bubblewrap, monkeypatch):
         local.bind("")  # the kernel chooses an abstract address
         local.listen()
         os.chmod(outside, 0o777)
-        kept = Path(outside, "kept")
-        kept.write_text("as it was")
+        outside_file = Path(outside, "kept")
+        outside_file.write_text("as it was")
         address = local.getsockname()
         port = server.getsockname()[1]
         outcomes = {
-            f"open({str(kept)!r}, 'w')": "failed: FileNotFoundError",
+            f"open({str(outside_file)!r}, 'w')": "failed: FileNotFoundError",
             "import os; open(os.path.dirname(os.__file__) + '/made', 'w')": "failed: OSError",
             "open('/made', 'w')": "failed: OSError",
             f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)": (
@@ -312,7 +312,7 @@ def test_programs_are_confined(bubblewrap, monkeypatch):
         outcomes = LIMITED | outcomes
         assert run_programs(list(outcomes), FEW) == list(outcomes.values())
         assert run_programs([WAITING], SHORT) == ["timed out: waiting"]
-        assert kept.read_text() == "as it was"
+        assert outside_file.read_text() == "as it was"
         assert os.listdir(outside) == ["kept"]
     names = [
         comm.read_text().strip() for comm in Path("/proc").glob("[0-9]*/comm") if comm.exists()
@@ -451,12 +451,15 @@ def test_what_is_executed(reply, executed):
 
 
 def test_prompt_is_lm_evals_instruct_form_with_a_chat_template_alone(data):
-    theirs = lm_evals("humaneval_instruct")
+    expected_task = lm_evals("humaneval_instruct")
     ours = load_tasks(config(data, apply_chat_template=True))["tasks"]["humaneval"].config
-    assert (ours.doc_to_text, ours.gen_prefix) == (theirs["doc_to_text"], theirs["gen_prefix"])
+    assert (ours.doc_to_text, ours.gen_prefix) == (
+        expected_task["doc_to_text"],
+        expected_task["gen_prefix"],
+    )
     plain = load_tasks(config(data))["tasks"]["humaneval"].config
     assert (plain.doc_to_text, plain.gen_prefix, len(plain.filter_list)) == ("{{prompt}}", None, 1)
-    assert plain.generation_kwargs["until"] == theirs["generation_kwargs"]["until"]
+    assert plain.generation_kwargs["until"] == expected_task["generation_kwargs"]["until"]
 
 
 @pytest.mark.slow

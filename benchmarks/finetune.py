@@ -140,7 +140,8 @@ def planned_bytes(model: Any, frozen: str, batch: int, length: int, optimizer: s
     from moe_lab.methods.finetune_freeze.parameter_groups import parameter_groups
     from moe_lab.methods.training_memory import peak_bytes
 
-    on_gpu, dtype = model.device.type == "cuda", model.dtype
+    on_gpu = model.device.type == "cuda"
+    dtype = model.dtype
     with torch.device("meta"):
         shapes = type(model)._from_config(model.config, dtype=dtype)
     for parameter in parameter_groups(shapes).get(frozen, ()):
@@ -166,7 +167,8 @@ def measure(
     optimizer: str,
 ) -> None:
     """Print a row of the table."""
-    parameters, timed = model.num_parameters(), Timed(model, passes)
+    parameters = model.num_parameters()
+    timed = Timed(model, passes)
     rows = random_rows(model.config.vocab_size, batch * passes, length)
     planned = "-"
     if train is by_method:

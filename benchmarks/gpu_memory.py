@@ -86,7 +86,8 @@ def main() -> None:
             "memory."
         )
         return
-    model, outputs = options.work_dir / "olmoe", options.work_dir / "outputs"
+    model = options.work_dir / "olmoe"
+    outputs = options.work_dir / "outputs"
     try:
         write_model(model)
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")

@@ -213,7 +213,7 @@ def tested(folder: Path, arguments: list[str], timeout: float | None, **environm
 
 
 def reached(folder: Path, outcomes: Path, chosen: list[str]) -> dict[int, set[str]]:
-    """The tests that reach each mutation, from `kept` or else from a run without one."""
+    """The tests that reach each mutation, from `outcomes` or else from a run without one."""
     if not outcomes.exists():
         begun = outcomes.with_suffix(".part")
         begun.unlink(missing_ok=True)
@@ -258,7 +258,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "mutations")
     args = parser.parse_args()
     folder = args.folder.resolve() / args.seed
-    place, outcomes_file = folder / "copy", folder / "outcomes.jsonl"
+    place = folder / "copy"
+    outcomes_file = folder / "outcomes.jsonl"
     shutil.rmtree(place, ignore_errors=True)
     subprocess.run(["git", "clone", "--quiet", ROOT, place], check=True)
     drawn = draw(place, args.count, args.seed)

@@ -31,7 +31,9 @@ from moe_lab.engine.sampling import Decoding, GenerationState, Sampler
 from moe_lab.routing import GumbelTopK
 
 SKIP = 2
-PROMPT, FEW, MANY = 20, 12, 44
+PROMPT = 20
+FEW = 12
+MANY = 44
 """Tokens of a prompt. A step is the difference of two generations, of few and of many new
 tokens."""
 

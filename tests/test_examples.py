@@ -94,7 +94,8 @@ def test_every_example_runs(folder, capsys):
     for name, program in programs().items():
         exec(compile(program, name, "exec"), {"__name__": name})
     output = capsys.readouterr().out
-    assert "toy_choice" in output and "tensor(" in output
+    assert "toy_choice" in output
+    assert "tensor(" in output
 
 
 @pytest.mark.slow
@@ -105,10 +106,8 @@ def test_the_page_runs_as_written(tmp_path, monkeypatch, capsys):
     for number, example in enumerate(examples_of("docs/python.md")):
         if OWN not in example:
             exec(compile(example, f"docs/python.md {number}", "exec"), names)
-    assert (
-        "toy_choice" in capsys.readouterr().out
-        and type(names["model"]).__name__ == "OlmoeForCausalLM"
-    )
+    assert "toy_choice" in capsys.readouterr().out
+    assert type(names["model"]).__name__ == "OlmoeForCausalLM"
 
 
 @pytest.mark.slow
@@ -208,7 +207,8 @@ def test_a_script_ends_and_says_what_to_look_at(script, tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")
     output = capsys.readouterr().out
-    assert "What to look at:" in output and "PARTIAL" in output
+    assert "What to look at:" in output
+    assert "PARTIAL" in output
     assert (tmp_path / "outputs" / "report.html").is_file()
     assert list(tmp_path.glob("outputs/runs/*/results.json"))
 
@@ -243,13 +243,12 @@ def test_the_notebook_goes_from_a_model_to_a_plotted_grid(tmp_path, monkeypatch,
     assert time.process_time() - begun < 120
     assert capfd.readouterr() == ("", ""), "nothing is printed around the shown objects"
     pictures = [output._repr_png_() for output in outputs if hasattr(output, "_repr_png_")]
-    assert len(pictures) == 1 and pictures[0].startswith(b"\x89PNG")
+    assert len(pictures) == 1
+    assert pictures[0].startswith(b"\x89PNG")
     results = names["results"]
-    assert (
-        isinstance(results, Results)
-        and any(output is results for output in outputs)
-        and len(results) == 4
-    )
+    assert isinstance(results, Results)
+    assert any(output is results for output in outputs)
+    assert len(results) == 4
     assert len(outputs[-1]) == 2 * 5, "two examples that changed, in five runs"
     assert not results.frame()["p_holm"].lt(0.05).any(), "the text says that none is significant"
 
@@ -261,18 +260,15 @@ def test_a_notebook_ends_in_a_plot_of_its_runs(notebook, tmp_path, monkeypatch, 
     monkeypatch.syspath_prepend(tmp_path)
     _, outputs = run_notebook(EXAMPLES / f"{notebook}.ipynb")
     assert capfd.readouterr() == ("", "")
-    assert (
-        any(hasattr(output, "_repr_png_") for output in outputs)
-        and not outputs[-1]["value"].isna().any()
-    )
+    assert any(hasattr(output, "_repr_png_") for output in outputs)
+    assert not outputs[-1]["value"].isna().any()
 
 
 def test_the_first_hour_lists_every_script():
     page = (EXAMPLES.parent / "docs" / "index.md").read_text(encoding="utf-8")
     assert all(f"`examples/{file.name}`" in page for file in EXAMPLES.glob("*.ipynb"))
-    assert SCRIPTS and not [
-        script.name for script in SCRIPTS if f"`examples/{script.name}`" not in page
-    ]
+    assert SCRIPTS
+    assert not [script.name for script in SCRIPTS if f"`examples/{script.name}`" not in page]
 
 
 EXTENDING = Path(__file__).resolve().parent.parent / "examples" / "extending"
@@ -331,17 +327,16 @@ def results(out: str) -> dict:
 @pytest.mark.slow
 def test_a_method(sharper, capsys):
     run = ("model=tiny", "task=toy_choice", "limit=8", "method=sharper")
-    same_method, other_method = (
-        run_command(capsys, *run, "method.power=1"),
-        run_command(capsys, *run, "method.power=4"),
-    )
+    same_method = run_command(capsys, *run, "method.power=1")
+    other_method = run_command(capsys, *run, "method.power=4")
     assert same_method.code == 0 == other_method.code
     block = results(same_method.out)["moe_lab"]
     assert block["paired"]["toy_choice"]["acc,none"]["difference"] == 0
     assert results(other_method.out)["moe_lab"]["run_id"] != block["run_id"]
     assert "More weight for a token" in run_command(capsys, "--help", "method=sharper").out
     wrong = run_command(capsys, *run, "method.power=0")
-    assert wrong.code == 2 and "method.power" in wrong.err
+    assert wrong.code == 2
+    assert "method.power" in wrong.err
 
 
 def test_a_method_in_python(sharper, olmoe, tokenizer):
@@ -391,7 +386,8 @@ def test_a_table(sharper, work, capsys):
         (work / "outputs" / "tables" / "sharper-tiny.json").read_text(encoding="utf-8")
     )
     flag, folder, *overrides = shlex.split(record["command"])[3:]
-    assert flag == "--config-dir" and (work / folder / "experiments").is_dir()
+    assert flag == "--config-dir"
+    assert (work / folder / "experiments").is_dir()
     assert overrides == ["experiment=sharper", "scale=tiny"]
 
 
@@ -403,7 +399,5 @@ def test_a_model_and_a_task(work, tiny_olmoe_dir, capsys):
     )
     assert ended.code == 0, ended.err
     scores = results(ended.out)
-    assert (
-        scores["moe_lab"]["model"]["name"] == "mine"
-        and scores["n-samples"]["capitals"]["effective"] == 4
-    )
+    assert scores["moe_lab"]["model"]["name"] == "mine"
+    assert scores["n-samples"]["capitals"]["effective"] == 4

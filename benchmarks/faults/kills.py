@@ -40,7 +40,8 @@ class Kills:
                 clear(output)
                 output = scratch(self.work)
                 continue
-            killed, since = killed + 1, since + 1
+            killed = killed + 1
+            since = since + 1
             if ended.traceback:
                 return [f"{kind.name}: a traceback before the kill: {ended.last_line}"]
         ended = kind.run(output)

@@ -79,7 +79,8 @@ class Lines:
     def _line(self, number: int, place: int) -> tuple[list[str], str | None]:
         """A command line, and for a misspelt key the right one."""
         random = Random(f"{self.seed} lines {number} {place}")
-        method, task = random.choice(method_names()), random.choice(TASKS)
+        method = random.choice(method_names())
+        task = random.choice(TASKS)
         argv = [f"method={method}", f"task={task}", "limit=2", "offline=true"]
         keys = _keys(method)
         # the keys of a policy are those of its function, which is not given here

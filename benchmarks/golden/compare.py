@@ -80,7 +80,8 @@ def compare_command(before: Path, after: Path, rtol: float) -> list[Difference]:
     for folder in (before, after):
         if not (folder / "command.json").is_file():
             return [Difference("command", [f"{folder.parent} has no such command."])]
-    old, new = Recording(before), Recording(after)
+    old = Recording(before)
+    new = Recording(after)
 
     differences = []
     if old.line != new.line:

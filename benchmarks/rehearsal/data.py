@@ -20,7 +20,8 @@ PAGE = 1500
 SUBJECTS = ("abstract_algebra", "anatomy", "virology")
 """The subjects of MMLU that are asked."""
 Row = dict[str, Any]
-TRAINED, ALL = ("train", "validation"), ("train", "validation", "test")
+TRAINED = ("train", "validation")
+ALL = ("train", "validation", "test")
 
 
 def _question(i: int) -> str:
@@ -383,7 +384,8 @@ def _bigbench_names() -> list[str]:
     import yaml
 
     spec = find_spec("lm_eval")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     files = (Path(spec.origin).parent / "tasks" / "bigbench" / "multiple_choice").glob("*.yaml")
     return sorted(
         yaml.safe_load(file.read_text(encoding="utf-8"))["dataset_name"] for file in files

@@ -21,9 +21,13 @@ from tests.support.deepseek.checkpoint import write_checkpoint
 from tests.support.hub.published import GPT_OSS_TEMPLATE, GPT_OSS_TOKENS, PUBLISHED
 from tests.support.models import build
 
-HIDDEN, HEADS, WIDTH, EXPERT_WIDTH = 64, 4, 64, 32
+HIDDEN = 64
+HEADS = 4
+WIDTH = 64
+EXPERT_WIDTH = 32
 VOCABULARY = 4000
-GUARD, REWARD = "meta-llama/Llama-Guard-3-8B", "safepaca/absolute-harmfulness-predictor-redteam"
+GUARD = "meta-llama/Llama-Guard-3-8B"
+REWARD = "safepaca/absolute-harmfulness-predictor-redteam"
 
 BIN_ONLY = (REWARD, "deepseek-ai/deepseek-llm-7b-base")
 """Repositories without safetensors."""

@@ -17,7 +17,8 @@ from tests.support.lm_eval_logs import samples_of, write_log
 PACKAGE = Path(moe_lab.__file__).parent
 EMBEDDED = PACKAGE / "models" / "tiny"
 LIMIT = 30
-MINE, THEIRS = samples_of(acc=[0.0, 0.0, 0.0, 1.0]), samples_of(acc=[1.0, 1.0, 0.0, 0.0])
+MINE = samples_of(acc=[0.0, 0.0, 0.0, 1.0])
+THEIRS = samples_of(acc=[1.0, 1.0, 0.0, 0.0])
 LONGER = samples_of(acc=[1.0] * 6)
 
 
@@ -32,7 +33,8 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_same_command_writes_the_same_file_and_the_function_has_its_rows(logs, capsys):
     ended = [run_command(capsys, "mode=compare", "a=mine", "b=theirs") for _ in range(2)]
-    assert ended[0] == ended[1] and ended[0].code == 0
+    assert ended[0] == ended[1]
+    assert ended[0].code == 0
     path = ended[0].out.splitlines()[-1]
     [file] = (logs / "outputs" / "comparisons").glob("model-model-*/comparison.json")
     assert (logs / path).samefile(file)
@@ -41,14 +43,17 @@ def test_the_same_command_writes_the_same_file_and_the_function_has_its_rows(log
     comparison = moe_lab.compare(
         logs / "mine", str(logs / "theirs"), logs / "same", output_dir=logs
     )
-    frame, rows = comparison.frame(), json.loads(comparison.file.read_text())["scores"]
-    assert (
-        list(frame["run"]) == ["b1", "b2"] == [row["run"] for row in rows] and len(comparison) == 2
-    )
+    frame = comparison.frame()
+    rows = json.loads(comparison.file.read_text())["scores"]
+    assert list(frame["run"]) == ["b1", "b2"] == [row["run"] for row in rows]
+    assert len(comparison) == 2
     assert list(frame["p_holm"]) == [row["p_holm"] for row in rows]
-    assert list(frame["to_right"]) == [2, 0] and list(frame["difference"]) == [0.25, 0.0]
-    assert "b1: " in repr(comparison) and "p (Holm)" in comparison._repr_html_()
-    assert comparison.page.suffix == ".html" and comparison.page.exists()
+    assert list(frame["to_right"]) == [2, 0]
+    assert list(frame["difference"]) == [0.25, 0.0]
+    assert "b1: " in repr(comparison)
+    assert "p (Holm)" in comparison._repr_html_()
+    assert comparison.page.suffix == ".html"
+    assert comparison.page.exists()
     write_log(logs / "others", {"u": THEIRS})
     with pytest.raises(ConfigError, match="no task in common"):
         moe_lab.compare(logs / "mine", logs / "others", output_dir=logs)
@@ -153,7 +158,8 @@ def test_names_cannot_steer_the_terminal_or_begin_a_line(logs, capsys):
     model = "x\x1b[2J\nError: all is lost\u202e"
     write_log(logs / "odd", {"t": MINE}, model_name=model, config={"model_args": {"a\x07": model}})
     ended = run_command(capsys, "mode=compare", "a=mine", "b=odd")
-    assert ended.code == 0 and r"x\x1b[2J\nError: all is lost\u202e" in ended.out
+    assert ended.code == 0
+    assert r"x\x1b[2J\nError: all is lost\u202e" in ended.out
     assert not any(line.startswith("Error") for line in (ended.out + ended.err).splitlines())
     assert not set("\x1b\x07\u202e") & set(ended.out + ended.err)
 
@@ -177,6 +183,6 @@ def test_a_damaged_log_is_one_message_that_names_it(logs, capsys, damage, place)
     file = damage(logs / "theirs")
     other_places = {"a": "b", "b": "a"}[place]
     ended = run_command(capsys, "mode=compare", f"{place}=theirs", f"{other_places}=mine")
-    assert ended.code == 2 and file.name in ended.err and len(ended.err.splitlines()) <= 3, (
-        ended.err
-    )
+    assert ended.code == 2, ended.err
+    assert file.name in ended.err, ended.err
+    assert len(ended.err.splitlines()) <= 3, ended.err

@@ -58,22 +58,31 @@ def seeds(folder, tiny_olmoe_dir):
 @pytest.mark.slow
 def test_the_frame_has_base_rows_intervals_p_cost_and_every_setting_on_demand(grid):
     frame = grid.frame()
-    assert list(frame["method"]).count("base") == 2 and len(frame) == 6
-    base, roe_rows = frame[frame["method"] == "base"], frame[frame["method"] == "roe"]
-    assert set(frame.columns) >= {"method.n", "examples"} and set(frame["examples"]) == {4}
-    assert base["method.n"].isna().all() and list(roe_rows["method.n"].unique()) == [2, 3]
-    assert base["compared_with"].isna().all() and set(roe_rows["compared_with"]) == {"base"}
-    assert (frame["low"] <= frame["value"]).all() and (frame["value"] <= frame["high"]).all()
-    assert (roe_rows["difference_low"] <= roe_rows["difference"]).all() and set(
-        roe_rows["test"]
-    ) == {"McNemar"}
-    assert list(roe_rows["p_holm"]) == holm(list(roe_rows["p"])) and set(roe_rows["family"]) == {4}
+    assert list(frame["method"]).count("base") == 2
+    assert len(frame) == 6
+    base = frame[frame["method"] == "base"]
+    roe_rows = frame[frame["method"] == "roe"]
+    assert set(frame.columns) >= {"method.n", "examples"}
+    assert set(frame["examples"]) == {4}
+    assert base["method.n"].isna().all()
+    assert list(roe_rows["method.n"].unique()) == [2, 3]
+    assert base["compared_with"].isna().all()
+    assert set(roe_rows["compared_with"]) == {"base"}
+    assert (frame["low"] <= frame["value"]).all()
+    assert (frame["value"] <= frame["high"]).all()
+    assert (roe_rows["difference_low"] <= roe_rows["difference"]).all()
+    assert set(roe_rows["test"]) == {"McNemar"}
+    assert list(roe_rows["p_holm"]) == holm(list(roe_rows["p"]))
+    assert set(roe_rows["family"]) == {4}
     costs = roe_rows["cost/tokens_in"] / roe_rows["method.n"]
-    assert (costs > 0).all() and base["cost/wall_seconds"].notna().all()
+    assert (costs > 0).all()
+    assert base["cost/wall_seconds"].notna().all()
     all_settings = grid.frame(all_settings=True)
-    assert "limit" not in frame and "task.category" not in frame
+    assert "limit" not in frame
+    assert "task.category" not in frame
     roe_rows = all_settings[all_settings["method"] == "roe"]
-    assert list(all_settings["limit"]) == [4] * 6 and set(roe_rows["method.cache"]) == {"clean"}
+    assert list(all_settings["limit"]) == [4] * 6
+    assert set(roe_rows["method.cache"]) == {"clean"}
     assert len(all_settings) == len(frame)
 
 
@@ -82,9 +91,13 @@ def test_means_over_seeds_follow_their_runs(seeds):
     frame = seeds.frame()
     mean = frame.iloc[-1]
     runs = frame[(frame["method"] == "roe") & (frame["seeds"] == 1)]
-    assert list(runs["seed"]) == [0, 1, 2] and runs["p_holm"].isna().all()
-    assert mean["seeds"] == 3 and mean["test"] == "seeds" and mean["p_holm"] == mean["p"]
-    assert mean["value"] == pytest.approx(runs["value"].mean()) and mean["std"] > 0
+    assert list(runs["seed"]) == [0, 1, 2]
+    assert runs["p_holm"].isna().all()
+    assert mean["seeds"] == 3
+    assert mean["test"] == "seeds"
+    assert mean["p_holm"] == mean["p"]
+    assert mean["value"] == pytest.approx(runs["value"].mean())
+    assert mean["std"] > 0
     assert re.search(r"^roe +3 ", repr(seeds), re.MULTILINE)
     assert seeds.plot()._repr_png_().startswith(b"\x89PNG")
     [axis] = seeds.plot().axes[:1]
@@ -94,7 +107,8 @@ def test_means_over_seeds_follow_their_runs(seeds):
 @pytest.mark.slow
 def test_every_example_of_every_run_is_a_row(grid, seeds):
     examples = grid.examples()
-    assert len(examples) == 6 * 4 and list(examples.groupby("run").size()) == [4] * 6
+    assert len(examples) == 6 * 4
+    assert list(examples.groupby("run").size()) == [4] * 6
     [logged] = grid.runs[0].folder.glob("samples_*.jsonl")
     lines = {line["doc_id"]: line for line in map(json.loads, logged.read_text().splitlines())}
     grid_examples = examples[examples["run"] == grid.runs[0].folder.name]
@@ -103,24 +117,24 @@ def test_every_example_of_every_run_is_a_row(grid, seeds):
         assert row["prompt"] == line["arguments"]["gen_args_0"]["arg_0"]
         assert row["score"] == line["acc"] == float(row["answer"] == row["target"])
     texts = examples[examples["task"] == "toy_math"]
-    assert texts["answer"].map(type).eq(str).all() and texts["target"].str.contains("####").all()
+    assert texts["answer"].map(type).eq(str).all()
+    assert texts["target"].str.contains("####").all()
     examples = seeds.examples()  # texts that are scored as a whole have no answer
-    assert (
-        len(examples) == 4 * 3
-        and examples["answer"].isna().all()
-        and examples["prompt"].str.len().gt(20).all()
-    )
+    assert len(examples) == 4 * 3
+    assert examples["answer"].isna().all()
+    assert examples["prompt"].str.len().gt(20).all()
 
 
 @pytest.mark.slow
 def test_what_is_shown_has_scores_and_no_hash(grid):
-    text, page = repr(grid), grid._repr_html_()
+    text = repr(grid)
+    page = grid._repr_html_()
     for shown_text in (text, page):
-        assert "p (Holm)" in shown_text and "same question (scores: 4)" in " ".join(
-            shown_text.split()
-        )
+        assert "p (Holm)" in shown_text
+        assert "same question (scores: 4)" in " ".join(shown_text.split())
         assert not re.search("[0-9a-f]{16}", shown_text)
-    assert "<table" in page and text.count("toy_math") == 3
+    assert "<table" in page
+    assert text.count("toy_math") == 3
 
 
 @pytest.mark.slow
@@ -160,10 +174,13 @@ def test_settings_that_differ_are_columns():
 
 @pytest.mark.slow
 def test_results_are_those_of_the_command(grid, keys, capsys):
-    command, frame = run_command(capsys, *keys), grid.frame().set_index("run")
+    command = run_command(capsys, *keys)
+    frame = grid.frame().set_index("run")
     for path, result, run in zip(command.out.splitlines()[-4:], grid, grid.runs, strict=True):
-        assert json.loads(Path(path).read_text()) == result and str(run.folder) in path
-        row, block = frame.loc[run.folder.name], result["moe_lab"]
+        assert json.loads(Path(path).read_text()) == result
+        assert str(run.folder) in path
+        row = frame.loc[run.folder.name]
+        block = result["moe_lab"]
         assert (row["method.n"], row["seed"]) == (block["method"]["config"]["n"], 0)
         assert row["value"] == result["results"][row["task"]][row["metric"]]
         assert f"{row['p_holm']:.4f}" in command.out
@@ -179,11 +196,9 @@ def test_a_report_has_what_is_stored(tmp_path, tiny_olmoe_dir):
     made = moe_lab.run([*keys, "method.n=2"], quiet=True)
     (tmp_path / "report.html").unlink()
     reported = moe_lab.report([*keys, "method.n=2,3"], quiet=True)
-    assert (
-        list(reported) == list(made)
-        and len(reported.missing) == 1
-        and (tmp_path / "report.html").exists()
-    )
+    assert list(reported) == list(made)
+    assert len(reported.missing) == 1
+    assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.slow
@@ -205,18 +220,20 @@ paper: []
     keys = ["--config-dir", str(tmp_path / "conf"), "experiment=mine", f"output_dir={tmp_path}/o"]
     results = moe_lab.run(keys, quiet=True)
     [table] = results.tables.values()
-    assert len(results) == 5 and len(table) == 3 and list(results.tables) == ["mine"]
+    assert len(results) == 5
+    assert len(table) == 3
+    assert list(results.tables) == ["mine"]
     stored = json.loads((tmp_path / "o" / "tables" / "mine-tiny.json").read_text())
     roe_rows = table[table["method"] == "roe"]
-    assert (
-        list(roe_rows["seeds"]) == [2, 2]
-        and roe_rows["p_holm"].notna().all()
-        and len(stored["rows"]) == 3
-    )
+    assert list(roe_rows["seeds"]) == [2, 2]
+    assert roe_rows["p_holm"].notna().all()
+    assert len(stored["rows"]) == 3
     means = results.frame().dropna(subset="p_holm")
-    assert sorted(means["p_holm"]) == sorted(roe_rows["p_holm"]) and set(roe_rows["family"]) == {2}
+    assert sorted(means["p_holm"]) == sorted(roe_rows["p_holm"])
+    assert set(roe_rows["family"]) == {2}
     second_report = moe_lab.report(keys, quiet=True)
-    assert second_report.tables["mine"].equals(table) and capsys.readouterr().out == ""
+    assert second_report.tables["mine"].equals(table)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow
@@ -290,7 +307,8 @@ def test_quiet_prints_nothing(tmp_path, capfd, tiny_olmoe_dir):
     ]
     keys += [f"output_dir={tmp_path}", "device=cpu"]
     results = moe_lab.run(keys, quiet=True)
-    assert capfd.readouterr() == ("", "") and len(results) == 1
+    assert capfd.readouterr() == ("", "")
+    assert len(results) == 1
     moe_lab.run(keys)
     assert "Results" in capfd.readouterr().out
 
@@ -331,17 +349,22 @@ def test_the_plan_is_that_of_the_command(tmp_path, capsys, tiny_olmoe_dir):
     keys.append(f"output_dir={tmp_path}")
     plan = moe_lab.plan(keys)
     frame = plan.frame()
-    assert capsys.readouterr().out == "" and not any(tmp_path.iterdir())
-    assert list(frame["method"]) == ["base", "roe", "roe"] and list(frame["method.n"])[1:] == [2, 3]
-    assert (
-        set(frame["examples"]) == {4}
-        and set(frame["state"]) == {"missing"}
-        and "baseline" not in frame
-    )
+    assert capsys.readouterr().out == ""
+    assert not any(tmp_path.iterdir())
+    assert list(frame["method"]) == ["base", "roe", "roe"]
+    assert list(frame["method.n"])[1:] == [2, 3]
+    assert set(frame["examples"]) == {4}
+    assert set(frame["state"]) == {"missing"}
+    assert "baseline" not in frame
     command = run_command(capsys, *keys, "mode=plan").out
     for run, tokens in zip(frame["run"], frame["tokens"], strict=True):
-        assert run in command and f"{tokens:,}" in command and run in repr(plan)
-    assert plan.notes[0].startswith("To run: 3") and plan.notes[0] in " ".join(command.split())
-    assert "To run: 3" in plan._repr_html_() and len(plan) == 3
+        assert run in command
+        assert f"{tokens:,}" in command
+        assert run in repr(plan)
+    assert plan.notes[0].startswith("To run: 3")
+    assert plan.notes[0] in " ".join(command.split())
+    assert "To run: 3" in plan._repr_html_()
+    assert len(plan) == 3
     plan = moe_lab.plan(["experiment=roe/figure3", "scale=tiny", f"output_dir={tmp_path}"])
-    assert {"roe", "base"} <= set(plan.frame()["method"]) and not any(tmp_path.iterdir())
+    assert {"roe", "base"} <= set(plan.frame()["method"])
+    assert not any(tmp_path.iterdir())

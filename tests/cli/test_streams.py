@@ -63,7 +63,8 @@ def written(encoding: str) -> io.TextIOWrapper:
     ],
 )
 def test_no_encoding_ends_a_command(command, encoding, runs, monkeypatch):
-    stdout, stderr = written(encoding), written(encoding)
+    stdout = written(encoding)
+    stderr = written(encoding)
     monkeypatch.setattr(sys, "stdout", stdout)
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(hub, "is_offline", lambda: False)
@@ -175,4 +176,5 @@ def test_in_a_shell_without_utf_8_a_run_ends_in_its_table(environment, tmp_path)
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith(b"results.json") and b"---" in done.stdout
+    assert done.stdout.strip().endswith(b"results.json")
+    assert b"---" in done.stdout

@@ -77,7 +77,8 @@ def test_ten_files_lead_to_a_run(capsys, monkeypatch, tmp_path):
         ended = run_command(capsys, "mode=plan", "method=roe", "model=tiny", "task=toy_math")
     finally:
         sys.setprofile(None)
-    assert ended.code == 0 and runs.prepared
+    assert ended.code == 0
+    assert runs.prepared
     assert len(documented()) <= 10
     assert entered - BESIDE == documented() - {"runs/prepare.py"}, "prepare is a stand-in here"
 
@@ -99,7 +100,8 @@ def test_fourteen_files_lead_to_the_first_noise(capsys, monkeypatch, tmp_path):
     text = DOCUMENT.read_text(encoding="utf-8")
     way = text[text.index("## The way to the first noise") :].partition("\n## ")[0]
     on_the_way = [file for file in files if file not in BESIDE]
-    assert on_the_way == re.findall(r"`(\w[\w/]+\.py)`", way) and len(on_the_way) <= 14
+    assert on_the_way == re.findall(r"`(\w[\w/]+\.py)`", way)
+    assert len(on_the_way) <= 14
 
 
 def test_four_files_lead_from_a_stored_run_to_its_row(monkeypatch):

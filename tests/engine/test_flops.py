@@ -7,7 +7,12 @@ import moe_lab.models.experts  # noqa: F401 - registers weights_first
 from moe_lab.engine.flops import FlopCount
 from tests.support.models import make_model
 
-V, D, F, LAYERS, E, K = 64, 32, 24, 3, 8, 2
+V = 64
+D = 32
+F = 24
+LAYERS = 3
+E = 8
+K = 2
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ def test_stop_strings_and_end_tokens(olmoe, tokenizer):
     free = answers_of(olmoe, prompts, Budget(4000), 12)
     stop = tokenizer.decode(free[0][3:5])
     stopped = answers_of(olmoe, prompts, Budget(4000), 12, stop=[stop], tokenizer=tokenizer)
-    assert stop in tokenizer.decode(stopped[0]) and len(stopped[0]) <= 5
+    assert stop in tokenizer.decode(stopped[0])
+    assert len(stopped[0]) <= 5
     for tokens, unstopped in zip(stopped, free, strict=True):
         assert tokens == unstopped[: len(tokens)]
     config = generation_config(olmoe, {"eos_token_id": free[0][0]})

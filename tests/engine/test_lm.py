@@ -67,7 +67,8 @@ def pairs(rng):
     + [pytest.param(family, "auto", marks=pytest.mark.slow) for family in ("mixtral", "qwen2_moe")],
 )
 def test_answers_are_those_of_hf(family, tokenizer, batch_size):
-    moe_model, rng = make_model(family), random.Random(0)
+    moe_model = make_model(family)
+    rng = random.Random(0)
     hf = HFLM(pretrained=moe_model, tokenizer=tokenizer, batch_size=3)
     ours = EngineLM(moe_model, tokenizer, batch_size=batch_size)
     scored = requests_of("loglikelihood", pairs(rng))
@@ -97,12 +98,15 @@ def test_answers_come_one_by_one_and_are_counted(olmoe, tokenizer):
         [Request(("ab", "cd")), Request(("ab", "ce")), Request(("ab", "cd"))],
         seen.__setitem__,
     )
-    assert sorted(seen) == [0, 1, 2] and seen[0] == seen[2] != seen[1]
-    assert lm.cost["tokens_in"] == 3 and lm.cost["tokens_out"] == 0
+    assert sorted(seen) == [0, 1, 2]
+    assert seen[0] == seen[2] != seen[1]
+    assert lm.cost["tokens_in"] == 3
+    assert lm.cost["tokens_out"] == 0
     lm.answer(
         "generate_until", [Request(("abc", {"max_gen_toks": 5, "until": []}))], seen.__setitem__
     )
-    assert lm.cost["tokens_out"] == 5 and lm.cost["tokens_in"] == 3 + 3 + 4
+    assert lm.cost["tokens_out"] == 5
+    assert lm.cost["tokens_in"] == 3 + 3 + 4
 
 
 def test_repeats_of_a_prompt_are_different_samples(olmoe, tokenizer):
@@ -205,15 +209,19 @@ def test_a_sample_is_the_best_token_behind_the_seeds_noise(olmoe, seed):
 
 def test_the_lm_samples_with_its_seed_and_at_the_temperature(olmoe, tokenizer):
     sampled = {"do_sample": True, "max_gen_toks": 12, "until": []}
-    hot, cold, greedy = ({"temperature": 1.5}, {"temperature": 1e-4}, {"do_sample": False})
+    hot = {"temperature": 1.5}
+    cold = {"temperature": 1e-4}
+    greedy = {"do_sample": False}
     answers = []
     for seed, options in enumerate((hot, hot, cold, greedy)):
         lm = EngineLM(olmoe, tokenizer, seed=seed, progress=False)
         answers += answered(lm, "generate_until", [("abc", sampled | options)])
-    assert answers[0] != answers[1] and answers[2] == answers[3]
+    assert answers[0] != answers[1]
+    assert answers[2] == answers[3]
 
 
-SHORT, LONG = ("a", " b"), ("a" * 600, " b")
+SHORT = ("a", " b")
+LONG = ("a" * 600, " b")
 
 
 def warnings_of(caplog, lm, kind, requests):

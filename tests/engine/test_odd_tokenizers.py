@@ -17,7 +17,8 @@ from moe_lab.models.lm_eval_internals import answers_of_lm_eval, instance_of
 from tests.support.command import run_command
 from tests.support.models import make_model, make_tokenizer, save_model, small_model
 
-END, BEGIN = 256, 257
+END = 256
+BEGIN = 257
 NOTES = {"eos_added", "bos_scored", "no_end_token"}
 FAMILIES = pytest.mark.parametrize("family", ["olmoe", "qwen3_next"], ids=["engine", "hf"])
 
@@ -68,11 +69,10 @@ TEXTS = [("Ann lives in Rome.",), ("Bob",)]
     ],
 )
 def test_numbers_are_lm_evals_and_what_a_tokenizer_adds_is_counted(form, scored, rolled, family):
-    model, tokenizer = small_model(family), adding(form)
-    lm, reference = (
-        EngineLM(model, tokenizer, progress=False),
-        HFLM(pretrained=model, tokenizer=tokenizer),
-    )
+    model = small_model(family)
+    tokenizer = adding(form)
+    lm = EngineLM(model, tokenizer, progress=False)
+    reference = HFLM(pretrained=model, tokenizer=tokenizer)
     expected_answers = reference.loglikelihood(
         instances("loglikelihood", *PAIRS), disable_tqdm=True
     )
@@ -111,7 +111,8 @@ def test_without_an_end_token_answers_go_to_the_length(roles, family, monkeypatc
     lm = EngineLM(model, without(**roles), progress=False)
     options = {"until": [], "max_gen_toks": 5, "do_sample": False}
     answers(lm, "generate_until", ("Who lives in Rome?", options), ("And in Oslo?", options))
-    assert lm.cost["tokens_out"] == 10 and notes(lm) == {"no_end_token": 2}
+    assert lm.cost["tokens_out"] == 10
+    assert notes(lm) == {"no_end_token": 2}
 
 
 @FAMILIES
@@ -153,4 +154,5 @@ def test_the_command_shows_the_notes(tmp_path, capsys):
         ("endless", "toy_math", "no-end-token"),
     ):
         ended = run_command(capsys, *keys, f"task={task}", f"model.path={tmp_path / name}")
-        assert ended.code == 0 and f"{note}: " in ended.out, ended.out + ended.err
+        assert ended.code == 0, ended.out + ended.err
+        assert f"{note}: " in ended.out, ended.out + ended.err

@@ -28,10 +28,8 @@ from tests.support.models import make_tokenizer, small_model
 
 def test_tokens_that_are_counted():
     """3 context tokens, the last of them with 4 samples; nodes 5 and 6 with 4 samples each."""
-    model, question = (
-        small_model("qwen3_next"),
-        ScoringRequest([1, 2, 3], [[5, 6, 7], [5, 6, 8]], 0),
-    )
+    model = small_model("qwen3_next")
+    question = ScoringRequest([1, 2, 3], [[5, 6, 7], [5, 6, 8]], 0)
     for history, tokens in ((("clean", "noisy"), 2 + 3 * N), (("standard", "noisy"), 5 * N)):
         assert (
             scores_of(model, [question], None, ensemble_for(model, history))[1].tokens_in == tokens
@@ -60,7 +58,8 @@ def test_the_lm_answers_from_any_batch_size_and_in_trials(tokenizer, kind):
         )
         assert isinstance(lm.engine, RecurrentEngine)
         all_answers.append(answered(lm, kind, requests))
-        assert lm.cost["tokens_in"] > 0 and lm.cost["noisy_decisions"] > 0
+        assert lm.cost["tokens_in"] > 0
+        assert lm.cost["noisy_decisions"] > 0
     tuned = EngineLM(model, tokenizer, ensemble=ensemble(0.1), reuse=True, progress=False)
     answered(tuned, kind, requests)
     before = tuned.cost
@@ -148,7 +147,8 @@ def test_log_likelihoods_are_those_of_whole_passes(router, batch_size):
     scores = answered(lm, "loglikelihood", PAIRS)
     for (value, greedy), (context, continuation) in zip(scores, PAIRS, strict=True):
         expected = whole_pass(model, context, continuation)
-        assert value == rounding.approx(expected[0], len(continuation)) and greedy == expected[1]
+        assert value == rounding.approx(expected[0], len(continuation))
+        assert greedy == expected[1]
     texts = [(continuation,) for _, continuation in PAIRS]
     rolled = answered(lm, "loglikelihood_rolling", texts)
     for value, (text,) in zip(rolled, texts, strict=True):
@@ -157,7 +157,8 @@ def test_log_likelihoods_are_those_of_whole_passes(router, batch_size):
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_generation_is_that_of_whole_passes(router):
-    model, tokenizer = model_of(router), make_tokenizer()
+    model = model_of(router)
+    tokenizer = make_tokenizer()
     lm = EngineLM(model, tokenizer, batch_size=2)
     prompts = ["How many? Ten. Then", "b c", "x" * 20]
     options = {"until": [], "max_gen_toks": 8}

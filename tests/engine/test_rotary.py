@@ -123,7 +123,8 @@ def encoded(text):
 
 def alone(name, context, continuation):
     """The log-likelihood by a model that has seen nothing else."""
-    ids, target = encoded(context) or [256], encoded(continuation)
+    ids = encoded(context) or [256]
+    target = encoded(continuation)
     with torch.no_grad():
         logits = model_of(name)(torch.tensor([[*ids, *target[:-1]]])).logits[0, len(ids) - 1 :]
     return logits.log_softmax(dim=-1)[range(len(target)), target].sum().item()
@@ -179,7 +180,8 @@ def test_log_likelihoods_are_those_of_each_text_alone(name, batch_size):
 @pytest.mark.parametrize("name", first_fast(MODELS, 3))
 def test_generation_is_that_of_each_prompt_alone(name):
     """Prompts below the limit that cross it, at it, and beyond it."""
-    steps, tokenizer = 10, make_tokenizer()
+    steps = 10
+    tokenizer = make_tokenizer()
     lm = lm_of(model_of(name), batch_size=4)
     answers = answered(
         lm, "generate_until", [(text, {"until": [], "max_gen_toks": steps}) for text in TEXTS]
@@ -193,7 +195,9 @@ def test_generation_is_that_of_each_prompt_alone(name):
 @pytest.mark.parametrize("name", first_fast(MODELS, 3))
 def test_roe_generates_what_the_model_generates_alone(name):
     """One sample, and samples without noise, from a model that has read longer texts."""
-    steps, tokenizer, model = 10, make_tokenizer(), model_of(name)
+    steps = 10
+    tokenizer = make_tokenizer()
+    model = model_of(name)
     with torch.no_grad():
         model(torch.zeros(1, 100, dtype=torch.long))
     for settings in (
@@ -213,11 +217,13 @@ def test_roe_generates_what_the_model_generates_alone(name):
 @pytest.mark.parametrize("name", first_fast(MODELS, 3))
 @pytest.mark.parametrize("history", HISTORIES[:2])
 def test_samples_are_scored_with_the_embeddings_of_their_text(name, history):
-    model, pairs = model_of(name), PAIRS[::4]
+    model = model_of(name)
+    pairs = PAIRS[::4]
     lm = lm_of(model, ensemble=ensemble_of(model, history))
     scores = [value for value, _ in answered(lm, "loglikelihood", pairs)]
     for value, (context, continuation) in zip(scores, pairs, strict=True):
-        ids, target = encoded(context), encoded(continuation)
+        ids = encoded(context)
+        target = encoded(continuation)
         settled_model = settled(name, len(ids) + len(target) - 1)
         switches = {"cache": history[0], "prefill": history[1]}
         expected = reference.score(
@@ -321,7 +327,8 @@ def selections(model, ids):
 
 @pytest.mark.parametrize("name", ON_A_CACHE)
 def test_expert_metrics_count_the_experts_of_each_text_alone(name):
-    lm, routes = lm_of(model_of(name)), Routes()
+    lm = lm_of(model_of(name))
+    routes = Routes()
     requests = [Request(pair) for pair in PAIRS]
     with observed(lm, routes):
         lm.answer("loglikelihood", requests, lambda index, answer: None)
@@ -344,7 +351,8 @@ def test_rows_of_expert_metrics_are_those_of_each_text_alone(name):
     pairs_GPLEE = count_rows(routes, rows).pairs_GPLEE
     longest_first = sorted(range(len(rows)), key=lambda n: -len(rows[n]["input_ids"]))
     for group, n in enumerate(longest_first):
-        ids, model = rows[n]["input_ids"], model_of(name)
+        ids = rows[n]["input_ids"]
+        model = model_of(name)
         with torch.no_grad():
             predicted = model(torch.tensor([ids])).logits[0, :-1].argmax(dim=-1)
         assert right_N[n] == int((predicted == torch.tensor(ids[1:])).sum())
@@ -365,14 +373,16 @@ def test_embeddings_are_those_of_each_text_alone(name):
 @pytest.mark.parametrize("kind", ["soft-prompt", "prefix-tuning"])
 def test_virtual_tokens_are_scored_before_each_text_alone(kind):
     """lm-eval's own code runs the adapter."""
-    name, count = "phimoe, longrope", 4
+    name = "phimoe, longrope"
+    count = 4
     with with_adapter(model_of(name), kind, count, 0) as wrapped:
         lm = VirtualTokensLM(
             wrapped, make_tokenizer(), batch_size=4, progress=False, max_length=128
         )
         together = [value for value, _ in answered(lm, "loglikelihood", PAIRS)]
         for (context, continuation), value in zip(PAIRS, together, strict=True):
-            ids, target = encoded(context), encoded(continuation)
+            ids = encoded(context)
+            target = encoded(continuation)
             with torch.no_grad():
                 logits = wrapped(input_ids=torch.tensor([[*ids, *target[:-1]]])).logits[
                     0, -len(target) :
@@ -394,5 +404,6 @@ def test_plans_compare_no_position_with_a_limit(name):
         model = meta_model(config, torch.float32)
         sizes.append((planned_memory(model, 100, 4), kept_in_training(empty_model(config), 40)))
         assert refusal(config, "soft-prompt") is None
-    assert sizes[0] == sizes[1] and min(sizes[0]) > 0
+    assert sizes[0] == sizes[1]
+    assert min(sizes[0]) > 0
     assert model_of(name).config.rope_parameters["rope_type"] != "default"

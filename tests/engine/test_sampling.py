@@ -202,7 +202,8 @@ def test_what_is_refused_is_named(model, tokenizer, name):
         "dola_layers": "low",
     }.get(name, 2)
     value = [[1]] if name in ("force_words_ids", "constraints") else value
-    roe, config = RoE(model, tokenizer, n=2), GenerationConfig()
+    roe = RoE(model, tokenizer, n=2)
+    config = GenerationConfig()
     setattr(config, name, value)
     assert name in unsupported(config)
     for options in ({name: value}, {"generation_config": config}):
@@ -248,7 +249,8 @@ def test_answers_to_tasks_are_those_of_lm_eval(model, tokenizer, fields):
     """
     options = {"until": [], "max_gen_toks": 8}
     recurrent = small_model("qwen3_next")
-    base, roe = Ensemble(), RoE(model, tokenizer, n=1).lm.ensemble
+    base = Ensemble()
+    roe = RoE(model, tokenizer, n=1).lm.ensemble
     for answering, ensemble in ((model, base), (model, roe), (recurrent, base)):
         lm = EngineLM(answering, tokenizer, ensemble=ensemble, batch_size=3, progress=False)
         expected = by_hf(answering, tokenizer, options | fields)
@@ -301,13 +303,15 @@ def test_a_prompt_longer_than_max_length_is_named(model, tokenizer):
 
 
 def test_an_assistant_is_not_used(model, tokenizer):
-    roe, assistant = RoE(model, tokenizer, n=2), make_model("olmoe", seed=1)
+    roe = RoE(model, tokenizer, n=2)
+    assistant = make_model("olmoe", seed=1)
     ids = {"inputs": torch.tensor([[1, 2]]), "custom_generate": roe, "max_new_tokens": 3}
     assert torch.equal(model.generate(**ids), model.generate(**ids, assistant_model=assistant))
 
 
 def test_processors_and_prefixes_see_the_rows_of_the_batch(model, tokenizer):
-    inputs, seen = left_padded(tokenizer, PROMPTS), set()
+    inputs = left_padded(tokenizer, PROMPTS)
+    seen = set()
 
     def allowed(row, ids):
         seen.add(row)
@@ -315,7 +319,8 @@ def test_processors_and_prefixes_see_the_rows_of_the_batch(model, tokenizer):
 
     options = {"max_new_tokens": 6, "prefix_allowed_tokens_fn": allowed, "eos_token_id": [5, 50]}
     generated = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
-    assert torch.equal(generated, model.generate(**inputs, **options)) and seen == {0, 1, 2}
+    assert torch.equal(generated, model.generate(**inputs, **options))
+    assert seen == {0, 1, 2}
 
 
 def stub(dtype: torch.dtype):
@@ -357,7 +362,8 @@ def test_in_float32_it_is_what_passes_of_other_shapes_differ_by():
 def test_sampled_tokens_have_the_probabilities_of_the_model(olmoe, tokenizer):
     """4,000 answers of one token: the share of each of the ten likeliest tokens is within five
     standard errors (odds below 1e-5)."""
-    draws, ids = 4000, tokenizer.encode("hello")
+    draws = 4000
+    ids = tokenizer.encode("hello")
     sampled = olmoe.generate(
         torch.tensor([ids]),
         custom_generate=RoE(olmoe, tokenizer, n=1),
@@ -411,7 +417,8 @@ def test_returned_scores_are_those_of_transformers(family, tokenizer):
 
     Some sequences end at different steps.
     """
-    model, inputs = small_model(family), left_padded(tokenizer, PROMPTS)
+    model = small_model(family)
+    inputs = left_padded(tokenizer, PROMPTS)
     options = {
         "max_new_tokens": 8,
         "do_sample": False,
@@ -424,9 +431,8 @@ def test_returned_scores_are_those_of_transformers(family, tokenizer):
     options["eos_token_id"] = int(free.sequences[0, width + 2])  # ends the first sequence early
     plain = model.generate(**inputs, **options)
     generated = model.generate(**inputs, custom_generate=RoE(model, tokenizer, n=1), **options)
-    assert torch.equal(generated.sequences, plain.sequences) and len(generated.scores) == len(
-        plain.scores
-    )
+    assert torch.equal(generated.sequences, plain.sequences)
+    assert len(generated.scores) == len(plain.scores)
     ended = [
         row[width:].tolist().index(options["eos_token_id"])
         if options["eos_token_id"] in row[width:]
@@ -445,7 +451,8 @@ def test_returned_scores_are_those_of_transformers(family, tokenizer):
     steps = model.compute_transition_scores(
         generated.sequences, generated.scores, normalize_logits=True
     )
-    assert (steps[0, ended[0] + 1 :] == 0).all() and (steps[0, : ended[0] + 1] < 0).all()
+    assert (steps[0, ended[0] + 1 :] == 0).all()
+    assert (steps[0, : ended[0] + 1] < 0).all()
 
 
 def test_returned_scores_of_an_ensemble_add_up_to_its_log_likelihood(olmoe, tokenizer):
@@ -457,7 +464,8 @@ def test_returned_scores_of_an_ensemble_add_up_to_its_log_likelihood(olmoe, toke
         "suppress_tokens": [token for token in range(300) if token not in letters],
     }
     generated = roe.generate("hello", output_logits=True, return_dict_in_generate=True, **options)
-    assert generated.scores is None and generated.texts == [roe.generate("hello", **options)]
+    assert generated.scores is None
+    assert generated.texts == [roe.generate("hello", **options)]
     steps = olmoe.compute_transition_scores(
         generated.sequences, generated.logits, normalize_logits=True
     )
@@ -469,7 +477,8 @@ def test_returned_scores_of_an_ensemble_add_up_to_its_log_likelihood(olmoe, toke
 
 def test_padding_on_the_right_and_other_models_are_refused(olmoe, tokenizer):
     roe = RoE(olmoe, tokenizer, n=2)
-    ids, mask = torch.tensor([[1, 2, 256], [3, 4, 5]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+    ids = torch.tensor([[1, 2, 256], [3, 4, 5]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     with pytest.raises(ValueError, match="on the left"):
         olmoe.generate(ids, attention_mask=mask, custom_generate=roe, max_new_tokens=2)
     free = make_model("olmoe", eos_token_id=None, pad_token_id=None)

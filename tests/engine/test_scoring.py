@@ -112,7 +112,8 @@ LOGITS = torch.randn(
 
 def slow(logits_of):
     """The log-likelihood of each continuation; mean probabilities after a node are known."""
-    scores, first = [], 0
+    scores = []
+    first = 0
     for tree in TREES:
         place = {node: first + at for at, node in enumerate(tree.logit_nodes)}
         first += len(place)
@@ -163,7 +164,8 @@ def test_nodes_with_other_numbers_of_samples():
     plain = TokenScores(TREES)
     plain.put(Ensemble(), torch.arange(len(LOGITS)), LOGITS[:, :1])
     scores = TokenScores(TREES, plain.by_tree())
-    three, two = torch.tensor([3, 1]), torch.tensor([0, len(LOGITS) - 1])
+    three = torch.tensor([3, 1])
+    two = torch.tensor([0, len(LOGITS) - 1])
     scores.put(Ensemble(n=3), three, LOGITS[three])
     scores.put(Ensemble(n=2), two, LOGITS[two, :2])
     samples = {3: 3, 1: 3, 0: 2, len(LOGITS) - 1: 2}

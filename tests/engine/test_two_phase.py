@@ -100,9 +100,8 @@ def assert_same(kind, answers, expected):
         if kind == "generate_until":
             assert answer == expected_answer
         elif kind == "loglikelihood":
-            assert (
-                answer[0] == rounding.approx(expected_answer[0]) and answer[1] == expected_answer[1]
-            )
+            assert answer[0] == rounding.approx(expected_answer[0])
+            assert answer[1] == expected_answer[1]
         else:
             assert answer == pytest.approx(expected_answer, abs=1e-4, rel=1e-6)
 
@@ -131,7 +130,8 @@ def test_same_answers_as_in_whole_passes_with_and_without_reuse(
         )
     assert_same(kind, all_answers[3], all_answers[0])
     # The temperatures must matter for this test to mean anything.
-    assert all_answers[0] != all_answers[1] and all_answers[0] != all_answers[2]
+    assert all_answers[0] != all_answers[1]
+    assert all_answers[0] != all_answers[2]
 
 
 @pytest.mark.slow
@@ -170,7 +170,8 @@ def test_later_prompts_are_read_from_their_last_token_on(olmoe, tokenizer):
     first = lm.cost["tokens_in"]
     lm.set_ensemble(other_ensemble)
     lm.answer("generate_until", [request], lambda i, answer: None)
-    assert first == len(request.args[0]) + 4 and lm.cost["tokens_in"] - first == 5
+    assert first == len(request.args[0]) + 4
+    assert lm.cost["tokens_in"] - first == 5
 
 
 def test_what_does_not_fit_is_computed_anew(olmoe, tokenizer, monkeypatch):
@@ -193,7 +194,8 @@ def test_a_call_that_was_left_early_harms_no_later_one(olmoe, tokenizer):
 
     with pytest.raises(KeyboardInterrupt):
         lm.answer("loglikelihood", requests_of("loglikelihood"), leave)
-    assert lm.cost["tokens_in"] > 0 and len(decoder_layers(olmoe)) == 4
+    assert lm.cost["tokens_in"] > 0
+    assert len(decoder_layers(olmoe)) == 4
     assert_same("loglikelihood", ask(lm, "loglikelihood"), expected)
 
 

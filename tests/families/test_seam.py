@@ -72,7 +72,8 @@ def test_every_family_has_a_small_model():
 
 @families
 def test_what_the_configuration_says_is_what_the_model_has(model_type):
-    config, family = small_config(model_type), family_of_type(model_type)
+    config = small_config(model_type)
+    family = family_of_type(model_type)
     with record(small_model(model_type)) as routes:
         logits(small_model(model_type))
     # LongCat's router chooses among its zero experts too, which compute nothing
@@ -152,9 +153,11 @@ def test_in_bfloat16_weights_are_the_routers_own_and_noise_acts(model_type):
 
 @families
 def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
-    model, family = small_model(model_type), family_of_type(model_type)
+    model = small_model(model_type)
+    family = family_of_type(model_type)
     temperature = 1.0 if family.rule.noise == LOGITS else 0.1
-    spec, positions = slow_routing.SPECS[model_type], list(range(IDS.numel()))
+    spec = slow_routing.SPECS[model_type]
+    positions = list(range(IDS.numel()))
     policy = GumbelTopK([temperature] * len(find_routers(model)), seed=3)
     policy.expect(slow_routing.noisy_tokens(IDS.numel()))
     changed = []

@@ -125,7 +125,8 @@ def with_markers(template: str, markers: list[str] = MARKERS):
 
 def row_of(tokenizer, text: str) -> Row:
     """A row by hand: every byte and marker is a token, and those in brackets have labels."""
-    ids, labels = [], []
+    ids = []
+    labels = []
     for part in re.split(r"(\[[^]]*\])", text):
         tokens = tokenizer(part.strip("[]"), add_special_tokens=False).input_ids
         ids += tokens
@@ -202,7 +203,8 @@ def model_with(template: str, folder: Path, markers: list[str]) -> Path:
 def test_a_plan_says_which_model_is_not_taught_to_stop(markers, tmp_path, capsys):
     model = model_with(TURN, tmp_path / "model", markers)
     planned = command(capsys, tmp_path, model, "mode=plan")
-    assert planned.code == 0 and "To train: 1" in planned.out, planned.err
+    assert planned.code == 0, planned.err
+    assert "To train: 1" in planned.out, planned.err
     assert (NO_END in planned.out) == (not markers)
 
 
@@ -229,7 +231,9 @@ def test_a_run_and_its_results_count_empty_answers(tmp_path, capsys):
         capsys, tmp_path, model, f"method.dataset={tmp_path}/own.jsonl", "method.warmup_ratio=0"
     )
     message = "answers without text in the training data, which are not trained on: 1"
-    assert ended.code == 0 and message in ended.err and message in ended.out, ended.err
+    assert ended.code == 0, ended.err
+    assert message in ended.err, ended.err
+    assert message in ended.out, ended.err
     training = block_of(ended)["finetune_freeze"]["training"]
     assert (training["empty_answers"], training["left_out"], training["conversations"]) == (1, 1, 4)
 
@@ -238,7 +242,9 @@ def test_a_run_and_its_results_count_empty_answers(tmp_path, capsys):
 def test_a_run_says_it_and_a_trained_model_stops_at_the_token_that_it_learned(tmp_path, capsys):
     model = model_with(TURN, tmp_path / "endless", [])
     ended = command(capsys, tmp_path, model)
-    assert ended.code == 0 and NO_END in ended.err and NO_END in ended.out, ended.err
+    assert ended.code == 0, ended.err
+    assert NO_END in ended.err, ended.err
+    assert NO_END in ended.out, ended.err
     assert block_of(ended)["finetune_freeze"]["training"]["answer_end"] is None
 
     model = model_with(TURN, tmp_path / "model", MARKERS)

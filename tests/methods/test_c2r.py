@@ -47,7 +47,8 @@ def command(capsys: Any, folder: Path, *keys: str) -> Ended:
 @pytest.mark.slow
 def test_it_counts_a_profile_and_constrains(tmp_path, capsys):
     block = block_of(command(capsys, tmp_path, "method.partners=3", "metrics=expert"))
-    assert block["c2r"]["partners"] == 3 and 0 < block["c2r"]["changed_fraction"] < 1
+    assert block["c2r"]["partners"] == 3
+    assert 0 < block["c2r"]["changed_fraction"] < 1
     assert answers(tmp_path, "*", block["run_id"]) != answers(
         tmp_path, "*", block["baseline"]["run_id"]
     )
@@ -59,11 +60,9 @@ def test_it_counts_a_profile_and_constrains(tmp_path, capsys):
     metrics = json.loads((folder / "expert_metrics.json").read_text())
     base = json.loads((next(tmp_path.glob("runs/*-base-*")) / "expert_metrics.json").read_text())
     assert metrics["collaboration"]["all"]["value"] < base["collaboration"]["all"]["value"]
-    assert (
-        metrics["capacity"] is None
-        and metrics["specialization"] is None
-        and base["capacity"] is not None
-    )
+    assert metrics["capacity"] is None
+    assert metrics["specialization"] is None
+    assert base["capacity"] is not None
     assert metrics["baseline"]["capacity"] == base["capacity"]
 
     # the base model where all others are partners
@@ -106,7 +105,8 @@ def test_a_profile_of_a_run_is_taken_by_its_content(tmp_path, capsys):
     counts = folder / "expert_metrics" / "counts.safetensors"
     ended = command(capsys, tmp_path, f"method.profile={folder}", "method.partners=4")
     first_block = block_of(ended)
-    assert first_block["c2r"]["test_profile"] and "test-profile: routed by" in ended.out
+    assert first_block["c2r"]["test_profile"]
+    assert "test-profile: routed by" in ended.out
     same_block = block_of(
         command(capsys, tmp_path, f"method.profile={counts}", "method.partners=4")
     )
@@ -123,7 +123,8 @@ def test_a_profile_of_a_run_is_taken_by_its_content(tmp_path, capsys):
     ended = command(
         capsys, tmp_path, f"method.profile={tmp_path}/recorded.safetensors", "method.partners=4"
     )
-    assert block_of(ended)["c2r"]["test_profile"] is False and "test-profile" not in ended.out
+    assert block_of(ended)["c2r"]["test_profile"] is False
+    assert "test-profile" not in ended.out
 
 
 FAMILIES = ("olmoe", "mixtral", "gpt_oss", "qwen3_moe", "deepseek")
@@ -131,7 +132,8 @@ SHORT = ["task=toy_choice", "limit=3"]
 
 
 def pairs_of(model, seed=0):
-    facts, generator = facts_of(model), torch.Generator().manual_seed(seed)
+    facts = facts_of(model)
+    generator = torch.Generator().manual_seed(seed)
     return torch.randint(
         0, 99, (facts.moe_layers, facts.experts, facts.experts), generator=generator
     )
@@ -148,7 +150,8 @@ def test_during_training_each_token_takes_partners_of_its_first_expert(family, t
     model = deepcopy(small_model(family))
     allowed = allowed_of(model)
     training = replace(training_of(tmp_path, count=4, held_out=2), allowed_LEE=allowed)
-    seen, trainer = Seen(), module.FreezeTrainer
+    seen = Seen()
+    trainer = module.FreezeTrainer
 
     def watched(**arguments):
         stack.enter_context(routed(model, seen))
@@ -157,7 +160,8 @@ def test_during_training_each_token_takes_partners_of_its_first_expert(family, t
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(module, "FreezeTrainer", watched)
         _, summary = finetune(training, model)
-    assert summary["validation"]["losses"] and seen.routings
+    assert summary["validation"]["losses"]
+    assert seen.routings
     for router, routing in zip(seen.routers, seen.routings, strict=True):
         scores = router.scores(routing.logits_TE)
         first = routing.index_TK.gather(
@@ -212,7 +216,8 @@ def config(tmp_path, **keys):
 
 
 def test_activation_checkpointing_repeats_the_constrained_choice(tmp_path):
-    allowed, trained = partners_of(pairs_of(small_model("olmoe")), 2), []
+    allowed = partners_of(pairs_of(small_model("olmoe")), 2)
+    trained = []
     for checkpointing in (False, True):
         model = deepcopy(small_model("olmoe"))
         settings = {"partners": 2, "activation_checkpointing": checkpointing}
@@ -266,10 +271,8 @@ def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fi
     folder = tmp_path / "models" / block["finetune_freeze"]["model"]
     record = json.loads((folder / "training.json").read_text())
     assert block["c2r"]["partners"] == block["finetune_freeze"]["partners"] == 3
-    assert (
-        block["c2r"]["profile_sha256"] == record["profile_sha256"]
-        and not block["c2r"]["test_profile"]
-    )
+    assert block["c2r"]["profile_sha256"] == record["profile_sha256"]
+    assert not block["c2r"]["test_profile"]
     assert 0 < block["c2r"]["changed_fraction"] < 1
     stored = load_file(folder / "counts.safetensors")["pairs"]
     untrained = run_command(
@@ -281,7 +284,8 @@ def test_it_trains_and_answers_under_the_constraint_and_is_compared_with_free_fi
     assert block["compared"]["full_fine_tuning"]["paired"], "the same without a constraint"
     run = next(tmp_path.glob(f"runs/*-{block['run_id'][:8]}"))
     metrics = json.loads((run / "expert_metrics.json").read_text())
-    assert metrics["capacity"] is None and metrics["collaboration"]["all"]["value"] > 0
+    assert metrics["capacity"] is None
+    assert metrics["collaboration"]["all"]["value"] > 0
 
     # the evaluation is that of method=c2r on the trained model with the stored profile
     other_output = tmp_path / "other"
@@ -308,8 +312,8 @@ def test_a_constraint_and_what_it_changed_are_reported_where_there_is_one():
     )
     counted = {"constrained_decisions": 1, "routing_decisions": 4}
     blocks = [finetuning.report(None, counted, {}) for finetuning in (free, bound)]
-    assert "c2r" not in blocks[0] and blocks[1]["c2r"] == {"partners": 3, "changed_fraction": 0.25}
+    assert "c2r" not in blocks[0]
+    assert blocks[1]["c2r"] == {"partners": 3, "changed_fraction": 0.25}
     [line] = method.footnotes(blocks[1])
-    assert method.footnotes(blocks[0]) == [] and line.startswith(
-        "changed (finetune-freeze): decisions"
-    )
+    assert method.footnotes(blocks[0]) == []
+    assert line.startswith("changed (finetune-freeze): decisions")

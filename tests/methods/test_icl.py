@@ -62,14 +62,17 @@ def test_questions_are_scored_behind_their_nearest_references(loaded, tmp_path):
     scores = answers(lm, (QUESTION, " A"), (QUESTION, " B"))
     assert scores == rounding.approx(answers(plain, (BEHIND, " A"), (BEHIND, " B")))
     assert json.loads((tmp_path / FILE).read_text()) == {"prompt": QUESTION, "asked": BEHIND}
-    assert lm.cost["reference_dropped"] == 1 and lm.cost["demonstrations_dropped"] == 0
+    assert lm.cost["reference_dropped"] == 1
+    assert lm.cost["demonstrations_dropped"] == 0
 
 
 def test_a_question_without_neighbours_is_asked_plainly(loaded):
-    lm, plain = language_model(loaded), EngineLM(loaded.model, loaded.tokenizer)
+    lm = language_model(loaded)
+    plain = EngineLM(loaded.model, loaded.tokenizer)
     lm._settings = SimpleNamespace(k=2, most_similar=-1.0)
     assert answers(lm, (QUESTION, " A")) == rounding.approx(answers(plain, (QUESTION, " A")))
-    assert lm.cost["reference_none"] == 1 and lm.cost["reference_dropped"] == 4
+    assert lm.cost["reference_none"] == 1
+    assert lm.cost["reference_dropped"] == 4
 
 
 def test_a_choice_by_itself_has_no_demonstrations(loaded):
@@ -108,14 +111,16 @@ def prompts(folder: Path) -> list[dict[str, str]]:
 def test_the_command_shows_references_that_were_answered_correctly(tmp_path, capsys):
     ended = command(capsys, tmp_path, "task=toy_choice", "limit=6", "method.reference_size=64")
     block = block_of(ended)
-    assert block["icl"]["k"] == 3 and block["icl"]["reference"]["set"]["asked"] == 64
+    assert block["icl"]["k"] == 3
+    assert block["icl"]["reference"]["set"]["asked"] == 64
     [file] = tmp_path.glob("references/*/references.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     right = {line["text"] + line["answer"] for line in lines if line["correct"]}
     assert len(prompts(tmp_path)) == 6
     for line in prompts(tmp_path):
         *demonstrations, question = line["asked"].split("\n\n")
-        assert len(demonstrations) == 3 and set(demonstrations) <= right
+        assert len(demonstrations) == 3
+        assert set(demonstrations) <= right
         assert question == line["prompt"]
     keys = ["task=toy_choice", "limit=2", "method.reference_size=64", f"output_dir={tmp_path}"]
     assert run_command(capsys, "method=c3po", *keys).code == 0

@@ -120,7 +120,8 @@ def test_a_study_can_choose_the_settings_of_these_methods():
 @pytest.mark.parametrize("name", option_files("method", [resource_folder("conf")]))
 def test_every_yaml_names_a_method_and_holds_its_defaults(name):
     kind = get_method(name)
-    assert kind.Config.name == name and name in method_names()
+    assert kind.Config.name == name
+    assert name in method_names()
     stored = OmegaConf.to_container(
         OmegaConf.load(resource_folder("conf") / "method" / f"{name}.yaml")
     )

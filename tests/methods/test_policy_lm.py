@@ -49,7 +49,9 @@ MAKERS = {"partners": partners, "steered": steered, "top-p": top_p}
 
 def by_hand(lm: PolicyLM, policy: Policy) -> dict[str, int]:
     """The counts of each text alone, in a pass of the model without padding."""
-    counted, changed, experts = 0, 0, 0
+    counted = 0
+    changed = 0
+    experts = 0
 
     def count(router: Router, routing: Routing) -> Routing | None:
         nonlocal counted, changed, experts
@@ -78,7 +80,8 @@ def lm_of(model: Any, tokenizer: Any, policy: Policy) -> PolicyLM:
 @pytest.mark.parametrize("family", ["olmoe", "qwen3_next"])
 def test_texts_of_a_batch_count_as_they_do_alone(family, maker, tokenizer):
     model = small_model(family)
-    policy, single_policy = MAKERS[maker](model), MAKERS[maker](model)
+    policy = MAKERS[maker](model)
+    single_policy = MAKERS[maker](model)
     with routed(model, policy):
         lm = lm_of(model, tokenizer, policy)
         answered(lm, "loglikelihood_rolling", TEXTS)
@@ -90,7 +93,8 @@ def test_texts_of_a_batch_count_as_they_do_alone(family, maker, tokenizer):
 
 def test_an_observer_leaves_padding_out_too(tokenizer):
     model = small_model("olmoe")
-    policy, single_policy = partners(model), partners(model)
+    policy = partners(model)
+    single_policy = partners(model)
     with routed(model, policy):
         lm = lm_of(model, tokenizer, policy)
         routes = Routes()
@@ -139,4 +143,5 @@ def test_a_function_counts_nothing_and_needs_no_other_engine(tokenizer):
     model = small_model("qwen3_next")
     with routed(model, lambda router, routing: None):
         lm = lm_of(model, tokenizer, Policy(lambda router, routing: None))
-    assert lm.engine is None and "routing_decisions" not in lm.cost
+    assert lm.engine is None
+    assert "routing_decisions" not in lm.cost

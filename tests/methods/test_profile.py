@@ -84,7 +84,8 @@ def test_a_profile_gives_its_scale_and_its_documents_are_left_out(tmp_path):
         replace(PROFILE, logit_scale=3.0, calibrated_scale=1.25).text()
     )
     method = calibration(logit_scale=str(tmp_path / "best.yaml"))
-    assert method.logit_scale == 1.25 and method.tuned_on == frozenset(PROFILE.documents)
+    assert method.logit_scale == 1.25
+    assert method.tuned_on == frozenset(PROFILE.documents)
     assert (
         method.identity(facts())["logit_scale"]
         == 1.25
@@ -120,7 +121,8 @@ def test_roe_takes_its_temperatures_documents_and_study(file):
     assert method.tuned_on == frozenset(PROFILE.documents)
     assert method.first_noisy(4) == 1
     report = method.report(facts(moe_layers=4), {}, {})
-    assert "untuned" not in report and report["tuning"]["study"] == PROFILE.study
+    assert "untuned" not in report
+    assert report["tuning"]["study"] == PROFILE.study
     assert report["tuning"]["samples"] == {"toy_math": [1, 5]}
 
 
@@ -191,7 +193,8 @@ def test_a_study_stores_all_keys():
     assert method.settings({"power": 0.25}) == {"rank": 4, "power": 0.25}
     assert method.at({"power": 0.25}).power == 0.25
     assert method.with_profile("best.yaml") == replace(method.config, profile="best.yaml")
-    assert powered().tuning_block == {"untuned": True} and powered().tuned_on == frozenset()
+    assert powered().tuning_block == {"untuned": True}
+    assert powered().tuned_on == frozenset()
 
 
 def test_a_key_that_contradicts_the_profile_is_refused(path):
@@ -217,7 +220,8 @@ def test_it_is_compared_with_calibration_where_its_study_measured_it(tmp_path, p
     )
     (tmp_path / "best.yaml").write_text(replace(TUNED, calibrated_scale=1.1).text())
     config, overrides = powered(profile=path).comparisons(greedy=False)["calibration"]
-    assert config.logit_scale == path and overrides == [
+    assert config.logit_scale == path
+    assert overrides == [
         "method=calibration",
         f"method.logit_scale={path}",
     ]
@@ -265,7 +269,8 @@ def test_a_study_opens_with_its_own_ensemble(olmoe, tokenizer, reuse):
     first = roe(n=3).ensemble([0.0, 0.0, 0.0, 0.0], 1, seed=4)
     study = StudyStart(first=first, reuse=reuse)
     with method.open(loaded(olmoe, tokenizer), context(study=study)) as lm:
-        assert lm.ensemble is first and not lm.progress
+        assert lm.ensemble is first
+        assert not lm.progress
         read = [_tokens_read(lm) for _ in range(2)]
     assert (read[1] < read[0]) is reuse
 
@@ -279,12 +284,15 @@ def _tokens_read(lm) -> int:
 
 def test_the_lm_has_the_ensemble_that_was_asked_for(olmoe, tokenizer):
     with opened(roe(n=6, temperature=[0, 0, 0.2, 0]), olmoe, tokenizer, seed=4) as lm:
-        assert lm.ensemble.n == 6 and lm.ensemble.first_noisy == 2
-        assert lm.ensemble.routing.seed == 4 and lm.ensemble.routing.temperatures == [0, 0, 0.2, 0]
+        assert lm.ensemble.n == 6
+        assert lm.ensemble.first_noisy == 2
+        assert lm.ensemble.routing.seed == 4
+        assert lm.ensemble.routing.temperatures == [0, 0, 0.2, 0]
     with opened(roe(cache="none", prefill="clean"), olmoe, tokenizer, seed=4) as lm:
         assert (lm.ensemble.cache, lm.ensemble.prefill) == ("none", "clean")
     with opened(roe(n=1), olmoe, tokenizer, seed=4) as lm:
-        assert lm.ensemble.n == 1 and lm.ensemble.routing is None
+        assert lm.ensemble.n == 1
+        assert lm.ensemble.routing is None
     with opened(roe(noise="antithetic"), olmoe, tokenizer, seed=4) as lm:
         assert lm.ensemble.routing.antithetic
 

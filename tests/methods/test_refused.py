@@ -191,7 +191,8 @@ SETTINGS = {
     ],
 )
 def test_impossible_settings(name, keys, message):
-    method, keys = get_method(name), (SMALL if name == "pretrain" else {}) | keys
+    method = get_method(name)
+    keys = (SMALL if name == "pretrain" else {}) | keys
     with pytest.raises(ConfigError, match=message):
         method(method.Config(**keys)).check(replace(FACTS, moe_layers=5))
 
@@ -293,8 +294,10 @@ def refused(tmp_path, capsys, loads, small_index):
     def run(line: str) -> str:
         keys = f"task=toy_choice limit=2 method={line.replace('{tmp}', str(tmp_path))}".split()
         ended = run_command(capsys, *keys, f"output_dir={tmp_path / 'out'}")
-        assert ended.code == 2 and len(ended.err.splitlines()) <= 3, ended.err
-        assert not loads and not (tmp_path / "out").exists()
+        assert ended.code == 2, ended.err
+        assert len(ended.err.splitlines()) <= 3, ended.err
+        assert not loads
+        assert not (tmp_path / "out").exists()
         return ended.err
 
     return run

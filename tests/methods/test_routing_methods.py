@@ -92,7 +92,8 @@ def log_probs(model64: Any, ids: list[int], p: float, k_max: int) -> tuple[Any, 
     def route(layer: int, router: Any, output: Any) -> Any:
         nonlocal total
         logits_TE, weights_TK, _ = output
-        weights, index = torch.zeros_like(logits_TE, dtype=weights_TK.dtype), logits_TE.argsort()
+        weights = torch.zeros_like(logits_TE, dtype=weights_TK.dtype)
+        index = logits_TE.argsort()
         for token, logits in enumerate(logits_TE):
             experts = chosen(router, logits, p, k_max)
             total += len(experts)
@@ -123,10 +124,8 @@ def test_tokens_take_the_fewest_experts_that_reach_p_or_k_of_them(
     method, family, p, k_max, tokenizer
 ):
     model = small_model(family)
-    double, routed = (
-        in_float64(model),
-        top_k(k=k_max) if method == "top-k" else top_p(p=p, k_max=k_max),
-    )
+    double = in_float64(model)
+    routed = top_k(k=k_max) if method == "top-k" else top_p(p=p, k_max=k_max)
     with opened(routed, model, tokenizer) as lm:
         check_answers(
             lm, lambda ids: log_probs(double, ids, p, k_max or 8)[0], model.config.eos_token_id
@@ -135,20 +134,23 @@ def test_tokens_take_the_fewest_experts_that_reach_p_or_k_of_them(
 
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_the_mean_number_of_experts_is_that_of_the_tokens_that_were_read(batch_size, tokenizer):
-    model, texts = small_model("olmoe"), [("three red pens",), ("a",), ("one and two",)]
+    model = small_model("olmoe")
+    texts = [("three red pens",), ("a",), ("one and two",)]
     double = in_float64(model)
     method = top_p(p=0.5, k_max=4)
     with opened(method, model, tokenizer) as lm:
         lm.budget = lm.engine.budget = replace(lm.budget, sequences=batch_size)
         answered(lm, "loglikelihood_rolling", texts)
         counts = lm.cost
-    total, decisions = 0.0, 0
+    total = 0.0
+    decisions = 0
     for (text,) in texts:
         ids = [lm.prefix_token_id, *lm.tok_encode(text)][:-1]
         total += log_probs(double, ids, 0.5, 4)[1]
         decisions += 4 * len(ids)
     assert counts["routing_decisions"] == decisions == 4 * counts["tokens_in"]
-    assert counts["chosen_experts"] == total and 1 < total / decisions < 4
+    assert counts["chosen_experts"] == total
+    assert 1 < total / decisions < 4
     block = method.report(facts_of(model), counts, {})["top_p"]
     assert block == {"p": 0.5, "k_max": 4, "experts_per_token": total / decisions}
 
@@ -156,7 +158,8 @@ def test_the_mean_number_of_experts_is_that_of_the_tokens_that_were_read(batch_s
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", [top_k(k=2), top_p(p=1.0, k_max=2)], ids=["top-k", "top-p"])
 def test_the_models_own_number_is_the_base_model_bit_for_bit(method, family, tokenizer):
-    model, expected = small_model(family), base_answers(small_model(family), tokenizer)
+    model = small_model(family)
+    expected = base_answers(small_model(family), tokenizer)
     with opened(method, model, tokenizer) as lm:
         assert both_answers(lm) == expected
         lm.set_ensemble(lm.ensemble)  # as a study does
@@ -389,14 +392,14 @@ def test_expert_metrics_of_a_function_are_counted(ideas, tmp_path, capsys):
     ended = run_command(capsys, "method=policy", *keys, "baseline=false", f"output_dir={tmp_path}")
     assert ended.code == 0, ended.err
     metrics = json.loads((ended.folders[-1] / "expert_metrics.json").read_text())
-    assert metrics["load_balance"]["all"]["value"] > 0 and metrics["capacity"] is None
+    assert metrics["load_balance"]["all"]["value"] > 0
+    assert metrics["capacity"] is None
 
 
 def test_what_was_tuned_is_noted(ideas):
     """A function without keys has nothing to tune."""
-    assert policy("writes").tuning_block == {} and policy("drop_weakest").tuning_block == {
-        "untuned": True
-    }
+    assert policy("writes").tuning_block == {}
+    assert policy("drop_weakest").tuning_block == {"untuned": True}
 
 
 @pytest.mark.parametrize(
@@ -423,7 +426,9 @@ def test_what_was_tuned_is_noted(ideas):
 )
 def test_a_wrong_function_or_key_is_one_message(ideas, capsys, override, message):
     ended = run_command(capsys, "method=policy", "method.policy=ideas.py:drop_weakest", override)
-    assert ended.code == 2 and message in ended.err and "Traceback" not in ended.err
+    assert ended.code == 2
+    assert message in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_only_numbers_are_tuned(ideas):
@@ -472,7 +477,8 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
     task = ["task=toy_choice", "limit=12", "output_dir=out"]
     overrides = ["method=policy", "method.policy=ideas.py:drop_weakest"]
     ended = run_command(capsys, "-m", *overrides, "method.scale=0,0.5", *task)
-    assert "method.scale=0.5 " in ended.out and "difference" in ended.out, ended.out
+    assert "method.scale=0.5 " in ended.out, ended.out
+    assert "difference" in ended.out, ended.out
     function = importlib.import_module("ideas").drop_weakest
     results = moe_lab.run(
         policy=function, task="toy_choice", limit=12, output_dir=Path("out"), quiet=True
@@ -484,7 +490,8 @@ def test_from_a_file_to_a_verdict(ideas, capsys, monkeypatch):
         for file in ("ideas.py", ideas):  # one study, whose profile has no path
             place = f"method.policy={file}:drop_weakest"
             ended = run_command(capsys, *overrides, place, *search, *tuning, *task)
-            assert ended.code == 0 and "calibrated" not in ended.out, ended.err
+            assert ended.code == 0, ended.err
+            assert "calibrated" not in ended.out, ended.err
     assert len(list(Path("out/studies").iterdir())) == 2
 
 

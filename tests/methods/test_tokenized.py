@@ -43,7 +43,8 @@ def files(dataset: str, **keys) -> list[Path]:
 @pytest.mark.parametrize("suffix, place", [(".jsonl", "line 4689"), (".parquet", "row 2345")])
 def test_rows_of_every_format_come_in_order_with_their_place(suffix, place, tmp_path):
     """Parquet in several batches, JSON with empty lines between the rows."""
-    rows, file = [{"text": f"ä\n{number}"} for number in range(2345)], tmp_path / f"rows{suffix}"
+    rows = [{"text": f"ä\n{number}"} for number in range(2345)]
+    file = tmp_path / f"rows{suffix}"
     if suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), file)
     else:
@@ -115,7 +116,8 @@ def test_generated_data_are_trained_on_and_held_out_by_their_splits():
     }
     for name, questions in tested.items():
         data = read_data(Config(), name, held_out=20)
-        assert len(data.train) == TOY_SIZES[name] and len(data.validation) == 20
+        assert len(data.train) == TOY_SIZES[name]
+        assert len(data.validation) == 20
         assert {
             conversation_turns[0]["content"] for conversation_turns in data.validation
         } <= questions
@@ -220,9 +222,8 @@ def test_conversations_without_an_answer_to_learn_are_left_out(tiny, tmp_path):
         "{% endgeneration %}", "{% endgeneration %}{% endif %}"
     )
     made = encode_all(tiny, data.train, 2048)
-    assert [learned(tiny, row) for row in made.rows] == [
-        " In Rome.<|endoftext|>"
-    ] and made.left_out == 2
+    assert [learned(tiny, row) for row in made.rows] == [" In Rome.<|endoftext|>"]
+    assert made.left_out == 2
 
 
 EMPTY_TURNS = [TURNS[0], {"role": "assistant", "content": " \n"}]
@@ -253,7 +254,8 @@ def test_what_is_trained_on_is_not_held_out(made, tmp_path):
     write_jsonl(file, [{"messages": conversation(question)} for question in questions])
     data = read_data(Config(), str(file), held_out=5)
     assert data.train == [conversation(question) for question in "ABC"]
-    assert data.validation == [conversation(question) for question in "DE"] and data.duplicates == 3
+    assert data.validation == [conversation(question) for question in "DE"]
+    assert data.duplicates == 3
     prepared_data, _ = made(data, warmup_ratio=0.0)
     message = "left out of the validation data: 3 conversations that are trained on or occur twice"
     assert prepared_data.notes == [message]
@@ -317,7 +319,8 @@ def test_a_tokenizer_without_a_template_is_given_the_plain_one(tiny):
     own_template = tiny.chat_template
     for tokenizer in (plain, tiny):
         with_template(tokenizer)
-    assert plain.chat_template == PLAIN_TEMPLATE and tiny.chat_template == own_template
+    assert plain.chat_template == PLAIN_TEMPLATE
+    assert tiny.chat_template == own_template
     [row] = encode(plain, [TURNS])
     beginning = "User: Where does Ann live?\nAssistant: In Rome.<|end|>\nUser: And"
     assert plain.decode(row.ids).startswith(beginning)
@@ -335,7 +338,8 @@ def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(ti
         "{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     )
     made = encode_all(tiny, [TURNS, TURNS[:2]], 2048)
-    assert [learned(tiny, row) for row in made.rows] == ["<think>In Rome."] and made.left_out == 1
+    assert [learned(tiny, row) for row in made.rows] == ["<think>In Rome."]
+    assert made.left_out == 1
     with pytest.raises(ConfigError, match="model.tokenizer="):
         encode_all(tiny, [TURNS, TURNS], 2048)
     tiny.chat_template = tiny.chat_template.replace(
@@ -351,7 +355,8 @@ def test_conversations_whose_earlier_turns_the_template_rewrites_are_left_out(ti
 
 def test_empty_conversations_and_those_that_the_assistant_opens_are_left_out(tiny):
     made = encode_all(tiny, [[], TURNS, TURNS[1:]], 2048)
-    assert made.rows == encode(tiny, [TURNS]) and made.left_out == 2
+    assert made.rows == encode(tiny, [TURNS])
+    assert made.left_out == 2
     with pytest.raises(TaskError, match="No conversation has an answer"):
         encode_all(tiny, [[], TURNS[1:]], 2048)
 
@@ -374,7 +379,8 @@ def test_messages_after_the_limit_are_not_rendered(tiny):
     100,000 messages would take hours.
     """
     made = encode_all(tiny, [TURNS * 50_000], 24)
-    assert made.rows == encode_all(tiny, [TURNS * 20], 24).rows and made.truncated == 1
+    assert made.rows == encode_all(tiny, [TURNS * 20], 24).rows
+    assert made.truncated == 1
 
 
 def test_padding_stands_behind_and_is_neither_read_nor_learned():
@@ -389,11 +395,11 @@ def test_padding_stands_behind_and_is_neither_read_nor_learned():
 def test_rows_without_labels_are_in_a_batch_only_where_it_has_no_others():
     rows = Rows([Row([1, 2, 3], [1, 2, 3])])
     batch = Pad(7)([rows[0], rows[EMPTY]])
-    assert batch["input_ids"].tolist() == [[1, 2, 3]] and batch["attention_mask"].tolist() == [
-        [1, 1, 1]
-    ]
+    assert batch["input_ids"].tolist() == [[1, 2, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1]]
     empty = Pad(7)([rows[EMPTY], rows[EMPTY]])
-    assert empty["labels"].tolist() == [[NO_LOSS, NO_LOSS]] and empty["attention_mask"].all()
+    assert empty["labels"].tolist() == [[NO_LOSS, NO_LOSS]]
+    assert empty["attention_mask"].all()
 
 
 def test_files_of_messages_and_of_turns_are_the_same(tmp_path):
@@ -486,7 +492,8 @@ def test_the_same_is_encoded_once_and_keeps_its_own_source(made):
     second_encoding, calls = made(
         replace(DATA, source={"data_set": "a copy"}), schedule="none-router"
     )
-    assert calls == [2048] and second_encoding.train is first.train
+    assert calls == [2048]
+    assert second_encoding.train is first.train
     assert (first.data.source, second_encoding.data.source) == (
         {"data_set": "one"},
         {"data_set": "a copy"},

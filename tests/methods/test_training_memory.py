@@ -73,8 +73,11 @@ SET = {
 # every family with and without checkpointing, and in each dtype
 @pytest.mark.parametrize("seed", first_fast((6, 0, 1, 5, 7, 14, 19, 21, *SET)))
 def test_the_plan_of_a_fine_tuning_holds(seed, tmp_path, monkeypatch):
-    family, settings = FAMILIES[seed % 3], drawn(seed) | SET.get(seed, {})
-    length, dtype, peaks = settings.pop("length"), settings.pop("dtype"), []
+    family = FAMILIES[seed % 3]
+    settings = drawn(seed) | SET.get(seed, {})
+    length = settings.pop("length")
+    dtype = settings.pop("dtype")
+    peaks = []
     small_model(family).save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
     count = 2 * settings["batch_size"] * settings["gradient_accumulation"]
@@ -157,7 +160,8 @@ def test_the_plan_of_a_pre_training_has_the_losses_of_its_routers(
 ):
     """They are small next to what a bound leaves free, so that no measured peak would miss them."""
     training = pretrainings.training_of(tmp_path, backbone=backbone)
-    method, design = Pretrain(training.design), training.design
+    method = Pretrain(training.design)
+    design = training.design
     method._read = (None, training.tokenizer)
     planned = []
     for size in (0, 10**6):
@@ -211,7 +215,8 @@ def in_bfloat16(family: str) -> Any:
 @pytest.mark.parametrize("schedule", first_fast(("router-experts", "none", "experts")))
 def test_8_bit_adamw_moves_what_its_schedule_trains(schedule, eight_bit, tmp_path, monkeypatch):
     """Frozen tensors are byte-equal, and weights stay in bfloat16."""
-    model, states = in_bfloat16("olmoe"), []
+    model = in_bfloat16("olmoe")
+    states = []
 
     def copy(self, args, state, control, **kwargs):
         states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
@@ -236,7 +241,8 @@ def test_8_bit_adamw_moves_what_its_schedule_trains(schedule, eight_bit, tmp_pat
 def test_8_bit_adamw_continues_as_if_it_was_not_stopped(eight_bit, tmp_path):
     """Also its moments and the generator that rounds are in the checkpoint."""
     settings = {"count": 12, "schedule": "none-router", "save_steps": 2, **eight_bit}
-    whole, resumed = in_bfloat16("olmoe"), in_bfloat16("olmoe")
+    whole = in_bfloat16("olmoe")
+    resumed = in_bfloat16("olmoe")
     train(whole, tmp_path / "whole", **settings)
     folder = tmp_path / "cut"
     shutil.copytree(tmp_path / "whole", folder)

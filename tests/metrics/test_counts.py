@@ -142,11 +142,9 @@ def test_counts_are_those_of_documents_read_alone(family, tokenizer):
     counts = counted(seen(model, tokenizer, DOCUMENTS), DOCUMENTS)
     pairs_PLEE = counts.pairs_GPLEE.sum(axis=0)
     expected = brute(model, EngineLM(model, tokenizer, progress=False), DOCUMENTS, pairs_PLEE.shape)
-    assert (
-        (pairs_PLEE == expected).all()
-        and all(counts.tokens_P)
-        and expected.any(axis=(1, 2, 3)).all()
-    )
+    assert (pairs_PLEE == expected).all()
+    assert all(counts.tokens_P)
+    assert expected.any(axis=(1, 2, 3)).all()
     for pairs_LEE in expected:
         singles_LE = np.diagonal(pairs_LEE, axis1=-2, axis2=-1)
         metric = load_balance(singles_LE.astype(float), counts.experts)
@@ -189,7 +187,8 @@ def test_a_model_that_does_not_run_as_rows_is_refused(tokenizer):
 
 
 def test_long_documents_count_by_their_tokens():
-    sums, tokens = [3.0, -1.0, 2.0, 8.0], [1, 5, 4, 10]
+    sums = [3.0, -1.0, 2.0, 8.0]
+    tokens = [1, 5, 4, 10]
     estimate = ratio(np.array(sums), np.array(tokens))
     value = sum(sums) / sum(tokens)
     squares = sum((total - value * count) ** 2 for total, count in zip(sums, tokens, strict=True))
@@ -212,7 +211,8 @@ def test_nothing_counted_is_nothing_measured_and_one_document_has_no_interval():
     assert ratio(np.array([2.0]), np.array([4])) == Value(value=0.5)
     assert mean_over_layers(np.zeros((3, 1, E)), [E], load_balance, [3.0]) is None
     estimate = mean_over_layers(np.ones((1, 1, E)), [E], load_balance, [3.0])
-    assert estimate["value"] == pytest.approx(3.0) and estimate["ci95"] is None
+    assert estimate["value"] == pytest.approx(3.0)
+    assert estimate["ci95"] is None
 
 
 def test_the_jackknife_is_that_of_its_definition():
@@ -273,9 +273,8 @@ def test_intervals_cover_the_value_of_all_documents(n, metric):
     for _ in range(400):
         counts = pick(everything[random.integers(len(everything), size=n)])
         estimate = mean_over_layers(counts, [E], metric, [math.log2(E)])
-        assert (
-            estimate is not None and estimate["ci95"][0] <= estimate["value"] <= estimate["ci95"][1]
-        )
+        assert estimate is not None
+        assert estimate["ci95"][0] <= estimate["value"] <= estimate["ci95"][1]
         covered += estimate["ci95"][0] <= truth <= estimate["ci95"][1]
     assert 364 <= covered <= 396
 
@@ -289,7 +288,8 @@ def left_out(counts: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def test_arrays_leave_the_mapping_and_come_back(tmp_path):
-    first_array, second_array = np.arange(3.0), np.ones((2, 4))
+    first_array = np.arange(3.0)
+    second_array = np.ones((2, 4))
     plain, arrays = without_arrays(
         {"a": {"b": first_array, "c": 1}, "d": second_array, "e": None, "f": [{}]}
     )
@@ -297,7 +297,8 @@ def test_arrays_leave_the_mapping_and_come_back(tmp_path):
     write_arrays(tmp_path, arrays)
     read_back = read_arrays(tmp_path)
     assert read_back.keys() == {"a/b", "d"}
-    assert (read_back["a/b"] == first_array).all() and (read_back["d"] == second_array).all()
+    assert (read_back["a/b"] == first_array).all()
+    assert (read_back["d"] == second_array).all()
 
 
 def test_the_jackknife_of_a_difference_is_a_loop_over_documents():
@@ -334,7 +335,8 @@ def test_the_difference_of_two_losses(R):
     losses = [scores[0] - scores[1:].mean(axis=0) for scores in (scores_a, scores_b)]
     by_document = losses[0] - losses[1]
     assert difference["difference"] == pytest.approx(by_document.mean())
-    mean, half = by_document.mean(), 1.96 * by_document.std() / 200**0.5
+    mean = by_document.mean()
+    half = 1.96 * by_document.std() / 200**0.5
     assert difference["ci95"] == pytest.approx([mean - half, mean + half], abs=0.1 * half)
 
 

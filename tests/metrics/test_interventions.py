@@ -188,11 +188,14 @@ def test_batches_are_rows_read_alone(family, monkeypatch):
 def test_experts_are_counted_as_of_rows_read_alone(family, monkeypatch):
     """Pairs at all tokens, and selections at the labelled ones."""
     monkeypatch.setattr(pass_size, "CPU_TOKENS", 40)
-    model, rows, routes = small_model(family), some_rows(), Routes()
+    model = small_model(family)
+    rows = some_rows()
+    routes = Routes()
     right_tokens(model, rows, routes)
     counts, (selections_LE, labelled) = count_rows(routes, rows), labelled_selections(routes, rows)
     pairs_LEE = counts.pairs_GPLEE[:, 0].sum(axis=0)
-    pairs, selections = np.zeros_like(pairs_LEE), np.zeros_like(selections_LE)
+    pairs = np.zeros_like(pairs_LEE)
+    selections = np.zeros_like(selections_LE)
     for row in rows:
         with record(model) as record_alone, torch.no_grad():
             model(torch.tensor([row["input_ids"]]))
@@ -201,7 +204,8 @@ def test_experts_are_counted_as_of_rows_read_alone(family, monkeypatch):
                 selections[layer, experts] += label != NO_LABEL
                 for i, j in product(experts, experts):
                     pairs[layer, i, j] += 1
-    assert (pairs_LEE == pairs).all() and (selections_LE == selections).all()
+    assert (pairs_LEE == pairs).all()
+    assert (selections_LE == selections).all()
     assert counts.tokens_P == [sum(len(row["input_ids"]) for row in rows), 0]
     assert list(routes.experts.values()) == [
         logits_TE.shape[-1] for logits_TE in record_alone.logits
@@ -282,7 +286,8 @@ def trainer_of(model: Any, folder: Path, *callbacks: TrainerCallback) -> Trainer
 @pytest.mark.slow
 @pytest.mark.usefixtures("four_metrics")
 def test_a_training_goes_on_as_if_it_were_not_measured(tmp_path):
-    plain, measured = deepcopy(small_model("olmoe")), deepcopy(small_model("olmoe"))
+    plain = deepcopy(small_model("olmoe"))
+    measured = deepcopy(small_model("olmoe"))
     trainer_of(plain, tmp_path / "plain").train()
     state = torch.get_rng_state()
     trainer_of(measured, tmp_path / "measured", ExpertMetrics(some_rows(), tmp_path)).train()
@@ -332,11 +337,9 @@ def test_correlations_say_how_many_points_they_have():
     assert len(correlations_found) == 10, "Capacity counts twice"
     correlation = correlations_found["load_balance", "collaboration"]
     r = statistics.correlation([1, 2, 4, 3], [2, 4, 8, 5])
-    assert (
-        correlation["n"] == 4
-        and correlation["pearson"] == pytest.approx(r)
-        and correlation["spearman"] == pytest.approx(1.0)
-    )
+    assert correlation["n"] == 4
+    assert correlation["pearson"] == pytest.approx(r)
+    assert correlation["spearman"] == pytest.approx(1.0)
     half = 1.959964 / math.sqrt(1)
     assert correlation["ci95"] == pytest.approx(
         [math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)]
@@ -344,7 +347,8 @@ def test_correlations_say_how_many_points_they_have():
     assert correlations_found["load_balance", "capacity"]["pearson"] < -0.9
     assert correlations_found["capacity", "capacity_most"]["pearson"] == pytest.approx(-1)
     constant = correlations_found["load_balance", "specialization"]
-    assert constant["pearson"] is None and "does not change" in constant["note"]
+    assert constant["pearson"] is None
+    assert "does not change" in constant["note"]
     few = correlations(lines[:2])
     assert all(
         correlation["pearson"] is None
@@ -356,4 +360,5 @@ def test_correlations_say_how_many_points_they_have():
     assert {tuple(correlation["of"]): correlation["n"] for correlation in three}[
         "load_balance", "capacity"
     ] == 2
-    assert three[0]["pearson"] is not None and three[0]["ci95"] is None
+    assert three[0]["pearson"] is not None
+    assert three[0]["ci95"] is None

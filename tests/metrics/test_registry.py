@@ -80,15 +80,15 @@ def test_a_registered_metric_is_measured_and_shown(
     run = prepare(config(tiny_olmoe_dir, data, tmp_path, limit=2, metrics="expert", baseline=False))
     outcome = execute(run, ModelPool())
     metrics = run.stored_metrics()
-    assert metrics is not None and evaluations() == 6
-    assert (
-        metrics.entropies("used_experts")["all"].value <= 3
-        and metrics.content["redrawn"]["tasks"]["arc_easy"]
-    )
+    assert metrics is not None
+    assert evaluations() == 6
+    assert metrics.entropies("used_experts")["all"].value <= 3
+    assert metrics.content["redrawn"]["tasks"]["arc_easy"]
     units = {"used_experts": "bits", "top_share": "share", "redrawn": "accuracy lost"}
     for name, unit in units.items():
         row = expert_score(outcome.results, metrics, f"expert.{name}")
-        assert row.value is not None and unit_of(row.metric) == unit
+        assert row.value is not None
+        assert unit_of(row.metric) == unit
     shown_lines = {(line.label, line.of) for line in expert_lines(metrics)}
     assert {
         ("Used experts, bits", "all tokens"),
@@ -105,16 +105,19 @@ def test_a_registered_metric_is_measured_and_shown(
 def test_a_metric_of_the_registry_is_measured_while_a_model_is_trained(throw_away):
     line = {"step": 0, "epoch": 0.0} | measure(small_model("olmoe"), some_rows(4))
     values = values_of(line)
-    assert values["used_experts"].value is not None and values["redrawn"].value is not None
+    assert values["used_experts"].value is not None
+    assert values["redrawn"].value is not None
     (row,) = training_rows([line])
-    assert row["redrawn"] == values["redrawn"].value and "used_experts_high" in row
+    assert row["redrawn"] == values["redrawn"].value
+    assert "used_experts_high" in row
 
 
 def test_a_training_that_was_measured_before_a_metric_was_registered_has_no_value_of_it(throw_away):
     line = {"step": 0, "epoch": 0.0, "load_balance": {"value": 1.5}}
     values = values_of(line)
     assert values["load_balance"].value == 1.5
-    assert values["top_share"].value is None and values["redrawn"].value is None
+    assert values["top_share"].value is None
+    assert values["redrawn"].value is None
     [row] = training_rows([line])
     assert row["load_balance"] == 1.5
 

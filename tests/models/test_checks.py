@@ -26,7 +26,8 @@ def damaged(source, folder, change):
     return folder
 
 
-NORM, PARTS = "model.layers.1.input_layernorm.weight", ("gate", "up", "down")
+NORM = "model.layers.1.input_layernorm.weight"
+PARTS = ("gate", "up", "down")
 LAYER_7 = {
     f"model.layers.7.{part}": torch.ones(48)
     for part in ("input_layernorm.weight", "mlp.extra.weight")

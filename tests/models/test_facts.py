@@ -25,7 +25,8 @@ IDS = torch.arange(2 * 9).reshape(2, 9) * 7 % VOCAB
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 """Magnitudes of a four-bit float; the fourth bit is the sign."""
-MX_BLOCK, FP8_BLOCK = 32, 16
+MX_BLOCK = 32
+FP8_BLOCK = 16
 
 
 def mxfp4(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
@@ -78,7 +79,8 @@ def test_mxfp4_is_dequantized_and_routed(mxfp4_checkpoint):
     loaded = load_folder(folder, dtype="float32").model
     for name, parameter in expected.named_parameters():
         weight = loaded.get_parameter(name)
-        assert weight.dtype == torch.float32 and torch.equal(weight, parameter), name
+        assert weight.dtype == torch.float32, name
+        assert torch.equal(weight, parameter), name
     loaded.set_experts_implementation("eager")
     expected.set_experts_implementation("eager")
     with torch.no_grad(), record(loaded) as routes:
@@ -104,7 +106,8 @@ def test_fp8_is_dequantized_and_routed(tmp_path):
         "qwen3_moe", hidden_size=48, intermediate_size=32, moe_intermediate_size=32
     )
     save_model(expected, tmp_path)
-    stored, plain = {}, load_file(tmp_path / "model.safetensors")
+    stored = {}
+    plain = load_file(tmp_path / "model.safetensors")
     for name, weight in plain.items():
         if name.endswith("_proj.weight"):
             stored[name], stored[f"{name}_scale_inv"], plain[name] = fp8(*weight.shape)
@@ -142,7 +145,8 @@ def config_only(folder, family="mixtral", **says):
 def test_what_cannot_run_is_refused_before_weights_are_read(says, reason, tmp_path):
     with pytest.raises(ModelError, match=reason) as refusal:
         model_facts(config_only(tmp_path, **says), dtype="auto", device="cpu", offline=True)
-    assert "unquantized checkpoint" in str(refusal.value) and "93 GB" in str(refusal.value)
+    assert "unquantized checkpoint" in str(refusal.value)
+    assert "93 GB" in str(refusal.value)
 
 
 def test_a_dense_model_may_be_quantized_in_its_linear_layers(tmp_path):

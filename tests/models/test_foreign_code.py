@@ -132,14 +132,16 @@ def test_a_kernel_that_a_configuration_names_is_not_fetched(tiny_olmoe_dir, tmp_
 
 
 def test_weights_that_hold_code_are_one_message(tiny_olmoe_dir, tmp_path, mark):
-    source, folder = tiny_olmoe_dir, tmp_path / "with-code"
+    source = tiny_olmoe_dir
+    folder = tmp_path / "with-code"
     shutil.copytree(source, folder)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(tensors | {"code": _Code(mark)}, folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="are damaged, or hold more than tensors") as raised:
         load_folder(folder)
-    assert not mark.exists() and len(str(raised.value).splitlines()) == 1
+    assert not mark.exists()
+    assert len(str(raised.value).splitlines()) == 1
 
 
 class _Code:

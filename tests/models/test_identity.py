@@ -162,7 +162,8 @@ def test_every_byte_counts(tmp_path, size):
 
 @pytest.mark.usefixtures("small_chunks")
 def test_chunks_that_change_places_count(tmp_path):
-    first_chunk, second_chunk = b"a" * CHUNK, b"b" * CHUNK
+    first_chunk = b"a" * CHUNK
+    second_chunk = b"b" * CHUNK
     digests = []
     for name, content in (
         ("1", first_chunk + second_chunk),
@@ -185,7 +186,8 @@ def test_the_next_process_reads_no_weights(large, read):
 
 def test_a_change_that_hides_its_time_is_seen(large, read):
     """The change time says so, which no program can set."""
-    before, stat = digest_of(large), large.stat()
+    before = digest_of(large)
+    stat = large.stat()
     with large.open("r+b") as opened:
         opened.write(b"y")
     os.utime(large, ns=(stat.st_atime_ns, stat.st_mtime_ns))

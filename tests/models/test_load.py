@@ -212,10 +212,8 @@ def test_the_peak_is_the_model_and_the_parts_of_a_layer(tmp_path):
     make_model("olmoe", **sizes).bfloat16().save_pretrained(tmp_path, max_shard_size="60MB")
     make_tokenizer().save_pretrained(tmp_path)
     freed_at_once = {"MALLOC_MMAP_THRESHOLD_": "100000", "MALLOC_TRIM_THRESHOLD_": "100000"}
-    command, options = (
-        [sys.executable, "-c", LOAD, str(tmp_path), "bfloat16"],
-        {"text": True, "check": True},
-    )
+    command = [sys.executable, "-c", LOAD, str(tmp_path), "bfloat16"]
+    options = {"text": True, "check": True}
     ended = subprocess.run(command, env=os.environ | freed_at_once, capture_output=True, **options)
     size, grown = map(int, ended.stdout.split())
     assert size > 150e6, "too small to tell"
@@ -226,9 +224,11 @@ def test_transformers_is_left_as_it_was(monkeypatch):
     monkeypatch.setenv(SEQUENTIAL, "0")
     mapped = modeling_utils.safe_open
     with pytest.raises(RuntimeError, match="stop"), reading_once():
-        assert os.environ[SEQUENTIAL] == "1" and modeling_utils.safe_open is not mapped
+        assert os.environ[SEQUENTIAL] == "1"
+        assert modeling_utils.safe_open is not mapped
         raise RuntimeError("stop")
-    assert os.environ[SEQUENTIAL] == "0" and modeling_utils.safe_open is mapped
+    assert os.environ[SEQUENTIAL] == "0"
+    assert modeling_utils.safe_open is mapped
 
 
 @pytest.fixture
@@ -263,7 +263,8 @@ def test_roe_is_the_same_from_disk(model_type, from_disk):
     assert loaded.device == torch.device("cpu")
     in_memory = small_model(model_type)
     in_memory.set_experts_implementation("eager")
-    answers, expected = roe_answers(loaded.model), roe_answers(in_memory)
+    answers = roe_answers(loaded.model)
+    expected = roe_answers(in_memory)
     in_memory.set_experts_implementation("grouped_mm")
     assert answers == rounding.approx(expected)
 
@@ -423,12 +424,11 @@ def test_architecture_is_what_the_methods_need(tiny):
     model, tokenizer = tiny
     config = model.config
     assert config.model_type == "olmoe"
-    assert (
-        config.num_hidden_layers >= 6
-        and config.num_experts >= 16
-        and config.num_experts_per_tok >= 4
-    )
-    assert config.max_position_embeddings >= 2048 and config.vocab_size == len(tokenizer)
+    assert config.num_hidden_layers >= 6
+    assert config.num_experts >= 16
+    assert config.num_experts_per_tok >= 4
+    assert config.max_position_embeddings >= 2048
+    assert config.vocab_size == len(tokenizer)
     assert config.output_router_logits is False
     assert json.loads((TINY / "config.json").read_text())["dtype"] == "bfloat16"
 

@@ -62,7 +62,8 @@ def test_a_character_that_the_prompt_begins_is_completed(family):
 def test_byte_level_tokenizers_do_not_read_the_prompt(monkeypatch):
     tokenizer = tokenizer_of("byte-level BPE")
     new_text = NewText(tokenizer)
-    ids, read = ids_of(tokenizer, CODE), []
+    ids = ids_of(tokenizer, CODE)
+    read = []
     decode = tokenizer.decode
 
     def counted(ids: list[int], **options: Any) -> str:
@@ -76,10 +77,8 @@ def test_byte_level_tokenizers_do_not_read_the_prompt(monkeypatch):
 
 def test_the_tokens_of_a_text_are_those_that_begin_in_it():
     tokenizer = tokenizer_of(MIXTRAL)
-    prompt, new = (
-        ids_of(tokenizer, PROMPT),
-        ids_of(tokenizer, CODE)[len(ids_of(tokenizer, PROMPT)) :],
-    )
+    prompt = ids_of(tokenizer, PROMPT)
+    new = ids_of(tokenizer, CODE)[len(ids_of(tokenizer, PROMPT)) :]
     new_text = NewText(tokenizer)
     for count in range(1, len(new)):
         text = new_text(prompt, new[:count])

@@ -57,9 +57,8 @@ def test_an_implementation_that_refuses_the_width_is_refused_by_its_key(tmp_path
         "model.experts_implementation=grouped_mm task=toy_choice"
     )
     ended = run_command(capsys, *line.split(), "limit=2", f"output_dir={tmp_path}/out")
-    assert ended.code == 2 and "model.experts_implementation=grouped_mm needs rows" in ended.err, (
-        ended.err
-    )
+    assert ended.code == 2, ended.err
+    assert "model.experts_implementation=grouped_mm needs rows" in ended.err, ended.err
 
 
 def test_a_pretraining_of_such_a_width_runs(tmp_path, capsys):
@@ -83,11 +82,9 @@ def test_a_model_that_reads_no_token_is_refused(tiny_olmoe_dir, tmp_path, capsys
         f"output_dir={tmp_path}/out"
     )
     ended = run_command(capsys, *line.split())
-    assert (
-        ended.code == 2
-        and "max_position_embeddings=0" in ended.err
-        and "Traceback" not in ended.err
-    )
+    assert ended.code == 2
+    assert "max_position_embeddings=0" in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_numbers_of_numpy_are_values_of_keys(tmp_path):

@@ -33,7 +33,8 @@ def test_transformers_is_in_the_known_range():
 def test_generation_settings_and_their_logits_processors():
     model = small_model("olmoe")
     config, unknown = internals.generation_config(model, temperature=0.5, do_sample=True, other=1)
-    assert config.temperature == 0.5 and unknown == {"other": 1}
+    assert config.temperature == 0.5
+    assert unknown == {"other": 1}
     internals.prepare_special_tokens(model, config)
     processors = internals.logits_processors(model, config, prompt=[1, 2])
     scores = processors(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[1.0, 2.0]]))
@@ -70,9 +71,8 @@ def test_the_marked_parts_of_a_conversation():
 
 
 def test_models_with_recurrent_states_say_so():
-    assert internals.keeps_states(small_model("jamba")) and not internals.keeps_states(
-        small_model("olmoe")
-    )
+    assert internals.keeps_states(small_model("jamba"))
+    assert not internals.keeps_states(small_model("olmoe"))
 
 
 @pytest.mark.parametrize(("family", "can"), [("olmoe", True), ("jetmoe", False)])

@@ -205,13 +205,13 @@ def test_trials_and_the_heatmap_can_be_read_back(logged):
     study = logged[0]["study-1"]
     trials = [item for item in study.history if "trial" in item]
     assert [item["trial"] for item in trials] == [0, 1]
-    assert trials[0]["value"] == 2.5 and "value" not in trials[1] and trials[1]["state"] == "PRUNED"
+    assert trials[0]["value"] == 2.5
+    assert "value" not in trials[1]
+    assert trials[1]["state"] == "PRUNED"
     assert [trials[1][f"temperature/layer_{layer}"] for layer in range(3)] == [0.0, 0.25, 0.0]
     table = study.table("trials")
-    assert (
-        table["columns"] == ["number", "value", "params_layer_1", "state"]
-        and len(table["data"]) == 2
-    )
+    assert table["columns"] == ["number", "value", "params_layer_1", "state"]
+    assert len(table["data"]) == 2
     assert study.summary["summary"]["best/score"] == 2.25
     assert study.run["job_type"] == "study"
     artifacts = [
@@ -226,8 +226,10 @@ def test_trials_and_the_heatmap_can_be_read_back(logged):
 @pytest.mark.slow
 def test_results_samples_and_configuration_can_be_read_back(logged):
     run = logged[0]["run-1"]
-    assert run.summary["summary"]["toy/acc,none"] == 0.5 and run.summary["summary"]["score"] == 0.5
-    assert run.summary["config"]["seed"] == 5 and run.summary["config"]["run_id"] == "abc"
+    assert run.summary["summary"]["toy/acc,none"] == 0.5
+    assert run.summary["summary"]["score"] == 0.5
+    assert run.summary["config"]["seed"] == 5
+    assert run.summary["config"]["run_id"] == "abc"
     assert run.table("samples/toy")["data"] == [["toy", 3, "Q", "two", "2", 1.0, "acc,none"]]
     assert {"mine", "partial", "untuned", "upper-bound"} <= set(run.run["tags"])
     assert run.summary["state"] == "finished"
@@ -239,7 +241,8 @@ def test_results_samples_and_configuration_can_be_read_back(logged):
 @pytest.mark.slow
 def test_a_run_is_logged_once_under_an_id_of_its_own(logged):
     runs, _, folder = logged
-    assert runs["run-1"].run["run_id"] == "run-1" and runs["study-1"].run["run_id"] == "study-1"
+    assert runs["run-1"].run["run_id"] == "run-1"
+    assert runs["study-1"].run["run_id"] == "study-1"
     record = {"entity": None, "project": "moe_lab", "id": "run-1"}
     assert json.loads((folder / "run" / "wandb.json").read_text()) == record
     assert len(list((folder / "out" / "wandb").glob("offline-run-*-run-1"))) == 1
@@ -270,7 +273,8 @@ def test_a_difference_is_logged_with_its_p_and_its_interval(logged):
 @pytest.mark.slow
 def test_a_run_that_fails_is_a_failed_run(logged):
     failed = logged[0]["run-2"]
-    assert failed.summary["state"] == "failed" and failed.run["run_group"] == "figure3"
+    assert failed.summary["state"] == "failed"
+    assert failed.run["run_group"] == "figure3"
     assert "score" not in failed.summary["summary"]
 
 
@@ -328,7 +332,8 @@ def test_a_failing_logger_costs_nothing_and_is_told_once(breaks, config, monkeyp
             logger.log_study(Path("/nowhere"))
             logger.log_figure(Path("/nowhere/x.png"))
     message = capsys.readouterr().err
-    assert message.count("logs no further") == 1 and "Results are not affected" in message
+    assert message.count("logs no further") == 1
+    assert "Results are not affected" in message
     assert KEY not in message
 
 
@@ -428,7 +433,8 @@ def test_the_score_of_a_group_is_its_own():
 
 def test_temperatures_are_named_in_the_order_of_layers():
     names = list(run_values.by_layer([0.0] * 11))
-    assert names == sorted(names) and names[-1] == "temperature/layer_10"
+    assert names == sorted(names)
+    assert names[-1] == "temperature/layer_10"
 
 
 @pytest.mark.parametrize("method", ["pretrain", "finetune-freeze"])
@@ -485,9 +491,8 @@ def test_a_tuned_command_is_logged_offline(tmp_path):
     (study,) = (logged_run for logged_run in logged if logged_run.run["job_type"] == "study")
     (table,) = (logged_run for logged_run in logged if logged_run.run["job_type"] == "command")
     runs = [logged_run for logged_run in logged if logged_run.run["job_type"] == "run"]
-    assert len(runs) == 2 and {logged_run.run["run_group"] for logged_run in logged} == {
-        table.run["run_id"]
-    }
+    assert len(runs) == 2
+    assert {logged_run.run["run_group"] for logged_run in logged} == {table.run["run_id"]}
     scores = table.table("tables/scores")
     place = [scores["columns"].index(name) for name in ("method", "seed", "p_holm")]
     rows = [tuple(row[number] for number in place) for row in scores["data"]]
@@ -578,7 +583,8 @@ def test_an_agent_s_arguments_are_overrides(key, value):
     actual: Any = to_config(cell)
     for name in key.split("."):
         actual = getattr(actual, name)
-    assert actual == value and type(actual) is type(value)
+    assert actual == value
+    assert type(actual) is type(value)
 
 
 @pytest.mark.slow
@@ -594,9 +600,9 @@ def test_the_documented_sweep_composes():
     }
     (cell,) = compose([*fixed, *agent_arguments(values)])
     config = to_config(cell)
-    assert (
-        config.logger.name == "wandb" and config.method.n == 8 and config.method.temperature == 0.0
-    )
+    assert config.logger.name == "wandb"
+    assert config.method.n == 8
+    assert config.method.temperature == 0.0
 
 
 @pytest.mark.slow

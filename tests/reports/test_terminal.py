@@ -59,7 +59,8 @@ from tests.support.stored_traces import c3po_results
 
 
 def test_notes_are_beside_their_run_and_explained_once(capsys):
-    base, roe = results_of("base", partial=True), results_of(partial=True, untuned=True)
+    base = results_of("base", partial=True)
+    roe = results_of(partial=True, untuned=True)
     print_scores(CommandTable([base, roe]), ["A footnote."])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Results: model=tiny task=t metric=acc,none n=4"
@@ -79,7 +80,8 @@ def test_titles_say_where_lower_is_better(capsys):
             {"results": {"t": {metric: 1.5}}, "higher_is_better": better, "moe_lab": block}
         )
 
-    loss, accuracy = of_metric("bits_per_byte", False), of_metric("acc", True)
+    loss = of_metric("bits_per_byte", False)
+    accuracy = of_metric("acc", True)
     titles = {
         "Results (lower is better): ": [loss],
         "Results: ": [accuracy],
@@ -88,10 +90,8 @@ def test_titles_say_where_lower_is_better(capsys):
     for title, runs in titles.items():
         print_scores(CommandTable(runs))
         assert capsys.readouterr().out.startswith(title)
-    assert (
-        notes(CommandTable([loss, loss])) == [NOT_COMPARED]
-        and notes(CommandTable([loss, accuracy])) == []
-    )
+    assert notes(CommandTable([loss, loss])) == [NOT_COMPARED]
+    assert notes(CommandTable([loss, accuracy])) == []
 
 
 def run_of_group() -> RunResult:
@@ -158,7 +158,8 @@ def test_studies_have_a_row_each(tmp_path, capsys):
     [first] = [line.split() for line in lines if line.startswith("gsm8k")]
     [second] = [line.split() for line in lines if line.startswith("arc")]
     assert first == ["gsm8k", "3", "100", "42", "2.5000", "1235", *["0.12"] * 48]
-    assert second[:2] == ["arc_challenge", "1,040"] and second[6] == "layer_3"
+    assert second[:2] == ["arc_challenge", "1,040"]
+    assert second[6] == "layer_3"
     assert str(tmp_path / "a" / "best.yaml") in lines
 
 
@@ -175,7 +176,8 @@ def test_what_is_left_out_and_settings_and_notes_are_said(tmp_path, capsys):
     comparison = compare([a, b])
     print_comparison(comparison)
     printed = capsys.readouterr().out
-    assert f"a: model, {a.file}\n   pretrained=x\n" in printed and MARKS["untuned"] in printed
+    assert f"a: model, {a.file}\n   pretrained=x\n" in printed
+    assert MARKS["untuned"] in printed
     assert f"b: model, {b.file}\n   untuned\n" in printed
     assert "b on t is better than a: acc,none +0.8667" in printed
     assert "Only in a, and not compared: u." in printed
@@ -194,7 +196,8 @@ def test_what_is_left_out_and_settings_and_notes_are_said(tmp_path, capsys):
 def test_a_command_says_little_beside_its_table(line_count, command, tmp_path, capsys):
     ended = run_command(capsys, *command.split(), f"output_dir={tmp_path}")
     table, _, below = ended.out.partition("\n\n")[2].partition("\n\n")
-    assert ended.code == 0 and table.count("\n") >= 2
+    assert ended.code == 0
+    assert table.count("\n") >= 2
     words = [word for word in below.split() if str(tmp_path) not in word]
     assert len(words) <= line_count, below
 
@@ -269,7 +272,8 @@ def test_a_loss_is_corrected_for_the_losses_alone(other_p_values):
     """Broken by scores that change the p of a loss, and by losses that change the p of scores."""
     two = {"least": {"tasks": {"t": loss(0.3, p=0.03)}}, "most": {"tasks": {"t": loss(0.3, p=0.5)}}}
     metrics = METRICS | {"capacity": two}
-    metric_lines, family = lines(metrics), families(metrics, *other_p_values)
+    metric_lines = lines(metrics)
+    family = families(metrics, *other_p_values)
     columns = expert_columns([Row(results_of(), "", line) for line in metric_lines], family)
     cells = {column.heading: column.cells for column in columns}
     assert [cell for cell in cells["p (Holm)"] if cell] == ["0.0600", "0.5000"]
@@ -288,8 +292,10 @@ def test_c3po_says_how_many_questions_had_no_neighbour():
         return [line for line in lines if "had no neighbour" in line]
 
     assert "epsilon 0.3: 3 of 4 questions had no neighbour" in said(0.3, 3)[0]
-    assert said(None, 2) and said(0.5, 0)
-    assert not said(None, 0) and not said(0.5, 0, upper_bound=True)
+    assert said(None, 2)
+    assert said(0.5, 0)
+    assert not said(None, 0)
+    assert not said(0.5, 0, upper_bound=True)
 
 
 SETTINGS = "method.schedule=router-experts"
@@ -322,9 +328,8 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_numbers(
     text = "".join(
         line.split()[0] for line in lines if line.startswith(("method", "router", "-experts"))
     )
-    assert "0.6000" in "\n".join(lines) and (width < 50 or text == SETTINGS), (
-        "a name is folded, not cut"
-    )
+    assert "0.6000" in "\n".join(lines), "a name is folded, not cut"
+    assert width < 50 or text == SETTINGS, "a name is folded, not cut"
 
 
 WIDE = CommandTable(
@@ -365,7 +370,8 @@ def test_zero_or_nonsense_is_no_width(value, capsys, monkeypatch):
     expected = capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", value)
     print_table("Results", columns())
-    assert capsys.readouterr().out == expected and SETTINGS in expected
+    assert capsys.readouterr().out == expected
+    assert SETTINGS in expected
 
 
 def test_a_plan_fits_any_width(capsys, monkeypatch, tmp_path):
@@ -375,16 +381,17 @@ def test_a_plan_fits_any_width(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "20")
     narrow = run_command(capsys, "mode=plan", "method=base", "task=toy_math", "limit=4")
     assert wide.code == narrow.code == 0
-    assert "documents  forward tokens left" in wide.out and "\ndocuments: 4\n" in narrow.out
+    assert "documents  forward tokens left" in wide.out
+    assert "\ndocuments: 4\n" in narrow.out
 
 
 def test_texts_of_numbers():
-    assert number(0.5) == "0.5000" and number(-0.25, sign=True) == "-0.2500"
-    assert number(123456.7) == "1.235e+05" and number(-0.0000021, sign=True) == "-2.1e-06"
-    assert (
-        number(0.0, sign=True) == "+0.0000"
-        and interval_text((-0.01, 0.02), sign=True) == "[-0.0100, +0.0200]"
-    )
+    assert number(0.5) == "0.5000"
+    assert number(-0.25, sign=True) == "-0.2500"
+    assert number(123456.7) == "1.235e+05"
+    assert number(-0.0000021, sign=True) == "-2.1e-06"
+    assert number(0.0, sign=True) == "+0.0000"
+    assert interval_text((-0.01, 0.02), sign=True) == "[-0.0100, +0.0200]"
     assert (seconds(1234.56), count(1234.5), fixed(2.345)) == ("1,234.6 s", "1,234", "2.35")
     assert (
         number(None)
@@ -435,11 +442,9 @@ def test_runs_that_ask_in_letters_are_told_from_those_that_ask_by_text():
         )
         return changed(run, configs={task: {"doc_to_choice": choices}})
 
-    text, letters, other_task = (
-        asked("a", "{{choices}}"),
-        asked("a", LETTERS),
-        asked("b", ["A", "B"]),
-    )
+    text = asked("a", "{{choices}}")
+    letters = asked("a", LETTERS)
+    other_task = asked("b", ["A", "B"])
     assert run_labels([text, letters, other_task]) == [
         "task.answer=text",
         "task.answer=letters",
@@ -512,10 +517,8 @@ def test_a_mean_is_shown_in_the_place_of_its_seeds():
     runs = [run for seed_group in groups for run in seed_group.results]
     table = CommandTable(runs, groups, family_of(groups))
     shown_cells = cells(table)
-    assert (
-        shown_cells["method"] == ["roe"] * 2 + ["finetune-freeze"] * 2
-        and shown_cells["seeds"] == ["2"] * 4
-    )
+    assert shown_cells["method"] == ["roe"] * 2 + ["finetune-freeze"] * 2
+    assert shown_cells["seeds"] == ["2"] * 4
     assert shown_cells["value"] == ["0.5000"] * 2 + ["0.6000"] * 2
     assert shown_cells["difference"] == ["+0.1000", "+0.0600", "+0.2000", "+0.1600"]
     assert shown_cells["against"] == ["base", "full fine tuning"] * 2
@@ -575,7 +578,8 @@ def score_lines(*scores: Score) -> list[ScoreLine]:
 )
 def test_p_decides_and_else_the_interval(changes, lower, outcome):
     [line] = score_lines(replace(SCORE, lower_is_better=lower, **changes))
-    assert line.score.verdict == outcome and by_outcome([line])[outcome] == [line]
+    assert line.score.verdict == outcome
+    assert by_outcome([line])[outcome] == [line]
 
 
 def test_the_sentences_can_be_quoted():
@@ -621,4 +625,5 @@ def test_a_score_without_comparison_a_part_of_a_group_and_one_of_several_seeds_h
         replace(SCORE, difference=None),
         replace(SCORE, p=0.001),
     )
-    assert has_verdict(score_alone) and not any(map(has_verdict, without)), "but their mean has one"
+    assert has_verdict(score_alone), "but their mean has one"
+    assert not any(map(has_verdict, without)), "but their mean has one"

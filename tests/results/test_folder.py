@@ -90,9 +90,8 @@ def test_a_damaged_result_is_not(tmp_path, content):
 def test_a_result_of_the_wrong_shape_is_said(tmp_path, capsys):
     finished(tmp_path, model=[1]).stored()
     message = capsys.readouterr().err
-    assert f"{tmp_path}/results.json is damaged" in message and message.endswith(
-        "It is not used.\n"
-    )
+    assert f"{tmp_path}/results.json is damaged" in message
+    assert message.endswith("It is not used.\n")
 
 
 def _hold(folder: Path, ready: Any, seconds: float) -> None:
@@ -141,9 +140,8 @@ def test_only_a_failure_has_a_status(tmp_path, monkeypatch, error):
         assert raised is error
     failed = isinstance(error, ValueError)
     assert (tmp_path / "status.json").exists() == failed
-    assert (
-        store.failure("7") == ("ValueError: why" if failed else None) and store.failure("8") is None
-    )
+    assert store.failure("7") == ("ValueError: why" if failed else None)
+    assert store.failure("8") is None
 
 
 def test_an_output_folder_that_cannot_be_made(tmp_path):
@@ -198,7 +196,9 @@ def maker(artifact: Artifact, made: list[int]):
 def test_what_another_process_made_before_the_lock_was_free_is_not_made_again(
     tmp_path, monkeypatch
 ):
-    folder_pair, made, held = pair(tmp_path), [], RunFolder.held
+    folder_pair = pair(tmp_path)
+    made = []
+    held = RunFolder.held
 
     def held_later(self):
         monkeypatch.undo()
@@ -210,7 +210,8 @@ def test_what_another_process_made_before_the_lock_was_free_is_not_made_again(
 
 
 def test_it_is_made_once_and_again_where_something_is_gone(tmp_path):
-    first_pair, made = pair(tmp_path), []
+    first_pair = pair(tmp_path)
+    made = []
     assert first_pair.stored() is None
     assert first_pair.load_or_make(maker(first_pair, made)) == {"id": first_pair.id, "times": 1}
     assert (
@@ -220,17 +221,13 @@ def test_it_is_made_once_and_again_where_something_is_gone(tmp_path):
     )
     assert not (first_pair.folder / "parts").exists()
     (first_pair.folder / "other").unlink()
-    assert (
-        first_pair.stored() is None
-        and first_pair.load_or_make(maker(first_pair, made))["times"] == 2
-    )
+    assert first_pair.stored() is None
+    assert first_pair.load_or_make(maker(first_pair, made))["times"] == 2
     (first_pair.folder / "record.json").write_text("[]")
     assert first_pair.load_or_make(maker(first_pair, made))["times"] == 3
     other_pair = pair(tmp_path, "b" * 64)
-    assert (
-        other_pair.stored() is None
-        and other_pair.load_or_make(maker(other_pair, made))["times"] == 4
-    )
+    assert other_pair.stored() is None
+    assert other_pair.load_or_make(maker(other_pair, made))["times"] == 4
 
 
 def test_work_in_progress_stays_where_making_fails(tmp_path):
@@ -242,7 +239,8 @@ def test_work_in_progress_stays_where_making_fails(tmp_path):
 
     with pytest.raises(MemoryError):
         folder_pair.load_or_make(fail)
-    assert (folder_pair.folder / "parts").exists() and folder_pair.stored() is None
+    assert (folder_pair.folder / "parts").exists()
+    assert folder_pair.stored() is None
 
 
 def test_another_maker_is_named(tmp_path):
@@ -253,11 +251,15 @@ def test_another_maker_is_named(tmp_path):
 
 def test_a_lock_is_acquired_once_until_it_is_released(tmp_path):
     file = tmp_path / ".lock"
-    assert not is_locked(file) and not file.exists()
+    assert not is_locked(file)
+    assert not file.exists()
     lock = acquire(file)
-    assert lock is not None and acquire(file) is None and is_locked(file)
+    assert lock is not None
+    assert acquire(file) is None
+    assert is_locked(file)
     lock.release()
-    assert not is_locked(file) and acquire(file) is not None
+    assert not is_locked(file)
+    assert acquire(file) is not None
 
 
 WRONG = {
@@ -277,20 +279,24 @@ def test_a_damaged_file_is_one_message_that_names_it(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DamagedError, match=rf"{name} is damaged: .*Move it away") as raised:
         read_mapping(tmp_path / name)
-    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
     assert raised.value.exit_code == 2
 
 
 def test_absent_whole_and_a_folder(tmp_path, capsys):
     path = tmp_path / "results.json"
-    assert read_mapping(path) is None and read_lines(path) is None
+    assert read_mapping(path) is None
+    assert read_lines(path) is None
     path.write_text('{"a": 1}')
-    assert read_mapping(path) == {"a": 1} == whole_mapping(path) and read_lines(path) == [{"a": 1}]
+    assert read_mapping(path) == {"a": 1} == whole_mapping(path)
+    assert read_lines(path) == [{"a": 1}]
     (tmp_path / "x.json").mkdir()
     for read in (read_mapping, read_lines):
         with pytest.raises(DamagedError, match="Is a directory"):
             read(tmp_path / "x.json")
-    assert whole_mapping(tmp_path / "x.json") is None and whole_mapping(tmp_path / "x.json") is None
+    assert whole_mapping(tmp_path / "x.json") is None
+    assert whole_mapping(tmp_path / "x.json") is None
     assert capsys.readouterr().err.count("x.json is damaged: Is a directory. It is not used.") == 1
 
 
@@ -351,7 +357,8 @@ def test_what_readers_would_meet_is_named(tmp_path, results, place):
     file = tmp_path / "results.json"
     if place is None:
         stored = stored_results(results, file)
-        assert isinstance(stored, RunResult) and stored.lm_eval.results == results["results"]
+        assert isinstance(stored, RunResult)
+        assert stored.lm_eval.results == results["results"]
     else:
         with pytest.raises(DamagedError, match=rf"results\.json is damaged: {place}: "):
             stored_results(results, file)
@@ -457,7 +464,8 @@ def test_json_holds_no_nan(tmp_path):
 @pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
 def test_files_obey_the_umask(tmp_path, mask, mode):
     """Broken by a mode of one's own, new or again."""
-    file, before = tmp_path / "results.json", os.umask(mask)
+    file = tmp_path / "results.json"
+    before = os.umask(mask)
     try:
         for content in ("new", "again"):
             write_atomically(file, content)

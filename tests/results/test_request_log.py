@@ -88,7 +88,9 @@ def test_a_torn_last_line_is_cut_and_later_answers_are_whole(path):
     for length in range(whole.rindex(b'{"key"'), len(whole)):
         path.write_bytes(whole[:length])
         log = ResponseLog(path, HEADER)
-        assert "a" in log and "b" not in log and log.cost == {"tokens_in": 3}
+        assert "a" in log
+        assert "b" not in log
+        assert log.cost == {"tokens_in": 3}
         log.close()
         write(path, b="second")
         assert path.read_bytes() == whole
@@ -123,13 +125,12 @@ def test_another_header_is_never_served_nor_erased(path, other_header):
     earlier = path.read_bytes()
     path.with_name("responses.1.old.jsonl").write_text("of another time")
     log = ResponseLog(path, other_header)
-    assert KEY not in log and log.cost == {}
+    assert KEY not in log
+    assert log.cost == {}
     log.close()
     assert json.loads(path.read_text().splitlines()[0]) == {"header": other_header}
-    assert (
-        log.set_aside == path.with_name("responses.2.old.jsonl")
-        and log.set_aside.read_bytes() == earlier
-    )
+    assert log.set_aside == path.with_name("responses.2.old.jsonl")
+    assert log.set_aside.read_bytes() == earlier
     assert path.with_name("responses.1.old.jsonl").read_text() == "of another time"
 
 
@@ -142,7 +143,8 @@ def test_costs_add_up_over_sessions_and_peaks_do_not(path):
         log.close()
     log = ResponseLog(path, HEADER)
     assert log.cost == {"load_seconds": 4.5, "tokens_in": 30, "peak_memory_bytes": 9}
-    assert log.environment == {"device": "cpu"} and log.session_info == {"peak": 7}
+    assert log.environment == {"device": "cpu"}
+    assert log.session_info == {"peak": 7}
 
 
 def test_a_full_disk_is_an_error_and_keeps_what_was_answered(path, monkeypatch):
@@ -166,7 +168,8 @@ def test_a_full_disk_is_an_error_and_keeps_what_was_answered(path, monkeypatch):
         log.answer("b", "y", {})
     log.close()
     log = ResponseLog(path, HEADER)
-    assert "a" in log and "b" not in log
+    assert "a" in log
+    assert "b" not in log
 
 
 def test_an_unwritable_log_is_named(tmp_path):
@@ -300,11 +303,15 @@ def test_the_bound_grows_with_the_number_and_with_the_words():
 def test_float32_values_are_equal_within_the_bound():
     """For perplexities, log-likelihoods and numbers of words count; texts have to be the same."""
     equal = Rounding("float32").equal
-    near, far = 0.9 * bound(50.0, 9), 1.1 * bound(50.0, 9)
-    assert equal(-50.0, -50.0 + near, 9) and not equal(-50.0, -50.0 + far, 9)
-    assert equal((-50.0, 80), (-50.0 + near, 80), 9) and not equal((-50.0, 80), (-50.0, 81), 9)
+    near = 0.9 * bound(50.0, 9)
+    far = 1.1 * bound(50.0, 9)
+    assert equal(-50.0, -50.0 + near, 9)
+    assert not equal(-50.0, -50.0 + far, 9)
+    assert equal((-50.0, 80), (-50.0 + near, 80), 9)
+    assert not equal((-50.0, 80), (-50.0, 81), 9)
     assert not equal((-50.0, 80), (-50.0, 80, 1), 9)
-    assert equal("a", "a", 9) and not equal("a", "b", 9)
+    assert equal("a", "a", 9)
+    assert not equal("a", "b", 9)
 
 
 def test_half_precision_has_the_measured_bound_alone():
@@ -312,9 +319,8 @@ def test_half_precision_has_the_measured_bound_alone():
     for dtype in ("bfloat16", "float16", None):
         assert Rounding(dtype, 0.3).equal(-50.0, -50.3 + 1e-6, 9)
         assert not Rounding(dtype, 0.3).equal(-50, -50.4, 9)
-        assert not Rounding(dtype).equal(-50.0, -50.0 + 1e-9, 9) and Rounding(dtype).equal(
-            -50.0, -50.0, 9
-        )
+        assert not Rounding(dtype).equal(-50.0, -50.0 + 1e-9, 9)
+        assert Rounding(dtype).equal(-50.0, -50.0, 9)
 
 
 def test_each_example_has_its_words():
@@ -331,7 +337,8 @@ def test_scored_words_are_those_of_the_scored_text():
     assert words(("a text of five words",)) == 5
     assert words(("a long question", " yes"), ("a long question", " no it is")) == 3
     assert words(("a prompt", {"until": []})) == 0
-    assert words(("", "")) == 1 and words() == 0
+    assert words(("", "")) == 1
+    assert words() == 0
 
 
 def no_constant(name: str) -> Any:
@@ -347,4 +354,5 @@ def test_every_json_reader_takes_the_log_of_values_that_are_no_numbers(tmp_path)
     assert written["doc"] == {"hint": None, "weights": [1.0, None]}
     assert (written["acc"], written["loglikelihood"], written["ppl"]) == (None, None, [None, 4])
     [read_sample] = read_samples(result_in(tmp_path, [0]))["t"]
-    assert math.isnan(read_sample.values["acc"]) and read_sample.values["exact"] == 1
+    assert math.isnan(read_sample.values["acc"])
+    assert read_sample.values["exact"] == 1

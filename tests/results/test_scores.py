@@ -35,7 +35,8 @@ def test_the_average_of_one_task_has_its_numbers():
     intervals = {"interval": (0.3, 0.7), "difference_interval": (-0.1, 0.3)}
     single_score = score("a", 0.5, n=10, stderr=0.1, difference=0.1, **intervals)
     mean = task_mean([single_score])
-    assert mean is not None and (mean.task, mean.run_id, mean.n) == ("average", "run of a", 10)
+    assert mean is not None
+    assert (mean.task, mean.run_id, mean.n) == ("average", "run of a", 10)
     assert (mean.value, mean.stderr, mean.difference) == pytest.approx((0.5, 0.1, 0.1))
     assert mean.interval == pytest.approx((0.3, 0.7))
     assert mean.difference_interval == pytest.approx((-0.1, 0.3))
@@ -43,12 +44,15 @@ def test_the_average_of_one_task_has_its_numbers():
 
 def test_tasks_have_equal_weight_in_their_average():
     mean = task_mean([score("a", 0.5, n=10, stderr=0.3), score("b", 0.75, n=90, stderr=0.4)])
-    assert mean is not None and (mean.value, mean.n, mean.run_id) == (
+    assert mean is not None
+    assert (mean.value, mean.n, mean.run_id) == (
         0.625,
         100,
         "run of a run of b",
     )
-    assert mean.stderr == pytest.approx(0.25) and mean.difference is None and mean.interval is None
+    assert mean.stderr == pytest.approx(0.25)
+    assert mean.difference is None
+    assert mean.interval is None
 
 
 def results_of(scores, tasks, **changes):
@@ -150,7 +154,8 @@ def test_the_mean_over_seeds_of_a_part_has_no_test_either():
         return mean_score(seed_scores, with_base(p_both=0.01))
 
     assert seeds(()).p == 0.01
-    assert seeds(("part",)).p is None and seeds(("part",)).difference == pytest.approx(0.2)
+    assert seeds(("part",)).p is None
+    assert seeds(("part",)).difference == pytest.approx(0.2)
 
 
 TUNED = {
@@ -228,7 +233,8 @@ def test_seeds_with_the_same_difference_have_the_test_over_documents():
     The p of the other comparisons would shrink.
     """
     mean = mean_score(seeds_of(2, difference=0.1), with_base(p_documents=0.019))
-    assert mean.p == 0.019 and Family.of({mean.comparison: mean.p}).tests == {"scores": 1}
+    assert mean.p == 0.019
+    assert Family.of({mean.comparison: mean.p}).tests == {"scores": 1}
 
 
 def test_differences_that_cancel_are_exactly_0():
@@ -264,7 +270,8 @@ def test_an_average_of_tasks_has_the_interval_of_its_test():
     mean = task_mean(seeds_of(2, difference=0.1, interval=(0.4, 0.6), seeds=5, **intervals))
     assert mean.difference_interval == pytest.approx((0.1 - 0.01 / 2**0.5, 0.1 + 0.01 / 2**0.5))
     assert mean.tested_interval == pytest.approx((0.1 - 0.2 / 2**0.5, 0.1 + 0.2 / 2**0.5))
-    assert mean.tested_over == "seeds and documents" and mean.p > 0.05
+    assert mean.tested_over == "seeds and documents"
+    assert mean.p > 0.05
 
 
 @pytest.mark.parametrize(
@@ -283,5 +290,6 @@ def test_a_run_that_was_not_asked_for_is_a_control():
     [requested, calibration] = seeds_of(2, p=0.02, difference=0.1)
     p_values = {seed_score.comparison: seed_score.p for seed_score in (requested, calibration)}
     family = Family.of(p_values, controls={calibration.run_id})
-    assert family.tests == {"scores": 1, "controls": 1} and family.correct(requested).p_holm == 0.02
+    assert family.tests == {"scores": 1, "controls": 1}
+    assert family.correct(requested).p_holm == 0.02
     assert Family.of(p_values).correct(requested).p_holm == 0.04

@@ -124,7 +124,8 @@ def test_tango_inverts_the_score_test(gained, lost, n):
 
 def test_over_seeds():
     result = over_seeds([0.1, 0.2, 0.3])
-    assert result.mean == pytest.approx(0.2) and result.std == pytest.approx(0.1)
+    assert result.mean == pytest.approx(0.2)
+    assert result.std == pytest.approx(0.1)
     assert result.interval == pytest.approx(
         [0.2 - 4.302653 * 0.1 / 3**0.5, 0.2 + 4.302653 * 0.1 / 3**0.5]
     )
@@ -146,12 +147,14 @@ def test_interval_over_documents_of_several_seeds():
 
 def test_intervals_of_differences_over_seeds_are_tangos_where_seeds_agree():
     """Broken by an interval of no width where nothing changed, as a bootstrap's is."""
-    base, changed = [1.0] * 50 + [0.0] * 50, [1.0] * 46 + [0.0] * 50 + [1.0] * 4
+    base = [1.0] * 50 + [0.0] * 50
+    changed = [1.0] * 46 + [0.0] * 50 + [1.0] * 4
     assert interval_of_difference([changed] * 3, [base]) == pytest.approx(tango(4, 4, 100))
     assert interval_of_difference([base] * 3, [base]) == pytest.approx(tango(0, 0, 100))
     # eight documents change in one of three seeds
     one_seed = interval_of_difference([base, base, changed], [base])
-    assert one_seed is not None and one_seed[1] == pytest.approx(tango(4, 4, 100)[1] / 3)
+    assert one_seed is not None
+    assert one_seed[1] == pytest.approx(tango(4, 4, 100)[1] / 3)
 
 
 def test_the_difference_of_a_mean_over_seeds_is_paired_by_document():
@@ -160,18 +163,18 @@ def test_the_difference_of_a_mean_over_seeds_is_paired_by_document():
     base = random.normal(0, 10, size=200)
     rows = [list(base + 0.5 + random.normal(0, 0.1, size=200)) for _ in range(3)]
     interval = interval_of_difference(rows, [list(base)])
-    assert (
-        interval is not None
-        and interval[0] < 0.5 < interval[1]
-        and interval[1] - interval[0] < 0.05
-    )
+    assert interval is not None
+    assert interval[0] < 0.5 < interval[1]
+    assert interval[1] - interval[0] < 0.05
     by_median = interval_of_difference(rows, [list(base)], lambda values: float(np.median(values)))
-    assert by_median is not None and by_median[0] < 0.5 < by_median[1] < by_median[0] + 0.5
+    assert by_median is not None
+    assert by_median[0] < 0.5 < by_median[1] < by_median[0] + 0.5
     other_seeds = [list(base + 0.1 * seed) for seed in range(3)]  # their mean is 0.1 above base
     shifted = interval_of_difference(rows, other_seeds)
     assert shifted == pytest.approx((interval[0] - 0.1, interval[1] - 0.1))
     by_median = interval_of_difference(rows, other_seeds, lambda values: float(np.median(values)))
-    assert by_median is not None and by_median[0] < 0.4 < by_median[1] < by_median[0] + 0.5
+    assert by_median is not None
+    assert by_median[0] < 0.4 < by_median[1] < by_median[0] + 0.5
 
 
 def test_an_empty_text_counts_as_one_of_the_texts():
@@ -179,9 +182,11 @@ def test_an_empty_text_counts_as_one_of_the_texts():
 
     They are left out, in the difference too.
     """
-    texts, other_texts = [(-20.0, 10), (0.0, 0), (-30.0, 10)], [(-22.0, 10), (0.0, 0), (-31.0, 10)]
+    texts = [(-20.0, 10), (0.0, 0), (-30.0, 10)]
+    other_texts = [(-22.0, 10), (0.0, 0), (-31.0, 10)]
     low, high = score_interval(texts, weighted_perplexity)  # type: ignore[misc]
-    assert low == pytest.approx(np.exp(2)) and high == pytest.approx(np.exp(3))
+    assert low == pytest.approx(np.exp(2))
+    assert high == pytest.approx(np.exp(3))
     low, high = interval_of_difference([texts], [other_texts], weighted_perplexity)  # type: ignore[misc]
     assert low < high < 0
 
@@ -200,7 +205,8 @@ def continuous(random: np.random.Generator, n: int) -> tuple[float, Interval]:
 
 
 def perplexity(random: np.random.Generator, n: int) -> tuple[float, Interval]:
-    words, level = random.integers(20, 200, n), random.uniform(1, 3)
+    words = random.integers(20, 200, n)
+    level = random.uniform(1, 3)
     losses = words * random.normal(level, 0.4, n)
     scores = [(-x, int(w)) for x, w in zip(losses, words, strict=True)]
     return math.exp(level), score_interval(scores, weighted_perplexity)
@@ -381,11 +387,13 @@ def test_a_perplexity_over_other_words_has_no_log_likelihoods():
 def test_p_over_seeds_is_students_paired_test():
     from scipy.stats import ttest_rel
 
-    values_a, values_b = [0.5, 0.52, 0.57, 0.49], [0.45, 0.5, 0.5, 0.5]
+    values_a = [0.5, 0.52, 0.57, 0.49]
+    values_b = [0.45, 0.5, 0.5, 0.5]
     differences = [value_a - value_b for value_a, value_b in zip(values_a, values_b, strict=True)]
     assert p_over_seeds(differences) == pytest.approx(ttest_rel(values_a, values_b).pvalue)
     assert p_over_seeds([0.0, 0.0]) == 1.0
-    assert p_over_seeds([0.1, 0.1]) is None and p_over_seeds([0.1]) is None
+    assert p_over_seeds([0.1, 0.1]) is None
+    assert p_over_seeds([0.1]) is None
 
 
 def test_differences_that_differ_by_rounding_have_no_spread():
@@ -416,9 +424,11 @@ def test_p_over_documents_of_nothing_changed_and_of_a_document_without_a_number(
 
 
 def test_paired_difference():
-    values, before = [1.0] * 60 + [0.0] * 40, [1.0] * 50 + [0.0] * 50
+    values = [1.0] * 60 + [0.0] * 40
+    before = [1.0] * 50 + [0.0] * 50
     result = paired(values, before)
-    assert result.n == 100 and result.difference == pytest.approx(0.1)
+    assert result.n == 100
+    assert result.difference == pytest.approx(0.1)
     assert result.p_mcnemar == pytest.approx(2 * 0.5**10)
     low, high = result.interval
     assert 0.03 < low < 0.1 < high < 0.18
@@ -432,7 +442,8 @@ def test_paired_difference():
         "ci95": list(same_values.interval),
         "p_mcnemar": 1.0,
     } | unchanged
-    assert plain(same_values) == written and Paired.model_validate(written) == same_values
+    assert plain(same_values) == written
+    assert Paired.model_validate(written) == same_values
 
 
 def test_unequal_documents_are_refused():
@@ -456,7 +467,8 @@ def test_differences_within_rounding_have_no_test():
     ties = [n >= 3 for n in range(40)]
     tied = paired(moved, before, equal=ties)
     exact = [value + (1.0 if n < 3 else 0.0) for n, value in enumerate(before)]
-    assert not tied.equal and tied.p_permutation == randomization_test(exact, before) > 0.2
+    assert not tied.equal
+    assert tied.p_permutation == randomization_test(exact, before) > 0.2
 
 
 def test_a_perplexity_is_told_where_nearly_all_documents_agree():
@@ -475,10 +487,12 @@ def test_by_hand():
     """The two-way table of a textbook's kind, computed step by step."""
     values_SN = np.array([[1.0, 2, 4], [2, 2, 5], [0, 1, 4], [1, 4, 6], [3, 3, 5]])
     estimate = crossed_mean(values_SN)
-    assert estimate is not None and estimate.mean == pytest.approx(values_SN.mean())
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(values_SN.mean())
     seeds, examples = values_SN.shape
     mean = sum(map(sum, values_SN)) / 15
-    rows, columns = [sum(row) / 3 for row in values_SN], [sum(column) / 5 for column in values_SN.T]
+    rows = [sum(row) / 3 for row in values_SN]
+    columns = [sum(column) / 5 for column in values_SN.T]
     of_seeds = 3 * sum((row - mean) ** 2 for row in rows) / 4
     of_examples = 5 * sum((column - mean) ** 2 for column in columns) / 2
     expected_parts = (
@@ -506,15 +520,16 @@ def _quantile(p: float, degrees: float) -> float:
 def test_seeds_that_agree_leave_the_test_over_examples():
     examples_N = np.random.default_rng(0).normal(0.1, 1, 300)
     estimate = crossed_mean(np.tile(examples_N, (6, 1)))
-    assert estimate is not None and estimate.p == pytest.approx(
-        ttest_1samp(examples_N, 0).pvalue, rel=1e-6
-    )
+    assert estimate is not None
+    assert estimate.p == pytest.approx(ttest_1samp(examples_N, 0).pvalue, rel=1e-6)
 
 
 def test_too_few_seeds_or_examples_have_no_such_test():
-    assert crossed_mean(np.ones((4, 100))) is None and crossed_mean(np.ones((5, 1))) is None
+    assert crossed_mean(np.ones((4, 100))) is None
+    assert crossed_mean(np.ones((5, 1))) is None
     equal = crossed_mean(np.zeros((5, 10)))
-    assert equal is not None and equal.p == 1.0
+    assert equal is not None
+    assert equal.p == 1.0
 
 
 @pytest.mark.slow
@@ -558,11 +573,9 @@ def test_draws_without_a_score_are_left_out():
     low, high = statistics.score_interval(values, area)
     assert 0 <= low <= area(values) == 0.75 <= high <= 1
     difference = paired(values, other_values, area)
-    assert (
-        difference.difference == 0.25
-        and difference.interval is not None
-        and difference.p_permutation == 1.0
-    )
+    assert difference.difference == 0.25
+    assert difference.interval is not None
+    assert difference.p_permutation == 1.0
 
 
 def test_scikit_learns_warnings_of_draws_reach_no_user():

@@ -39,7 +39,8 @@ def hooks_of(model):
 
 
 def test_model_is_restored_after_an_exception(moe_model):
-    clean, hooks = logits(moe_model), hooks_of(moe_model)
+    clean = logits(moe_model)
+    hooks = hooks_of(moe_model)
     with pytest.raises(ZeroDivisionError), routed(moe_model, lambda router, routing: 1 / 0):
         logits(moe_model)
     assert hooks_of(moe_model) == hooks
@@ -107,11 +108,13 @@ def test_parts_of_a_layer_are_left_out_inside_the_context_alone():
     with leaving_out(layers[:1]):
         with leaving_out(layers):
             assert is_left_out(layers[1][0])
-        assert is_left_out(layers[0][0]) and not is_left_out(layers[1][0])
+        assert is_left_out(layers[0][0])
+        assert not is_left_out(layers[1][0])
     assert not is_left_out(layers[0])
 
 
-N, SEED = 3, 5
+N = 3
+SEED = 5
 PAIRS = [("two and two", " four"), ("one and one are", " two"), ("a cat is", " an animal")]
 TEXTS = ["what is a cat and why", "hello"]
 
@@ -126,11 +129,9 @@ def test_a_policy_of_ones_own_decides_last_inside_roe(olmoe, tokenizer, cache):
     dropping_model = dropping(olmoe)
     double = roe_reference.in_float64(dropping_model)
     roe = RoE(olmoe, tokenizer, n=N, temperature=0.7, seed=SEED, cache=cache)
-    ids, context, continuation = (
-        [7, 9, 1, 30],
-        tokenizer.encode("what is"),
-        tokenizer.encode(" a cat"),
-    )
+    ids = [7, 9, 1, 30]
+    context = tokenizer.encode("what is")
+    continuation = tokenizer.encode(" a cat")
     with override(olmoe, drop):
         logprobs = roe.next_token_logprobs(ids)
         score = roe.loglikelihood("what is", " a cat")
@@ -334,7 +335,8 @@ def in_another_thread(function):
 
 def test_passes_of_two_threads_at_once_are_refused_in_their_own_words(olmoe):
     """One that began in another thread would clear what the check for bypassed routers has seen."""
-    clean, errors = logits(olmoe), []
+    clean = logits(olmoe)
+    errors = []
 
     def meanwhile(router, routing):
         if router.layer == 1 and threading.current_thread() is threading.main_thread():
@@ -380,7 +382,8 @@ def test_records_of_two_models_of_a_class_end_in_any_order(olmoe):
     second_model = copy.deepcopy(olmoe)
     kind = type(olmoe)
     before = kind.generate
-    first, second = record(olmoe), record(second_model)
+    first = record(olmoe)
+    second = record(second_model)
     first.__enter__()
     second.__enter__()
     logits(olmoe)

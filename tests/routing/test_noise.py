@@ -35,7 +35,8 @@ def gumbel_in_python(seed, document, repeat, row, layer, position, expert):
 def test_golden_values():
     # These must never change: stored results depend on them.
     noise = gumbel(seed=0, document=123, repeat=0, row=1, layer=2, positions=[0, 7], n_experts=3)
-    assert noise.dtype == torch.float32 and noise.shape == (2, 3)
+    assert noise.dtype == torch.float32
+    assert noise.shape == (2, 3)
     expected = torch.tensor(GOLDEN)
     assert torch.equal(noise, expected), noise.tolist()
     assert document_key([1, 2, 3]) == GOLDEN_KEY, document_key([1, 2, 3])
@@ -83,7 +84,8 @@ def test_the_noise_of_a_layer_is_the_same_however_many_are_computed_together(mon
         monkeypatch.setattr(noise_module, "AT_ONCE_BYTES", at_once)
         policy = GumbelTopK([0, 0.7, 0, 0.7, 0.7], seed=3, antithetic=True)
         policy.expect(NoisyTokens(token, token + 5, token % 2, token % 5 + 1, token))
-        decisions, held = [], []
+        decisions = []
+        held = []
         for layer in (1, 3, 4):
             layer_router = replace(router, layer=layer)
             decisions.append(
@@ -95,7 +97,8 @@ def test_the_noise_of_a_layer_is_the_same_however_many_are_computed_together(mon
         return torch.stack([decision.index_TK for decision in decisions]), held
 
     (together, three), (decisions_alone, noise_of_one) = routed_by(2**24), routed_by(1)
-    assert torch.equal(together, decisions_alone) and (three, noise_of_one) == (
+    assert torch.equal(together, decisions_alone)
+    assert (three, noise_of_one) == (
         [3, 3, 3],
         [1, 1, 1],
     )
@@ -116,7 +119,8 @@ def test_frequencies_are_those_of_sampling_without_replacement():
     router = find_routers(make_model("olmoe", num_experts=5))[0]
     logits = torch.tensor([1.0, 0.3, -0.5, 0.0, 0.8])
     temperature = 0.7
-    policy, logits_TE = GumbelTopK([temperature], seed=0), logits.expand(DRAWS, -1)
+    policy = GumbelTopK([temperature], seed=0)
+    logits_TE = logits.expand(DRAWS, -1)
     policy.expect(noisy_tokens(DRAWS))
     routing = policy(router, Routing(logits_TE, torch.ones(DRAWS, 2), torch.zeros(DRAWS, 2).long()))
     probs = (logits.double() / temperature).softmax(-1)
@@ -135,7 +139,8 @@ def test_decisions_are_counted_as_sets_of_experts():
     Some of the tokens choose the same experts in another order.
     """
     router = find_routers(make_model("olmoe"))[0]
-    policy, generator = GumbelTopK([0.4, 0.0, 0.4], seed=0), torch.Generator().manual_seed(0)
+    policy = GumbelTopK([0.4, 0.0, 0.4], seed=0)
+    generator = torch.Generator().manual_seed(0)
     changed = decided = 0
     for count in (7, 4):
         chosen = torch.arange(0, count, 2)
@@ -151,13 +156,13 @@ def test_decisions_are_counted_as_sets_of_experts():
                     (set(decisions.index_TK[t].tolist()), set(clean.index_TK[t].tolist()))
                     for t in chosen
                 ]
-                changed, decided = (
-                    changed
-                    + sum(clean_experts != noisy_experts for clean_experts, noisy_experts in pairs),
-                    decided + len(pairs),
+                changed = changed + sum(
+                    clean_experts != noisy_experts for clean_experts, noisy_experts in pairs
                 )
+                decided = decided + len(pairs)
     counts = {"changed_decisions": changed, "noisy_decisions": decided}
-    assert policy.counts() == counts and 0 < changed < decided == 2 * (4 + 2)
+    assert policy.counts() == counts
+    assert 0 < changed < decided == 2 * (4 + 2)
     assert policy.counts() == counts, "asking counts nothing twice"
 
 

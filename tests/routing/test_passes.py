@@ -172,7 +172,8 @@ def seen(model, *passes):
 def test_from_a_mask_with_padding(olmoe):
     mask = torch.tensor([[0, 1, 1], [1, 1, 0]])
     ((real, sequence, position),) = seen(olmoe, {"input_ids": PASS_IDS, "attention_mask": mask})
-    assert real == [False, True, True, True, True, False] and sequence == [0, 0, 0, 1, 1, 1]
+    assert real == [False, True, True, True, True, False]
+    assert sequence == [0, 0, 0, 1, 1, 1]
     assert [p for p, r in zip(position, real, strict=True) if r] == [0, 1, 0, 1]
 
 
@@ -210,12 +211,14 @@ class NoValues(torch.nn.Module):
     ],
 )
 def test_no_pass_waits_for_a_value_of_the_device(extra):
-    model, decisions = NoValues(), []
+    model = NoValues()
+    decisions = []
     with pass_tokens(model, decisions.append):
         for _ in range(2):
             model(input_ids=PASS_IDS.to("meta"), **extra)
     devices = {x.device.type for t in decisions for x in (t.real_T, t.sequence_T, t.position_T)}
-    assert len(decisions) == 2 and devices == {"meta"}
+    assert len(decisions) == 2
+    assert devices == {"meta"}
 
 
 def test_packed_texts_are_numbered_over_passes(olmoe):
@@ -233,7 +236,9 @@ PROMPTS = ["hello", "what is a cat and why"]
 
 @pytest.mark.parametrize("family", by_family(["olmoe", "mixtral", "gpt_oss"]))
 def test_generated_tokens_have_the_decisions_of_one_pass(family, tokenizer):
-    model, inputs, steps = small_model(family), left_padded(tokenizer, PROMPTS), 4
+    model = small_model(family)
+    inputs = left_padded(tokenizer, PROMPTS)
+    steps = 4
     options = {
         "do_sample": False,
         "eos_token_id": None,

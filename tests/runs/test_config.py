@@ -69,7 +69,8 @@ def settings_of(text: str) -> dict:
 
 @pytest.mark.parametrize("text", SAME)
 def test_settings_of_generation_are_lm_evals(text):
-    ours, expected = settings_of(text), simple_parse_args_string(text)
+    ours = settings_of(text)
+    expected = simple_parse_args_string(text)
     assert ours == expected
     assert list(map(type, ours.values())) == list(map(type, expected.values()))
 
@@ -95,7 +96,9 @@ def test_what_is_no_setting_is_refused(text, capsys, tmp_path):
     ended = run_command(
         capsys, "method=base", f"gen_kwargs={text}", f"output_dir={tmp_path}", "limit=1"
     )
-    assert ended.code == 2 and "gen_kwargs" in ended.err and len(ended.err.splitlines()) <= 3
+    assert ended.code == 2
+    assert "gen_kwargs" in ended.err
+    assert len(ended.err.splitlines()) <= 3
 
 
 def test_a_stop_text_none_is_what_lm_eval_takes_it_for(capsys, tmp_path):

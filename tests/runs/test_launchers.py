@@ -73,12 +73,14 @@ def test_a_worker_that_is_killed_leaves_its_runs_to_the_others(capsys, tmp_path)
     command, workers, output = started(tmp_path / "shared")
     os.kill(workers[0], signal.SIGKILL)
     shared = command.ended()
-    assert shared.code == 0 and "Worker 0 ended with exit code -9" in shared.err
+    assert shared.code == 0
+    assert "Worker 0 ended with exit code -9" in shared.err
     assert (output / "worker-0.log").exists(), "what it wrote is kept"
     plain = run_command(capsys, *GRID, f"output_dir={tmp_path / 'plain'}")
     assert scores(tmp_path / "shared" / "outputs") == scores(tmp_path / "plain")
     assert len(scores(tmp_path / "plain")) == 5
-    assert untimed(shared.out) == untimed(plain.out) and len(untimed(plain.out)) > 50
+    assert untimed(shared.out) == untimed(plain.out)
+    assert len(untimed(plain.out)) > 50
 
 
 class FakeWorker:
@@ -171,7 +173,8 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
     ids=lambda launcher: launcher[0],
 )
 def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
-    shared, plain = tmp_path / "shared", tmp_path / "plain"
+    shared = tmp_path / "shared"
+    plain = tmp_path / "plain"
     handler = signal.getsignal(signal.SIGTERM)
     workers = run_command(
         capsys, *TWO_SEEDS, *launcher, "launcher.workers=2", f"output_dir={shared}"
@@ -179,7 +182,8 @@ def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
     signal.signal(signal.SIGTERM, handler)  # Ray has one of its own
     ended_alone = run_command(capsys, *TWO_SEEDS, f"output_dir={plain}")
     assert workers.code == ended_alone.code == 0, workers.err
-    assert scores(shared) == scores(plain) and len(scores(plain)) == 3
+    assert scores(shared) == scores(plain)
+    assert len(scores(plain)) == 3
     assert untimed(workers.out) == untimed(ended_alone.out)
     assert not list((shared / "workers").iterdir()), "no worker failed"
 
@@ -194,7 +198,8 @@ NEEDS |= {"peft": ["model.peft=adapter", "method=soft-prompt", "method=prefix-tu
 def test_what_needs_a_package_is_refused_without_it(extra, override, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: None)
     ended = run_command(capsys, override, f"output_dir={tmp_path}")
-    assert ended.code == 2 and f"{override} needs a package" in ended.err
+    assert ended.code == 2
+    assert f"{override} needs a package" in ended.err
     assert f"pip install 'moe-lab[{extra}]'" in ended.err
     assert list(tmp_path.iterdir()) == []
 
@@ -208,10 +213,12 @@ def test_a_job_starts_its_worker_again_after_sigterm_and_is_queued_again_as_it_i
     """
     workers = iter([FakeWorker(143), FakeWorker(3)])
     monkeypatch.setattr(queued_workers, "start", lambda *_: next(workers))
-    assert Worker(tmp_path, ["method=roe"])(0) == 3 and next(workers, None) is None
+    assert Worker(tmp_path, ["method=roe"])(0) == 3
+    assert next(workers, None) is None
     worker = pickle.loads(pickle.dumps(Worker(tmp_path, ["method=roe"])))
     second_checkpoint = worker.checkpoint(3)
-    assert second_checkpoint.function is worker and second_checkpoint.args == (3,)
+    assert second_checkpoint.function is worker
+    assert second_checkpoint.args == (3,)
     assert (worker.folder, worker.argv) == (tmp_path, ["method=roe"])
 
 
@@ -271,8 +278,10 @@ def test_what_another_process_holds_is_waited_for_last(done, capsys, runs, monke
 def test_without_waiting_it_is_left_out(capsys, runs, monkeypatch):
     held_for(runs, 5, monkeypatch, done=True)
     ended = run_command(capsys, *SEEDS, "wait=false")
-    assert ended.code == RunHeldError.exit_code and "Waiting" not in ended.err
-    assert "seed=1" not in ended.out and len(runs.executed) == 2
+    assert ended.code == RunHeldError.exit_code
+    assert "Waiting" not in ended.err
+    assert "seed=1" not in ended.out
+    assert len(runs.executed) == 2
 
 
 def fail(folder: Path, error: Exception) -> None:
@@ -295,20 +304,23 @@ def test_a_worker_leaves_out_what_others_made_and_failed_at_and_ends_with_its_ow
     fail(Path("outputs/runs/tiny-roe-toy_math-0"), ResultsError("full"))
     runs.done.add(HELD)
     ended = run_command(capsys, *SEEDS)
-    assert runs.executed == ["tiny-roe-toy_math-2"] and not runs.summarized
-    assert ended.code == 0 and ended.out == "", (
-        "its command writes the tables and tells of failures"
-    )
+    assert runs.executed == ["tiny-roe-toy_math-2"]
+    assert not runs.summarized
+    assert ended.code == 0, "its command writes the tables and tells of failures"
+    assert ended.out == "", "its command writes the tables and tells of failures"
     runs.done.clear()
     runs.errors[HELD] = ResultsError("the disk is full")
     ended = run_command(capsys, *SEEDS)
-    assert ended.code == 1 and "Error: the disk is full" in ended.err and len(runs.executed) == 2
+    assert ended.code == 1
+    assert "Error: the disk is full" in ended.err
+    assert len(runs.executed) == 2
 
 
 def test_what_failed_in_a_worker_is_shown_and_tried_again_later(capsys, runs, attempt, monkeypatch):
     fail(Path("outputs/runs") / HELD, ResultsError("the disk is full"))
     ended = run_command(capsys, *SEEDS)
-    assert ended.code == 1 and f"{HELD}:\nError: the disk is full\n" in ended.err
+    assert ended.code == 1
+    assert f"{HELD}:\nError: the disk is full\n" in ended.err
     assert runs.executed == ["tiny-roe-toy_math-0", "tiny-roe-toy_math-2"]
     for set_attempt in (
         partial(monkeypatch.setenv, ATTEMPT, "2"),
@@ -316,13 +328,15 @@ def test_what_failed_in_a_worker_is_shown_and_tried_again_later(capsys, runs, at
     ):
         set_attempt()  # another command with workers, and one without
         runs.done.discard(HELD)
-        assert run_command(capsys, *SEEDS).code == 0 and runs.executed.pop() == HELD
+        assert run_command(capsys, *SEEDS).code == 0
+        assert runs.executed.pop() == HELD
 
 
 def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(capsys, runs, tmp_path):
     """Its training, say, which is found out late, while the run is executed."""
     training = RunFolder(tmp_path / "training", "x")
-    execute, tries = runs.execute, []
+    execute = runs.execute
+    tries = []
 
     def busy(run: FakeRun, models: Any, **_: Any) -> Any:
         if run.run_id == HELD:
@@ -339,8 +353,11 @@ def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(capsys, runs
             RunFolder, "is_held", lambda folder: folder.path == training.path and next(looks)
         )
         ended = run_command(capsys, *SEEDS)
-    assert ended.code == 0 and len(tries) == 2 and next(looks, None) is None
-    assert runs.executed[-1] == HELD and ended.err.count(HELD) == 1, "it is announced once"
+    assert ended.code == 0
+    assert len(tries) == 2
+    assert next(looks, None) is None
+    assert runs.executed[-1] == HELD, "it is announced once"
+    assert ended.err.count(HELD) == 1, "it is announced once"
 
 
 def test_workers_leave_what_is_timed_to_their_command(capsys, runs, monkeypatch):
@@ -354,5 +371,7 @@ def test_workers_leave_what_is_timed_to_their_command(capsys, runs, monkeypatch)
         attempts.run_all(jobs, ModelPool())
     assert runs.executed == ["tiny-roe-toy_math-0"]
     outcomes, failures = attempts.run_all(jobs, ModelPool())
-    assert len(outcomes) == 2 and not failures and runs.executed[1:] == ["tiny-roe-toy_math-1"]
+    assert len(outcomes) == 2
+    assert not failures
+    assert runs.executed[1:] == ["tiny-roe-toy_math-1"]
     assert "[2/2] tiny-roe-toy_math-1" in capsys.readouterr().err

@@ -120,10 +120,12 @@ def test_the_base_run_of_a_plan_leaves_out_the_tuning_documents(tiny_olmoe_dir, 
     ]
     plan = moe_lab.plan(command)
     frame = plan.frame().set_index("method")
-    assert plan.missing == 3 and frame.loc["roe", "seed"] == "2 after tuning"
+    assert plan.missing == 3
+    assert frame.loc["roe", "seed"] == "2 after tuning"
     results = moe_lab.run(command, quiet=True)
     base = results[0]["moe_lab"]["baseline"]["run_id"]
-    assert base.startswith(frame.loc["base", "run"]) and frame.loc["base", "examples"] == 8
+    assert base.startswith(frame.loc["base", "run"])
+    assert frame.loc["base", "examples"] == 8
 
 
 GPT2 = {"vocab_size": VOCAB, "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4}
@@ -181,7 +183,8 @@ def test_a_training_that_processes_cannot_share_has_to_fit_on_one_gpu(
     assert "too much" not in said(size / 0.89)
     too_small = said(size / 1.5)
     if optimizer == "adamw_torch":
-        assert "which takes 2 of" in too_small and "too much" not in too_small
+        assert "which takes 2 of" in too_small
+        assert "too much" not in too_small
     else:
         assert "which is too much for one GPU of" in too_small
         assert (
@@ -197,7 +200,8 @@ def test_the_largest_training_on_one_device_is_said_next_to_the_largest_run(monk
     plan = Plan([])
     plan.rows = [row, replace(row, gpu_memory=95 * 10**9, one_device="x trains in one process")]
     largest, training = plan.notes[-2:]
-    assert "at most 120 GB" in largest and "takes 2 of 80 GB" in largest
+    assert "at most 120 GB" in largest
+    assert "takes 2 of 80 GB" in largest
     assert training == (
         "GPU memory of a training: 95 GB (model=tiny method=finetune-freeze), which is too much "
         "for one GPU of 80 GB, "

@@ -174,9 +174,9 @@ def test_folder_names_are_safe():
         model=ModelConfig(name="a/b c:d"), method=method, task=TaskConfig(name=["x y", "z"] * 30)
     )
     name = run_name(odd, "0123456789abcdef")
-    assert (
-        name.startswith("a-b-c-d-roe-x-y-z-x-y") and name.endswith("-01234567") and len(name) < 100
-    )
+    assert name.startswith("a-b-c-d-roe-x-y-z-x-y")
+    assert name.endswith("-01234567")
+    assert len(name) < 100
 
 
 # Refused requests
@@ -338,4 +338,5 @@ def test_calibration_is_compared_where_it_has_an_effect(
     }
     data = small_data(tmp_path / "data")
     run = prepare(config(tiny_olmoe_dir, data, tmp_path / "out", task, "scmoe", **changes, **keys))
-    assert list(run.comparisons) == compared and run.baseline is not None
+    assert list(run.comparisons) == compared
+    assert run.baseline is not None

@@ -48,22 +48,25 @@ def stored(tmp_path, capsys, monkeypatch) -> Path:
 
 
 def test_stored_results_need_no_folder_to_write(stored, capsys, loads):
-    before, place = files_of(stored), f"output_dir={stored}"
+    before = files_of(stored)
+    place = f"output_dir={stored}"
     plan = run_command(capsys, *COMMAND, place, "mode=plan")
-    assert plan.code == 0 and "To run: 0" in plan.out
+    assert plan.code == 0
+    assert "To run: 0" in plan.out
     plan_of_more = run_command(capsys, *COMMAND, place, "mode=plan", "method.n=3")
-    assert plan_of_more.code == 0 and "To run: 2" in plan_of_more.out
+    assert plan_of_more.code == 0
+    assert "To run: 2" in plan_of_more.out
     assert f"{stored} is not writable: to run this, choose another output_dir=." in plan_of_more.out
     for mode in ("run", "report"):
         shown_output = run_command(capsys, *COMMAND, place, f"mode={mode}")
-        assert (
-            shown_output.code == 0
-            and f"{stored} is not writable: no page is written." in shown_output.err
-        )
-        assert "difference" in shown_output.out and "report.html" not in shown_output.out
+        assert shown_output.code == 0
+        assert f"{stored} is not writable: no page is written." in shown_output.err
+        assert "difference" in shown_output.out
+        assert "report.html" not in shown_output.out
     loads.clear()
     refused = run_command(capsys, *COMMAND, place, "method.n=3")
-    assert refused.code == 2 and loads == []
+    assert refused.code == 2
+    assert loads == []
     message = f"output_dir={stored}: {stored} is not writable. Choose another folder."
     assert message in refused.err
     assert files_of(stored) == before
@@ -72,7 +75,9 @@ def test_stored_results_need_no_folder_to_write(stored, capsys, loads):
 def test_an_output_folder_that_is_a_file_is_refused_before_weights_load(tmp_path, capsys, loads):
     (tmp_path / "file").write_text("")
     refused = run_command(capsys, *COMMAND, f"output_dir={tmp_path / 'file' / 'outputs'}")
-    assert refused.code == 2 and "is a file. Choose another folder." in refused.err and loads == []
+    assert refused.code == 2
+    assert "is a file. Choose another folder." in refused.err
+    assert loads == []
     assert (
         run_command(
             capsys, *COMMAND, f"output_dir={tmp_path / 'file' / 'outputs'}", "mode=plan"

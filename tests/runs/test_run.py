@@ -100,7 +100,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 def test_a_run_writes_what_the_contract_says(roe):
     outcome = run(replace(roe, limit=7, seed=3, overrides=["method=roe"]))
     folder = outcome.run.folder
-    assert outcome.path == folder / "results.json" and not outcome.stored
+    assert outcome.path == folder / "results.json"
+    assert not outcome.stored
     assert folder.parent == Path(roe.output_dir) / "runs"
     assert folder.name == f"small-roe-arc_easy-{outcome.run.run_id[:8]}"
     assert json.loads(outcome.path.read_text()) == outcome.results.content
@@ -110,13 +111,16 @@ def test_a_run_writes_what_the_contract_says(roe):
     lines = [
         json.loads(line) for line in (folder / "samples_arc_easy.jsonl").read_text().splitlines()
     ]
-    assert [line["doc_id"] for line in lines] == outcome.run.samples["arc_easy"] and len(lines) == 7
+    assert [line["doc_id"] for line in lines] == outcome.run.samples["arc_easy"]
+    assert len(lines) == 7
     assert lines[0]["arguments"]["gen_args_0"]["arg_1"] == " red"
     assert len((folder / "responses.jsonl").read_text().splitlines()) >= 22
 
     block = outcome.results["moe_lab"]
     untouched = outcome.run.compared_runs["baseline"].stored()
-    assert block["seed"] == 3 and untouched is not None and untouched["moe_lab"]["seed"] is None
+    assert block["seed"] == 3
+    assert untouched is not None
+    assert untouched["moe_lab"]["seed"] is None
     assert set(block) == {
         *(
             "schema_version",
@@ -141,9 +145,9 @@ def test_a_run_writes_what_the_contract_says(roe):
             "roe",
         ),
     } | ({"untuned"} & set(block))
-    assert (
-        block["schema_version"] == 1 and block["status"] == "success" and block["partial"] is True
-    )
+    assert block["schema_version"] == 1
+    assert block["status"] == "success"
+    assert block["partial"] is True
     data = {"arc_easy": f"files in {Path(str(roe.data_dir)) / 'arc_easy'}"}
     assert block["task"] == {
         "name": "arc_easy",
@@ -151,21 +155,27 @@ def test_a_run_writes_what_the_contract_says(roe):
         "data": data,
         "metric": "acc,none",
     }
-    assert block["samples"] == outcome.run.samples and len(block["samples"]["arc_easy"]) == 7
-    assert (
-        block["model"]["attn_implementation"] == "sdpa" and block["model"]["experts_implementation"]
-    )
-    assert block["model"]["family"] == "olmoe" and block["model"]["moe_layers"] == 4
+    assert block["samples"] == outcome.run.samples
+    assert len(block["samples"]["arc_easy"]) == 7
+    assert block["model"]["attn_implementation"] == "sdpa"
+    assert block["model"]["experts_implementation"]
+    assert block["model"]["family"] == "olmoe"
+    assert block["model"]["moe_layers"] == 4
     paired = block["paired"]["arc_easy"][METRIC]
     scores = outcome.results["results"]["arc_easy"]
-    assert paired["n"] == 7 and len(paired["ci95"]) == 2 and 0 <= paired["p_mcnemar"] <= 1
+    assert paired["n"] == 7
+    assert len(paired["ci95"]) == 2
+    assert 0 <= paired["p_mcnemar"] <= 1
     base = block["baseline"]["results"]["arc_easy"][METRIC]
     assert paired["difference"] == pytest.approx(scores[METRIC] - base)
     low, high = block["intervals"]["arc_easy"][METRIC]
     assert low <= scores[METRIC] <= high
     cost = block["cost"]
-    assert cost["tokens_in"] > 0 and cost["wall_seconds"] > 0 and cost["peak_memory_bytes"] > 0
-    assert cost["device"] == "cpu" and cost["energy_joules"] is None
+    assert cost["tokens_in"] > 0
+    assert cost["wall_seconds"] > 0
+    assert cost["peak_memory_bytes"] > 0
+    assert cost["device"] == "cpu"
+    assert cost["energy_joules"] is None
     assert not {"c3po", "tuning"} & set(block)
 
 
@@ -178,7 +188,8 @@ def test_intervals_of_earlier_methods_are_made_anew_without_the_model(roe, calls
     shown_results = first.run.stored()
     assert shown_results is not None
     assert "older-intervals" in marks_of(shown_results)
-    call_count, loaded = len(calls()), len(loads)
+    call_count = len(calls())
+    loaded = len(loads)
     second_results = run(replace(roe, limit=3)).results
     assert (len(calls()), len(loads)) == (call_count, loaded)
     assert numbers(second_results) == numbers(first.results)
@@ -206,36 +217,38 @@ def test_progress_names_each_run(roe, monkeypatch):
 def test_a_damaged_result_of_the_baseline_is_made_again(roe, calls):
     """Broken by a returned result whose comparison's stored result stays damaged."""
     small = replace(roe, limit=2)
-    first, call_count = run(small), len(calls())
+    first = run(small)
+    call_count = len(calls())
     baseline = first.run.baseline
-    assert baseline is not None and run(small).stored
+    assert baseline is not None
+    assert run(small).stored
     whole = baseline.stored()
     (baseline.folder / "results.json").write_text('{"text": 1}')
-    second_outcome, made = run(small), baseline.stored()
-    assert whole is not None and made is not None
-    assert (
-        made["results"] == whole["results"]
-        and second_outcome.results["results"] == first.results["results"]
-    )
-    assert len(calls()) == call_count and run(small).stored
+    second_outcome = run(small)
+    made = baseline.stored()
+    assert whole is not None
+    assert made is not None
+    assert made["results"] == whole["results"]
+    assert second_outcome.results["results"] == first.results["results"]
+    assert len(calls()) == call_count
+    assert run(small).stored
 
 
 @pytest.mark.slow
 def test_a_baseline_comes_later_and_rerun_computes_again(roe, calls):
     without_baseline = run(replace(roe, baseline=False))
-    assert "baseline" not in without_baseline.results["moe_lab"] and len(calls()) == 30
+    assert "baseline" not in without_baseline.results["moe_lab"]
+    assert len(calls()) == 30
     with_baseline = run(roe)
-    assert with_baseline.results["moe_lab"]["paired"] and len(calls()) == 60, (
-        "only the baseline was computed"
-    )
+    assert with_baseline.results["moe_lab"]["paired"], "only the baseline was computed"
+    assert len(calls()) == 60, "only the baseline was computed"
     assert with_baseline.results["results"] == without_baseline.results["results"]
     cost = with_baseline.results["moe_lab"]["cost"]
     assert cost == without_baseline.results["moe_lab"]["cost"]
     assert run(replace(roe, baseline=False)).stored
     second_outcome = run(replace(roe, rerun=True))
-    assert not second_outcome.stored and numbers(second_outcome.results) == numbers(
-        with_baseline.results
-    )
+    assert not second_outcome.stored
+    assert numbers(second_outcome.results) == numbers(with_baseline.results)
     assert len(calls()) == 90, "the baseline is not run again"
     assert not list(second_outcome.run.folder.glob("*rerun*"))
 
@@ -257,14 +270,16 @@ def test_a_log_of_samples_that_lacks_lines_is_made_again_without_a_model(
     second_outcome = run(roe)
     assert numbers(second_outcome.results) == numbers(whole.results)
     assert second_outcome.results["moe_lab"]["paired"]["arc_easy"][METRIC]["n"] == 10
-    assert file.read_text() == text and len(calls()) == computed
+    assert file.read_text() == text
+    assert len(calls()) == computed
     assert f"{file} is damaged: {lines} lines" in capsys.readouterr().err
 
 
 def test_base_is_its_own_run(roe):
     baseline: Any = prepare(replace(roe, seed=3, seeds=2, rerun=True)).baseline
     base = prepare(replace(roe, method=baseline.config.method))
-    assert base.baseline is None and base.run_id == baseline.run_id
+    assert base.baseline is None
+    assert base.run_id == baseline.run_id
     assert (
         replace(base.config, seeds=1, baseline=False, overrides=["method=base"]) == baseline.config
     )
@@ -329,8 +344,10 @@ def test_kill_9_at_any_moment_and_the_same_command(roe, tmp_path, calls):
     # two answers were computed and not logged when the kill came ("before"):
     # only these two are computed again
     later_calls = calls()[computed:]
-    assert len(later_calls) == 60 + 2 and set(later_calls) == set(calls()[:computed])
-    block, uninterrupted = outcome.results["moe_lab"], whole.results["moe_lab"]
+    assert len(later_calls) == 60 + 2
+    assert set(later_calls) == set(calls()[:computed])
+    block = outcome.results["moe_lab"]
+    uninterrupted = whole.results["moe_lab"]
     changed = [block_of_run["roe"]["changed_fraction"] for block_of_run in (block, uninterrupted)]
     assert changed[0] == pytest.approx(changed[1], abs=0.05)
     assert block["cost"]["load_seconds"] > uninterrupted["cost"]["load_seconds"]
@@ -347,7 +364,8 @@ def _execute(run_config: Config, ready: Any, go: Any) -> None:
 
     EngineLM.answer = slow  # type: ignore[method-assign]
     outcomes, failures = run_all(jobs_of([run_config]), ModelPool())
-    assert len(outcomes) == 1 and not failures
+    assert len(outcomes) == 1
+    assert not failures
 
 
 @pytest.mark.slow
@@ -357,7 +375,8 @@ def test_two_processes_with_one_run(roe, calls):
     A command with another run that needs the same baseline waits for it.
     """
     context = multiprocessing.get_context("fork")
-    ready, go = context.Event(), context.Event()
+    ready = context.Event()
+    go = context.Event()
     first = context.Process(target=_execute, args=(roe, ready, go))
     first.start()
     assert ready.wait(60)
@@ -385,13 +404,13 @@ def test_the_votes_of_a_run_are_resumed(roe, calls):
     task = TaskConfig(name="addsub", self_consistency=3)
     voting = replace(roe, task=task, num_fewshot=0, gen_kwargs={"max_gen_toks": 6}, limit=4)
     outcome = run(voting)
-    assert len(calls()) == 24 and outcome.results["moe_lab"]["paired"]["addsub"]
+    assert len(calls()) == 24
+    assert outcome.results["moe_lab"]["paired"]["addsub"]
     file = outcome.run.folder / "samples_addsub.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     texts = [line["resps"][0] for line in lines]
-    assert [len(samples) for samples in texts] == [3] * 4 and all(
-        len(set(samples)) > 1 for samples in texts
-    )
+    assert [len(samples) for samples in texts] == [3] * 4
+    assert all(len(set(samples)) > 1 for samples in texts)
     for line, sampled in zip(lines, texts, strict=True):
         answers = [answer_number(text) for text in sampled]
         assert line["filtered_resps"] == [max(answers, key=answers.count)]
@@ -400,7 +419,8 @@ def test_the_votes_of_a_run_are_resumed(roe, calls):
     lost = max(i for i, line in enumerate(log_lines) if '"response"' in line)
     log.write_text("".join(log_lines[:lost]))
     (outcome.run.folder / "results.json").unlink()
-    assert numbers(run(voting).results) == numbers(outcome.results) and len(calls()) == 25
+    assert numbers(run(voting).results) == numbers(outcome.results)
+    assert len(calls()) == 25
 
 
 @pytest.mark.slow
@@ -411,12 +431,14 @@ def test_several_tasks_in_one_run_and_predict_only_without_scores(roe):
     )
     outcome = run(both_tasks)
     block = outcome.results["moe_lab"]
-    assert set(block["paired"]) == {"arc_easy", "addsub"} and outcome.run.num_documents == 6
+    assert set(block["paired"]) == {"arc_easy", "addsub"}
+    assert outcome.run.num_documents == 6
     assert outcome.run.folder.name.startswith("small-roe-arc_easy-addsub-")
     block = run(replace(both_tasks, task=TaskConfig(name=names), predict_only=True)).results[
         "moe_lab"
     ]
-    assert block["intervals"] == {"arc_easy": {}, "addsub": {}} and block["task"]["metric"] is None
+    assert block["intervals"] == {"arc_easy": {}, "addsub": {}}
+    assert block["task"]["metric"] is None
     assert not {"baseline", "paired"} & set(block)
 
 
@@ -448,7 +470,9 @@ def test_lm_evals_own_model_gives_the_same_scores(roe, tiny_olmoe_dir):
 
 def test_preparing_makes_nothing(roe):
     prepared = prepare(roe)
-    assert not prepared.done and prepared.num_documents == 10 and not prepared.partial
+    assert not prepared.done
+    assert prepared.num_documents == 10
+    assert not prepared.partial
     assert prepared.baseline is not None
     runs = (prepared.baseline, prepared)
     workloads = [workload_of(planned_run) for planned_run in runs]
@@ -458,9 +482,8 @@ def test_preparing_makes_nothing(roe):
         )
         for planned_run in runs
     )
-    assert workloads[0] == workloads[1] and plain + workloads[0].answers >= rows > plain > 1000, (
-        "two rows of each answer"
-    )
+    assert workloads[0] == workloads[1], "two rows of each answer"
+    assert plain + workloads[0].answers >= rows > plain > 1000, "two rows of each answer"
     assert (workloads[0].documents, workloads[0].requests) == (10, 30)
     assert not Path(roe.output_dir).exists()
 
@@ -528,7 +551,8 @@ def test_answers_made_with_other_versions_are_kept_aside(roe, monkeypatch, capsy
     aside = base.folder / "responses.1.old.jsonl"
     assert aside.read_bytes() == earlier
     messages = [line for line in capsys.readouterr().err.splitlines() if str(aside) in line]
-    assert len(messages) == 1 and "not used" in messages[0]
+    assert len(messages) == 1
+    assert "not used" in messages[0]
 
 
 # Too little memory
@@ -563,9 +587,8 @@ def test_too_little_memory_says_what_needs_less_and_keeps_answers_and_defects_ra
             MoeLabError, match=r"batch_size=(.|\n)*max_length=(.|\n)*method\.n="
         ) as memory_error:
             execute(run, ModelPool())
-    assert memory_error.value.exit_code == 1 and "Stored answers are kept" in str(
-        memory_error.value
-    )
+    assert memory_error.value.exit_code == 1
+    assert "Stored answers are kept" in str(memory_error.value)
     answers = [
         line
         for line in (run.folder / "responses.jsonl").read_text().splitlines()

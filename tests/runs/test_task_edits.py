@@ -169,16 +169,18 @@ def instance():
 """,
     "data/test.jsonl": '{"question": "one", "answer": "x"}\n{"question": "two", "answer": "y"}\n',
 }
-MINE, CHOICE, MADE, ALL = (
-    "tasks/mine.yaml",
-    "tasks/choice.yaml",
-    "tasks/made.yaml",
-    "tasks/all.yaml",
-)
-COMMON, SCORING, HELPERS = "tasks/_common.yaml", "tasks/scoring.py", "tasks/helpers.py"
+MINE = "tasks/mine.yaml"
+CHOICE = "tasks/choice.yaml"
+MADE = "tasks/made.yaml"
+ALL = "tasks/all.yaml"
+COMMON = "tasks/_common.yaml"
+SCORING = "tasks/scoring.py"
+HELPERS = "tasks/helpers.py"
 BASE = "tasks/base_task.py"
-DECORATORS, TOOLS = "tasks/common/decorators.py", "tasks/own/tools.py"
-CLASS, DATA = "tasks/made.py", "data/test.jsonl"
+DECORATORS = "tasks/common/decorators.py"
+TOOLS = "tasks/own/tools.py"
+CLASS = "tasks/made.py"
+DATA = "data/test.jsonl"
 Edit = tuple[str, str, str]
 """A file, a text in it, and what replaces it."""
 EDITS: dict[str, Edit] = {

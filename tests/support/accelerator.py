@@ -57,7 +57,8 @@ class _Memory:
 
     def hold(self, tensor: "AccelTensor") -> None:
         storage = tensor.on_cpu.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if not self._holders[key]:
             if self.live + size > self.size:
                 raise torch.OutOfMemoryError(
@@ -224,10 +225,8 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # inference mode hands on what is made of other operations
         return op.decompose(*args, **kwargs)
     tensors: list[Tensor] = []
-    arguments, options = (
-        _on_cpu(args, tensors),
-        {key: _on_cpu(tensor, tensors) for key, tensor in kwargs.items()},
-    )
+    arguments = _on_cpu(args, tensors)
+    options = {key: _on_cpu(tensor, tensors) for key, tensor in kwargs.items()}
     _check_devices(op, args, tensors)
     target = kwargs.get("device")
     leaving = target is not None and torch.device(target).type == "cpu"
@@ -285,7 +284,7 @@ def _uploads(op: Any, tensors: list[Tensor]) -> bool:
 
 
 def _on_cpu(value: Any, tensors: list[Tensor]) -> Any:
-    """`given` with the CPU's tensors. All its tensors are added to `tensors`."""
+    """`value` with the CPU's tensors. All its tensors are added to `tensors`."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return value.on_cpu if isinstance(value, AccelTensor) else value
@@ -321,11 +320,14 @@ def host_reads(uploads: bool = False) -> Iterator[Counter[str]]:
     of a GPU can record neither.
     """
     global _reads, _with_uploads
-    before, _reads, _with_uploads = _reads, Counter(), uploads
+    before = _reads
+    _reads = Counter()
+    _with_uploads = uploads
     try:
         yield _reads
     finally:
-        _reads, _with_uploads = before, False
+        _reads = before
+        _with_uploads = False
 
 
 # tensors that torch creates without one of the device at hand

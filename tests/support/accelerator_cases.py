@@ -39,7 +39,8 @@ else:
 
 pytestmark = pytest.mark.slow  # libraries of GPUs start compilers
 of_the_stand_in = pytest.mark.skipif(GPU, reason="there is a GPU")
-SCORED, TEXT = "task=toy_choice", "task=toy_text task.metric=bits_per_byte,none"
+SCORED = "task=toy_choice"
+TEXT = "task=toy_text task.metric=bits_per_byte,none"
 GENERATED = "task=toy_math gen_kwargs=max_gen_toks=6"
 ROE = "method=roe method.n=3 method.temperature=1"
 C3PO = (
@@ -134,7 +135,8 @@ def test_answers_are_those_of_the_cpu(command, model, folders):
     expected, answers_here = (
         answers(command, device, model, folder) for device, folder in folders.items()
     )
-    assert answers_here.keys() == expected.keys() and expected
+    assert answers_here.keys() == expected.keys()
+    assert expected
     for name in expected:
         assert close(answers_here[name], expected[name]), name
 
@@ -153,7 +155,8 @@ def test_a_step_of_c3po_reads_the_device_twice(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(NeighbourLoss, "gradient", counted)
     answers(f"{C3PO} baseline=false", str(DEVICE), model, tmp_path)
-    assert len(steps) == 2 and all(reads.total() == 2 for reads in steps), steps
+    assert len(steps) == 2, steps
+    assert all(reads.total() == 2 for reads in steps), steps
 
 
 FAMILIES = {
@@ -266,7 +269,8 @@ def test_a_step_in_place_neither_reads_nor_uploads(family, name, monkeypatch):
     answers_of(
         model, prompts_for(random.Random(2), 3), Budget(4000), 2 * RECORDED, ensembles(model)[name]
     )
-    assert counts and not any(counts), counts
+    assert counts, counts
+    assert not any(counts), counts
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU")
@@ -284,7 +288,8 @@ def test_recorded_steps_are_those_of_the_host(family, name, monkeypatch):
     assert (model in NEVER_RECORDED) == (family in ("dbrx", "phimoe"))
     monkeypatch.setattr(EnsembleForward, "_may_be_recorded", lambda self: False)
     expected = generated(model, ensembles(model)[name])
-    assert generated_steps[0] == expected[0] and generated_steps[2:] == expected[2:]
+    assert generated_steps[0] == expected[0]
+    assert generated_steps[2:] == expected[2:]
     for ours, expected_step in zip(generated_steps[1], expected[1], strict=True):
         torch.testing.assert_close(ours, expected_step, rtol=1e-3, atol=1e-3)
 
@@ -317,7 +322,8 @@ def test_the_stand_in_counts_what_the_host_waits_for():
     with host_reads() as reads:
         values * 2 + values[torch.tensor([0, 1, 2, 3])]
         assert not reads
-        assert values.tolist() == [0, 1, 2, 3] and bool((values >= 0).all())
+        assert values.tolist() == [0, 1, 2, 3]
+        assert bool((values >= 0).all())
         assert values[values > 1].sum().item() == 5
     assert reads.total() == 4
 
@@ -325,7 +331,8 @@ def test_the_stand_in_counts_what_the_host_waits_for():
 @of_the_stand_in
 def test_noise_of_a_device_without_float64_is_the_cpus(monkeypatch):
     keys: Any = dict(seed=0, document=123, repeat=0, row=2, layer=2, n_experts=3, antithetic=True)
-    expected, double = noise.gumbel(positions=range(9), **keys), torch.Tensor.double
+    expected = noise.gumbel(positions=range(9), **keys)
+    double = torch.Tensor.double
 
     def double_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
         assert tensor.device.type == "cpu"
@@ -334,4 +341,5 @@ def test_noise_of_a_device_without_float64_is_the_cpus(monkeypatch):
     monkeypatch.setattr(noise, "WITHOUT_FLOAT64", {DEVICE.type})
     monkeypatch.setattr(torch.Tensor, "double", double_on_cpu)
     device_noise = noise.gumbel(positions=torch.arange(9, device=DEVICE), **keys)
-    assert device_noise.device == DEVICE and torch.equal(device_noise.cpu(), expected)
+    assert device_noise.device == DEVICE
+    assert torch.equal(device_noise.cpu(), expected)

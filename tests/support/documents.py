@@ -12,7 +12,8 @@ OPENBOOKQA, SOCIAL_IQA, HELLASWAG, SCIQ = (
     _ROWS[name] for name in "OPENBOOKQA SOCIAL_IQA HELLASWAG SCIQ".split()
 )
 PIQA, WINOGRANDE, WIC, COPA = (_ROWS[name] for name in "PIQA WINOGRANDE WIC COPA".split())
-KNOWREF, BIGBENCH = _ROWS["KNOWREF"], _ROWS["BIGBENCH"]
+KNOWREF = _ROWS["KNOWREF"]
+BIGBENCH = _ROWS["BIGBENCH"]
 
 
 def write_vectors(texts: Sequence[str], embed: Callable[[list[str]], Any], path: Path) -> None:

@@ -98,7 +98,8 @@ def outline(text: Text) -> np.ndarray:
 
 def cut_texts(figure: Figure) -> list[str]:
     """The texts that do not lie in the canvas."""
-    width, height = figure.bbox.width, figure.bbox.height
+    width = figure.bbox.width
+    height = figure.bbox.height
     cut = []
     for text in texts(figure):
         corners = outline(text)

@@ -104,7 +104,9 @@ class GoldenRuns(FakeRuns):
 
 
 def write_run(run: GoldenRun) -> None:
-    config, values, base = run.config, run.values(), run.compared_runs.get("baseline")
+    config = run.config
+    values = run.values()
+    base = run.compared_runs.get("baseline")
     changes: dict[str, Any] = {
         "intervals": {run.task: {METRIC: score_interval(values)}},
         "seed": config.seed,

@@ -35,7 +35,8 @@ def by_hand(ids: list[int], seed: int) -> Any:
     names = prefix_names(ids)
 
     def policy(router: Router, routing: Routing) -> Routing:
-        index, weights = [], []
+        index = []
+        weights = []
         for t in range(len(ids)):
             noise = gumbel(
                 seed, int(names[t]), 0, 0, router.layer, [t], routing.logits_TE.shape[-1]

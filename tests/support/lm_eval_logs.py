@@ -98,5 +98,5 @@ def means(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
 def evaluation(
     folder: Path, key: str, samples: Mapping[str, Sequence[Any]], **options: Any
 ) -> Evaluation:
-    """A written and read evaluation; `more` goes to `write_log`."""
+    """A written and read evaluation; `options` go to `write_log`."""
     return read_evaluation(key, write_log(folder / key, samples, **options))

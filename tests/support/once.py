@@ -18,7 +18,8 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # each worker has a folder of its own in that of the run
-    folder, done = root / name, root / f"{name}.made"
+    folder = root / name
+    done = root / f"{name}.made"
     with FileLock(root / f"{name}.lock"):
         if not done.exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -79,7 +79,8 @@ def _sample_probs(
 
 def score(model64, context, continuation, n, temperatures, seed=0, **switches):
     """(log-likelihood, whether greedy) of a continuation, token by token."""
-    total, greedy = 0.0, True
+    total = 0.0
+    greedy = True
     for i, token in enumerate(continuation):
         ids = [*context, *continuation[:i]]
         probs = next_token_probs(model64, context, ids, n, temperatures, seed, **switches)
@@ -90,7 +91,8 @@ def score(model64, context, continuation, n, temperatures, seed=0, **switches):
 
 def generate(model64, prompt, n, temperatures, steps, seed=0, repeat=0, **switches):
     """Greedy tokens, and the smallest gap between the best two probabilities met on the way."""
-    ids, gap = list(prompt), math.inf
+    ids = list(prompt)
+    gap = math.inf
     for _ in range(steps):
         probs = next_token_probs(model64, prompt, ids, n, temperatures, seed, repeat, **switches)
         best = probs.topk(2)

@@ -150,7 +150,8 @@ def route(
     open_experts = _open(spec, config, noisy)
     chosen = sorted(open_experts, key=lambda e: -noisy[e])[:k]
     if perturbed:
-        logits, scores = noisy, _scores(spec, noisy)
+        logits = noisy
+        scores = _scores(spec, noisy)
     return chosen, _weights(spec, config, router, logits, scores, chosen)
 
 
@@ -198,7 +199,8 @@ def _weights(spec, config, router, logits, scores, chosen):
 
 def _sparse_mixer(logits, chosen, jitter):
     """Phi-MoE: a softmax over those left that are not too far below the chosen one."""
-    remaining, weights = dict(enumerate(logits)), []
+    remaining = dict(enumerate(logits))
+    weights = []
     for e in chosen:
         near = [
             v for v in remaining.values() if (logits[e] - v) / max(abs(v), logits[e]) <= 2 * jitter
@@ -214,10 +216,12 @@ def install(model, layer: int, positions, draw, temperature: float, perturbed=Fa
     `draw` gives noise [positions, experts] for a number of experts.
     """
     router, block = routers_of(model)[layer]
-    config, spec = model.config, SPECS[model.config.model_type]
+    config = model.config
+    spec = SPECS[model.config.model_type]
 
     def again(logits, weights, index):
-        weights, index = weights.clone(), index.clone()
+        weights = weights.clone()
+        index = index.clone()
         for position, noise_row in zip(positions, draw(logits.shape[-1]), strict=True):
             token = (
                 logits[position].tolist(),

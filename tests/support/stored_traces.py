@@ -39,7 +39,8 @@ def traced_run(
     `answers` has for each question the answer in each state: "BAA" is right after the first step.
     """
     folder.mkdir(parents=True)
-    samples, traces = [], []
+    samples = []
+    traces = []
     for number, states in enumerate(answers):
         prompt = f"Question: {number}?\nAnswer:"
         arguments = {

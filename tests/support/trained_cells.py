@@ -33,7 +33,7 @@ def cell(value: float = 0.6, metric: str = "headline", **coordinates: Any) -> Ta
 
 
 def bars(**changes: Any) -> Experiment:
-    """An experiment of fine-tunings by schedule and task; `more` are other keys."""
+    """An experiment of fine-tunings by schedule and task; `changes` are other keys."""
     average = {"method.schedule": "none-router", "task": "average"}
     keys = KEYS | {
         "metric": "headline",
@@ -76,7 +76,7 @@ def experiment(**changes: Any) -> Experiment:
 def trained_results(
     rows: Sequence[float], *, accuracy: float = 0.4, leak: float | None = None, **changes: Any
 ) -> RunResult:
-    """A results.json of a design with these losses on held-out rows; `more`
+    """A results.json of a design with these losses on held-out rows; `changes`
     are other keys of its block."""
     validation = {
         "loss": sum(rows) / len(rows),

@@ -38,8 +38,11 @@ def chosen(count: int, **keys: Any) -> list[int]:
 
 
 def test_a_smaller_limit_is_contained_in_a_larger_one_and_chooses_what_earlier_releases_chose():
-    small, large = chosen(1319, limit=50), chosen(1319, limit=100)
-    assert len(small) == 50 and len(large) == 100 and set(small) < set(large)
+    small = chosen(1319, limit=50)
+    large = chosen(1319, limit=100)
+    assert len(small) == 50
+    assert len(large) == 100
+    assert set(small) < set(large)
     assert small == sorted(small)
     assert small != list(range(50))
     assert chosen(100, limit=5) == [6, 9, 28, 38, 90]
@@ -126,7 +129,9 @@ def test_then_the_train_split_if_there_is_one_with_examples_from_its_other_rows(
     assert task.config.custom_dataset.source == "train"
     tuned = {document["question"] for document in task.task_docs}
     examples = {document["question"] for document in task.sampler.df}
-    assert len(tuned) == 4 and len(examples) == 16 and not tuned & examples
+    assert len(tuned) == 4
+    assert len(examples) == 16
+    assert not tuned & examples
     (data / "gsm8k" / "train.jsonl").unlink()
     assert view(config(data, "gsm8k", num_fewshot=0)).config.custom_dataset.source == "test"
 
@@ -140,7 +145,8 @@ def test_else_a_sample_of_the_evaluated_split_which_the_test_leaves_out(data):
     remaining = select_documents(tested_config, full, frozenset(hashes(task)))["addsub"]
     assert len(remaining) == 8
     tested = [document_hashes(full["tasks"]["addsub"])[number] for number in remaining]
-    assert len(tested) == 8 and not hashes(task) & set().union(*tested)
+    assert len(tested) == 8
+    assert not hashes(task) & set().union(*tested)
     assert sorted(task.config.custom_dataset.numbers + remaining) == list(range(12))
     tuned = {document["question"] for document in task.task_docs}
     assert not tuned & {document["question"] for document in task.sampler.df}
@@ -201,7 +207,9 @@ def test_a_question_is_the_same_whatever_its_row_is_called(data):
     first, *_, same_hash, gold, other_hash = document_hashes(
         load_tasks(config(data, "arc_easy"))["tasks"]["arc_easy"]
     )
-    assert first & same_hash and first & gold and not first & other_hash
+    assert first & same_hash
+    assert first & gold
+    assert not first & other_hash
 
 
 def test_other_choices_are_another_question_where_they_are_a_column(tmp_path):

@@ -176,10 +176,12 @@ def test_what_cannot_be_left_out_is_refused(keys, message, tmp_path):
     ],
 )
 def test_where_lm_eval_shows_no_document_itself_prompts_and_ids_stay(keys, tmp_path):
-    task, plain = colours(tmp_path, keys), of_lm_eval(tmp_path)
+    task = colours(tmp_path, keys)
+    plain = of_lm_eval(tmp_path)
     assert prompts(task) == prompts(plain)
     kept_keys = ("test_split", "fewshot_split", "validation_split", "fewshot_config")
-    own_settings, plain_settings = task_settings(task), task_settings(plain)
+    own_settings = task_settings(task)
+    plain_settings = task_settings(plain)
     assert {key: own_settings.get(key) for key in kept_keys} == {
         key: plain_settings.get(key) for key in kept_keys
     }

@@ -88,7 +88,8 @@ def test_a_grid_has_both_forms_of_a_task(tmp_path):
             load_task(tmp_path, "humaneval", apply_chat_template=chat_template)
             for chat_template in (True, False)
         )
-    assert chat.config.gen_prefix and not plain.config.gen_prefix
+    assert chat.config.gen_prefix
+    assert not plain.config.gen_prefix
 
 
 def test_data_that_are_missing_are_looked_up_once(tmp_path, monkeypatch):
@@ -136,7 +137,8 @@ def test_sampling_is_on_where_it_is_asked_for(data, temperature_given, sampled, 
     settings = load_task(data, "addsub", gen_kwargs=temperature_given).get_config(
         "generation_kwargs"
     )
-    assert settings["do_sample"] is sampled and settings.get("temperature") == temperature
+    assert settings["do_sample"] is sampled
+    assert settings.get("temperature") == temperature
 
 
 def test_sampling_at_temperature_0_is_refused(data):
@@ -192,7 +194,8 @@ def test_any_lm_eval_task_and_unknown_names(data):
         load_task(data, "arc_esay")
     index = task_index._full_index(None)._index
     files = task_index._task_files()
-    assert len(files) > 12_000 and "mmlu_virology" in files, "a quoted key"
+    assert len(files) > 12_000, "a quoted key"
+    assert "mmlu_virology" in files, "a quoted key"
     assert all(str(index[name].yaml_path) == file for name, file in files.items())
 
 

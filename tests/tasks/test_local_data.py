@@ -150,12 +150,14 @@ def test_a_file_that_is_changed_in_place_is_read_again(by_yaml, tmp_path, monkey
         ][0]
 
     first = digest()
-    assert digest() == first and first[1] == "52"
+    assert digest() == first
+    assert first[1] == "52"
     file.write_text(file.read_text().replace('"52"', '"53"'))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert file.stat().st_size == before.st_size
     changed = digest()
-    assert changed[1] == "53" and changed[0] != first[0]
+    assert changed[1] == "53"
+    assert changed[0] != first[0]
     assert {path.name for path in tmp_path.iterdir()} == {"my_sums", "my_sums.yaml"}, (
         "nothing is left"
     )
@@ -379,7 +381,8 @@ def test_it_reads_its_folder_and_reports_its_metric(name, tmp_path):
     write_jsonl(tmp_path / folder / f"{split}.jsonl", documents)
     config = to_config(compose_cell([f"task={name}", f"data_dir={tmp_path}", "num_fewshot=0"], []))
     tasks = load_tasks(config)
-    assert list(tasks["tasks"]) == [name] and len(tasks["tasks"][name].task_docs) == len(documents)
+    assert list(tasks["tasks"]) == [name]
+    assert len(tasks["tasks"][name].task_docs) == len(documents)
     check_metric(config, tasks)
     assert config.task.category == category
 
@@ -393,7 +396,8 @@ def test_wikitext103_is_asked_and_scored_as_lm_evals_wikitext(tmp_path):
         document = task.task_docs[0]
         answer = answers_for_lm_eval("loglikelihood_rolling", [-3.0])
         seen_texts.append((task.doc_to_target(document), task.process_results(document, answer)))
-    assert seen_texts[0] == seen_texts[1] and "and-so on" in seen_texts[1][0]
+    assert seen_texts[0] == seen_texts[1]
+    assert "and-so on" in seen_texts[1][0]
     assert task.config.dataset_path == "EleutherAI/wikitext_document_level"
     assert task.config.dataset_name == "wikitext-103-raw-v1"
 

@@ -348,7 +348,8 @@ def test_a_fixed_place_of_the_right_answer_is_shuffled_the_same_way_each_time(tm
     rows = [SCIQ | {"question": f"What is wet {i}?"} for i in range(80)]
     for split in ("train", "validation", "test"):
         write_jsonl(tmp_path / "sciq" / f"{split}.jsonl", rows)
-    first, second_load = load(tmp_path, "sciq"), load(tmp_path, "sciq")
+    first = load(tmp_path, "sciq")
+    second_load = load(tmp_path, "sciq")
     golds = [first.doc_to_target(document) for document in first.task_docs]
     assert golds == [second_load.doc_to_target(document) for document in second_load.task_docs]
     # by chance: below 1e-3 for a fair shuffle
@@ -468,7 +469,8 @@ def test_a_question_with_more_options_than_letters_is_refused():
     ):
         lettered(document, {})
     columns = lettered(document | {"doc_to_choice": document["doc_to_choice"][:26]}, {})
-    assert columns["letters"][-1] == "Z" and "\nZ. " in columns["letters_prompt"]
+    assert columns["letters"][-1] == "Z"
+    assert "\nZ. " in columns["letters_prompt"]
 
 
 @pytest.mark.parametrize("target", [[0, 1], "neither", 2, -1, None])
@@ -511,11 +513,13 @@ def load_voted(name: str, data: Path | None = None, votes: int | None = 8, **key
 
 def vote_by_loop(answers: list[str]) -> str:
     """The answer with the most votes; of several, the one that came first."""
-    best, most_votes = "", 0
+    best = ""
+    most_votes = 0
     for answer in answers:
         votes = sum(candidate == answer for candidate in answers)
         if votes > most_votes:
-            best, most_votes = answer, votes
+            best = answer
+            most_votes = votes
     return best
 
 

@@ -300,7 +300,8 @@ def test_a_function_of_a_user_that_wraps_one_of_this_package_counts_by_its_code(
 
 def test_the_code_of_a_user_stays_a_syntax_tree():
     [name, digest] = function_identity(lettered)
-    assert name == "lettered" and len(str(digest)) == 64
+    assert name == "lettered"
+    assert len(str(digest)) == 64
 
 
 if __name__ == "__main__":

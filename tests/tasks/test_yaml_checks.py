@@ -222,11 +222,9 @@ def test_a_fault_is_found_by_task_file_and_line(fault, tmp_path, monkeypatch):
     with pytest.raises(TaskError) as raised:
         load_task(None, "mine", include_path=folder)
     text_of_error = str(raised.value)
-    assert (
-        message in text_of_error
-        and "Task mine" in text_of_error
-        and f"{tmp_path}/mine.yaml, line {line}" in text_of_error
-    )
+    assert message in text_of_error
+    assert "Task mine" in text_of_error
+    assert f"{tmp_path}/mine.yaml, line {line}" in text_of_error
     assert len(text_of_error.splitlines()) <= 3
     assert raised.value.exit_code == 2
 
@@ -346,11 +344,9 @@ def test_a_document_without_a_prompt_ends_the_command_before_weights_load(
         f"output_dir={tmp_path / 'out'}",
     ]
     ended = run_command(capsys, "method=base", *task)
-    assert (
-        ended.code == 2
-        and f"Error: Task mine, {message}" in ended.err
-        and "Traceback" not in ended.err
-    )
+    assert ended.code == 2
+    assert f"Error: Task mine, {message}" in ended.err
+    assert "Traceback" not in ended.err
     assert loads == []
 
 

@@ -78,7 +78,8 @@ def test_steps_in_place_and_recorded_are_those_of_the_host(record, family, name,
     in_place(monkeypatch, record)
     recorded.clear()
     generated_steps = generated(model, ensembles(model)[name])
-    assert generated_steps[0] == expected[0] and generated_steps[2:] == expected[2:]
+    assert generated_steps[0] == expected[0]
+    assert generated_steps[2:] == expected[2:]
     for ours, expected_step in zip(generated_steps[1], expected[1], strict=True):
         torch.testing.assert_close(ours, expected_step, rtol=1e-4, atol=1e-4)
     assert [step.steps for step in recorded] == [5, 6], (
@@ -93,7 +94,8 @@ def test_steps_go_on_where_their_slots_are_full(name, monkeypatch):
     in_place(monkeypatch, lambda self: None)
     monkeypatch.setattr(decode_step, "AHEAD", 1)
     generated_steps = generated(model, ensembles(model)[name])
-    assert generated_steps[0] == expected[0] and generated_steps[2:] == expected[2:]
+    assert generated_steps[0] == expected[0]
+    assert generated_steps[2:] == expected[2:]
 
 
 class Counts(Observer):
@@ -145,7 +147,8 @@ def step_logits(model, compiled):
     """Logits of two prompts of different lengths and of `STEPS` tokens after them,
     and the number of compiled graphs."""
     ensemble = Ensemble(4, GumbelTopK([0.0, 0.5], seed=0), first_noisy=1)
-    logits, graphs = [], []
+    logits = []
+    graphs = []
 
     def backend(graph, inputs):
         graphs.append(graph)
@@ -184,7 +187,8 @@ def test_a_step_is_one_graph():
     expected, _, decisions = step_logits(model, compiled=False)
     logits, graphs, counted = step_logits(model, compiled=True)
     assert graphs == 2 + 1, "two of the pass, and a small one that keeps whether logits were NaN"
-    assert counted == decisions and decisions["changed_decisions"] > 0
+    assert counted == decisions
+    assert decisions["changed_decisions"] > 0
     assert_close(logits, expected)
 
 
@@ -209,7 +213,8 @@ def test_later_layers_alone_and_the_model_restored():
         raise KeyError
     with torch.no_grad():
         assert model(ids).logits.equal(expected)
-    assert computed == [2, 3, 0, 1, 2, 3] and list(model.state_dict()) == names
+    assert computed == [2, 3, 0, 1, 2, 3]
+    assert list(model.state_dict()) == names
     assert [layer.__dict__.get("forward") for layer in decoder_layers(model)] == [
         wrapped,
         None,

@@ -44,7 +44,8 @@ def test_the_averaged_distribution_is_scaled(logits_MnV, n, clean, aggregate, sc
     ensemble = Ensemble(n=n, aggregate=aggregate, logit_scale=scale, include_clean=clean)
     averaged = logits_MnV if clean else logits_MnV[:, 1:]
     expected = torch.stack([by_hand(logits_nV, scale, aggregate) for logits_nV in averaged])
-    at, target = torch.tensor([4, 0, 2, 2]), torch.tensor([10, 3, 0, 7])
+    at = torch.tensor([4, 0, 2, 2])
+    target = torch.tensor([10, 3, 0, 7])
     assert torch.allclose(
         ensemble.score(logits_MnV, at, target), expected[at, target].float(), atol=1e-5
     )
@@ -88,17 +89,22 @@ def test_a_sweep_has_the_sums_that_scoring_gives_at_each_scale(
 
 
 def test_a_scale_at_either_end_is_at_the_bound():
-    assert at_bound(float(SCALES[0])) and at_bound(float(SCALES[-1])) and not at_bound(1.0)
-    assert SCALES[0] == pytest.approx(0.25, abs=1e-3) and SCALES[-1] == pytest.approx(4, abs=1e-2)
+    assert at_bound(float(SCALES[0]))
+    assert at_bound(float(SCALES[-1]))
+    assert not at_bound(1.0)
+    assert SCALES[0] == pytest.approx(0.25, abs=1e-3)
+    assert SCALES[-1] == pytest.approx(4, abs=1e-2)
 
 
 def test_a_contrast_is_that_of_a_loop_in_float64():
     logits = 3 * torch.randn(5, 3, 30, generator=torch.Generator().manual_seed(2))
     ensemble = Ensemble(n=3, contrast=Contrast(beta=0.5, alpha=0.1))
-    scores, greedy = ensemble.next_scores(logits), ensemble.greedy(logits)
+    scores = ensemble.next_scores(logits)
+    greedy = ensemble.greedy(logits)
     place = torch.arange(5)
     for at, logits_nV in enumerate(logits.double()):
-        strong, weak = logits_nV[0], (logits_nV[1] + logits_nV[2]) / 2
+        strong = logits_nV[0]
+        weak = (logits_nV[1] + logits_nV[2]) / 2
         contrast = 1.5 * strong - 0.5 * weak
         log_probs = contrast.log_softmax(-1)
         contrast_scores = ensemble.score(logits, place[at : at + 1].repeat(30), torch.arange(30))
@@ -116,7 +122,8 @@ def test_a_contrast_is_that_of_a_loop_in_float64():
 
 def test_a_contrast_of_strength_0_is_the_first_sample_and_its_scale_is_one_of_logits():
     logits = 3 * torch.randn(4, 2, 30, generator=torch.Generator().manual_seed(3))
-    at, target = torch.arange(4), torch.tensor([1, 2, 3, 4])
+    at = torch.arange(4)
+    target = torch.tensor([1, 2, 3, 4])
     base = Ensemble()
     for none in (Ensemble(n=2, contrast=Contrast(0, 0)), Ensemble(contrast=Contrast(0.7, 0))):
         first_samples = logits[:, : none.n]

@@ -44,7 +44,8 @@ def brute_loss(setting, pathways, n, relax, kind, answers=ANSWERS):
         if tail is None:
             continue
         number = next(i for i, reference in enumerate(setting.references) if reference is tail)
-        prompt, answer = prompts(seed=1, least=span.size)[number], answers[number]
+        prompt = prompts(seed=1, least=span.size)[number]
+        answer = answers[number]
         core = experts if relax == "core" else None
         read = [*prompt, *answer[:-1]]
         logits_TV = whole_logits(setting.model, read, span.start(len(prompt)), probs, core)
@@ -95,7 +96,8 @@ def equals_whole_passes(setting, relax, kind, answers, atol=2e-6):
         torch.testing.assert_close(loss_N[n], expected.to(loss_N.dtype), atol=2e-6, rtol=1e-5)
         torch.testing.assert_close(gradient[n], brute[n].to(gradient.dtype), atol=atol, rtol=1e-3)
     assert relax == "topk" or gradient.abs().max() > 30 * atol
-    assert loss_N[2] == 0 and not gradient[2].any()
+    assert loss_N[2] == 0
+    assert not gradient[2].any()
 
 
 class Noted(Remix):
@@ -118,7 +120,8 @@ def test_three_tokens_change_apart_and_nothing_else_does(family):
     changed, _ = ngd(pathways, setting.loss(), C3POConfig(steps=3, learning_rate=[0.1, 0.1]))
     moved = changed.probs_NWLE() != pathways.clean_NWLE
     core = torch.zeros_like(moved).scatter(-1, pathways.core, True)
-    assert not moved[~core].any() and torch.equal(changed.theta[2], pathways.theta[2])
+    assert not moved[~core].any()
+    assert torch.equal(changed.theta[2], pathways.theta[2])
     steps = (changed.theta - pathways.theta)[:2, :, 0]
     assert (steps[0] != 0).any(-1).all(), "each token has a gradient"
     assert (steps[0, 0] - steps[0, 1]).abs().max() > 1e-3, "of its own"
@@ -127,7 +130,8 @@ def test_three_tokens_change_apart_and_nothing_else_does(family):
     setting.tails.score(setting.questions, remix)
     own_probs, given_probs = remix.noted[layer]
     for before, after in zip(own_probs[1:], given_probs[1:], strict=True):
-        before, after = before.unflatten(0, (3, -1)), after.unflatten(0, (3, -1))
+        before = before.unflatten(0, (3, -1))
+        after = after.unflatten(0, (3, -1))
         assert torch.equal(before[:, 3:], after[:, 3:])
     assert not torch.equal(own_probs.weights_TK, given_probs.weights_TK)
     assert remix.noted[last_layer][1] is None
@@ -137,9 +141,12 @@ def test_only_questions_with_neighbours_change_and_their_input_does_not(setting)
     pathways = setting.pathways()
     before = pathways.theta.detach().clone()
     changed, losses = ngd(pathways, setting.loss(), C3POConfig(steps=3))
-    assert torch.equal(pathways.theta, before) and pathways.theta.grad is None
-    assert torch.equal(changed.theta[2], before[2]) and losses[:, 2].isnan().all()
-    assert (changed.theta[:2] != before[:2]).any(dim=-1).all() and losses[:, :2].isfinite().all()
+    assert torch.equal(pathways.theta, before)
+    assert pathways.theta.grad is None
+    assert torch.equal(changed.theta[2], before[2])
+    assert losses[:, 2].isnan().all()
+    assert (changed.theta[:2] != before[:2]).any(dim=-1).all()
+    assert losses[:, :2].isfinite().all()
 
 
 @pytest.mark.parametrize("relax", ["core", "topk"])
@@ -256,7 +263,8 @@ def test_a_core_below_the_models_top_k_is_relaxed_with_the_others_it_takes(setti
         torch.testing.assert_close(*losses, msg="before a step both forms are the base model")
         changed, _ = ngd(pathways, setting.loss(), settings)
         moved = (changed.probs_NWLE() - pathways.probs_NWLE())[:2].abs() > 1e-5
-        assert moved.any() == (core > 1) and not moved.scatter(-1, pathways.core[:2], False).any()
+        assert moved.any() == (core > 1)
+        assert not moved.scatter(-1, pathways.core[:2], False).any()
 
 
 def test_the_oracle_is_the_question_as_its_own_neighbour(olmoe):

@@ -65,7 +65,8 @@ def test_examples_of_in_context_learning():
     ("subject", "method"), [("soft prompt", SoftPrompt), ("prefix tuning", PrefixTuning)]
 )
 def test_recipes_of_virtual_tokens(subject, method):
-    recipe, stated = method.Config(), here(f"{subject} (Table 1)")
+    recipe = method.Config()
+    stated = here(f"{subject} (Table 1)")
     for value in (
         f"{recipe.virtual_tokens} virtual tokens",
         f"weight decay {WEIGHT_DECAY}",

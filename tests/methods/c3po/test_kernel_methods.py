@@ -33,7 +33,12 @@ from tests.support.c3po import WEIGHT_NK, setting_of
 from tests.support.models import small_model
 from tests.support.tiers import by_family
 
-N, W, M, E, LAYERS, CORE = 3, 2, 6, 9, [1, 4], 4
+N = 3
+W = 2
+M = 6
+E = 9
+LAYERS = [1, 4]
+CORE = 4
 
 
 @pytest.fixture
@@ -54,11 +59,9 @@ def test_changed_parameters_change_core_experts_alone_and_keep_their_mass(pathwa
     with torch.no_grad():
         pathways.theta += torch.randn(pathways.theta.shape)
     for i, layer in enumerate(LAYERS):
-        changed_probs, clean, core = (
-            pathways.probs()[layer],
-            pathway_NWME[:, :, layer],
-            pathways.core[:, :, i],
-        )
+        changed_probs = pathways.probs()[layer]
+        clean = pathway_NWME[:, :, layer]
+        core = pathways.core[:, :, i]
         assert (clean.gather(-1, core).amin(-1) >= clean.scatter(-1, core, 0).amax(-1)).all(), (
             "the largest"
         )
@@ -128,7 +131,8 @@ def test_missing_neighbours_weigh_nothing_and_do_not_move_the_median(name):
     inf = math.inf
     weights = kernel(name, torch.tensor([[*DISTANCES, inf, inf], [inf] * 5]))
     torch.testing.assert_close(weights[0, :3], kernel(name, torch.tensor([DISTANCES]))[0])
-    assert weights[0, 3:].tolist() == [0, 0] and weights[1].tolist() == [0] * 5
+    assert weights[0, 3:].tolist() == [0, 0]
+    assert weights[1].tolist() == [0] * 5
     assert kernel(name, torch.empty(2, 0)).shape == (2, 0)
 
 
@@ -166,7 +170,8 @@ def test_core_experts_take_the_means_proportions_and_others_keep_theirs(setting)
     pathways = setting.pathways()
     changed, _ = kernel_regression(pathways, setting.loss(), 0.0)
     mean_NWLE = setting.loss().mean_pathway(pathways)
-    changed_probs, clean = changed.probs_NWLE(), pathways.clean_NWLE
+    changed_probs = changed.probs_NWLE()
+    clean = pathways.clean_NWLE
     core_NWLC = pathways.to_core(mean_NWLE)[:2]
     torch.testing.assert_close(core_NWLC.sum(-1, keepdim=True), pathways.mass_NWL1[:2])
     core_ratio = changed_probs[:2].gather(-1, pathways.core[:2]) / mean_NWLE[:2].gather(
@@ -179,7 +184,8 @@ def test_core_experts_take_the_means_proportions_and_others_keep_theirs(setting)
 
 
 def test_the_alpha_of_least_loss_is_taken_question_by_question(setting):
-    pathways, loss = setting.pathways(), setting.loss()
+    pathways = setting.pathways()
+    loss = setting.loss()
     changed, losses = kernel_regression(pathways, loss, None)
     fixed = [kernel_regression(pathways, loss, alpha) for alpha in ALPHAS]
     for n in range(2):
@@ -247,7 +253,8 @@ def test_a_pathway_ends_in_the_middle_of_the_cluster_it_is_near(
     mean_WLE = two_clusters[members][:, :, olmoe.layers].mean(0)
     for found_WLE in changed.probs_NWLE():
         torch.testing.assert_close(found_WLE, mean_WLE, atol=1e-5, rtol=1e-3)
-    assert losses.shape == (31, 3) and losses[:, :2].isfinite().all()
+    assert losses.shape == (31, 3)
+    assert losses[:, :2].isfinite().all()
 
 
 def test_one_shift_is_equations_7_and_8(olmoe, two_clusters):
@@ -288,7 +295,8 @@ def test_a_question_without_a_neighbour_is_told_by_half_the_squared_distance(olm
     none = torch.zeros(3, 8, dtype=torch.bool)
     shifts = dataclasses.replace(SHIFTS, k=8, epsilon=radius * (1 + 1e-5))
     without_N = without_neighbours(pathways, two_clusters, shifts, none)
-    assert without_N.tolist() == (nearest_N > nearest_N.median()).tolist() and without_N.sum() == 1
+    assert without_N.tolist() == (nearest_N > nearest_N.median()).tolist()
+    assert without_N.sum() == 1
     changed, _ = mode_finding(pathways, olmoe.loss(), two_clusters, shifts)
     kept_N = (changed.probs_NWLE() - pathways.clean_NWLE).abs().amax(dim=(1, 2, 3)) < 1e-6
     assert kept_N.equal(without_N)

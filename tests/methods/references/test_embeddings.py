@@ -52,7 +52,8 @@ def test_hidden_states_are_the_mean_over_the_texts_own_tokens(small, monkeypatch
 
 @pytest.mark.parametrize("family", by_family(sorted(ZOO)))
 def test_hidden_states_of_every_family_do_not_see_padding(family, tokenizer):
-    model, facts = small_model(family), SimpleNamespace(max_length=512)
+    model = small_model(family)
+    facts = SimpleNamespace(max_length=512)
     settings = {"tokenizer": tokenizer, "device": torch.device("cpu"), "facts": facts}
     loaded: Any = SimpleNamespace(model=model, **settings)
     vectors_alone = torch.cat([embeddings.hidden_states([text], loaded) for text in TEXTS])
@@ -69,7 +70,8 @@ def test_the_mean_is_subtracted_before_normalization(small):
 
 def test_long_texts_lose_their_beginning(small):
     longest = small.facts.max_length
-    long, end = "x" * 100 + "y" * longest, "y" * longest
+    long = "x" * 100 + "y" * longest
+    end = "y" * longest
     assert torch.allclose(embed([long], None, small), embed([end], None, small), atol=1e-5)
 
 
@@ -82,7 +84,8 @@ def test_vectors_of_a_file_belong_to_their_texts(tmp_path):
 
 
 def test_what_is_not_there_is_named(tmp_path, monkeypatch):
-    file, leave_out = tmp_path / "vectors.safetensors", r"(.|\n)*Leave method.embeddings out"
+    file = tmp_path / "vectors.safetensors"
+    leave_out = r"(.|\n)*Leave method.embeddings out"
     write_vectors(TEXTS[:2], lambda texts: torch.ones(len(texts), 3), file)
     with pytest.raises(ConfigError, match=r"no vector for 2 of 3 texts(.|\n)*a longer text"):
         embed(TEXTS[1:], file, None)
@@ -105,7 +108,8 @@ def test_a_model_that_is_not_there_offline_is_named():
 def test_a_sentence_transformers_folder(tmp_path, tokenizer):
     """A small random BERT as sentence-transformers saves it: mean over the tokens."""
     package = pytest.importorskip("sentence_transformers")
-    plain, saved = tmp_path / "plain", tmp_path / "saved"
+    plain = tmp_path / "plain"
+    saved = tmp_path / "saved"
     torch.manual_seed(0)
     sizes = {
         "hidden_size": 32,
@@ -137,11 +141,9 @@ def test_all_minilm_tells_meanings_apart():
 
 def test_embeddings_are_told_apart_by_content(tmp_path, monkeypatch):
     monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: name)
-    first, second, folder = (
-        tmp_path / "a.safetensors",
-        tmp_path / "b.safetensors",
-        tmp_path / "folder",
-    )
+    first = tmp_path / "a.safetensors"
+    second = tmp_path / "b.safetensors"
+    folder = tmp_path / "folder"
     for file, value in ((first, 1.0), (second, 2.0)):
         write_vectors(["x"], lambda texts, value=value: torch.full((1, 2), value), file)
     folder.mkdir()
@@ -164,7 +166,8 @@ def by_hand(query, references, most_similar, k=None, epsilon=None):
 
     `epsilon` is a bound of 1 - cos.
     """
-    distances, dropped = [], 0
+    distances = []
+    dropped = 0
     for index, reference in enumerate(references.tolist()):
         cosine = sum(a * b for a, b in zip(query.tolist(), reference, strict=True))
         if cosine > most_similar:
@@ -183,7 +186,8 @@ def by_hand(query, references, most_similar, k=None, epsilon=None):
 def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
     """Also with fewer references than k, and with balls that are empty."""
     monkeypatch.setattr(nearest, "CHUNK_BYTES", 4 * 40 * 3)  # three questions at a time
-    queries, references = unit(11, seed=1), unit(40)
+    queries = unit(11, seed=1)
+    references = unit(40)
     settings = {"k": 99, "epsilon": None} | kind
     neighbours_found = neighbours(queries, references, **settings, most_similar=most_similar)
     sizes = []
@@ -194,9 +198,8 @@ def test_they_are_those_of_a_search_by_hand(kind, most_similar, monkeypatch):
         assert neighbours_found.distance_QK[q, :size].tolist() == rounding.approx(
             [d for d, _ in expected]
         )
-        assert (neighbours_found.index_QK[q, size:] == -1).all() and neighbours_found.distance_QK[
-            q, size:
-        ].isinf().all()
+        assert (neighbours_found.index_QK[q, size:] == -1).all()
+        assert neighbours_found.distance_QK[q, size:].isinf().all()
         assert neighbours_found.dropped_Q[q] == dropped
         sizes.append(size)
     assert neighbours_found.index_QK.shape == (11, kind.get("k", max(sizes)))

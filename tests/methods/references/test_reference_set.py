@@ -94,8 +94,11 @@ def test_a_size_takes_the_first_of_one_permutation(data):
         documents = reference_documents(evaluating(data, "arc_easy", **keys), settings(size=size))
         return {(name, number) for name, numbers in documents.samples.items() for number in numbers}
 
-    small, large = chosen(2), chosen(4)
-    assert len(small) == 4 and len(large) == 8 and small < large, "of each source"
+    small = chosen(2)
+    large = chosen(4)
+    assert len(small) == 4, "of each source"
+    assert len(large) == 8, "of each source"
+    assert small < large, "of each source"
     assert chosen(2, limit=1, seed=5, fewshot_seed=3, num_fewshot=2) == small
     assert chosen(2, sample_seed=1) != small
 
@@ -132,7 +135,8 @@ def test_what_has_no_references_is_refused_with_the_way_out(data):
 def test_another_task_uses_its_own_train_split(data):
     documents = reference_documents(evaluating(data, "openbookqa"), settings())
     assert documents.label == "own train split"
-    assert documents.sources[0]["dropped"] == 3 and sizes(documents) == {"openbookqa:train": 5}
+    assert documents.sources[0]["dropped"] == 3
+    assert sizes(documents) == {"openbookqa:train": 5}
 
 
 def test_a_split_can_be_named(data):
@@ -145,7 +149,8 @@ def test_the_toy_worlds_near_and_far_sets():
     toy = Config(task=TaskConfig(name="toy_choice"))
     near = reference_documents(toy, settings())
     far = reference_documents(toy, settings("toy_choice:far"))
-    assert sizes(near) == {"toy_choice:near": 400} and sizes(far) == {"toy_choice:far": 100}
+    assert sizes(near) == {"toy_choice:near": 400}
+    assert sizes(far) == {"toy_choice:far": 100}
     with pytest.raises(ConfigError, match="toy_choice cannot be loaded: KeyError: 'bad'"):
         reference_documents(toy, settings("toy_choice:bad"))
 
@@ -156,7 +161,8 @@ def test_rules_have_references_of_their_meaning_and_on_request_of_the_other(task
     assert sizes(reference_documents(rules, settings())) == {f"toy_rules:{rule_source}": 200}
     for meaning in ("plus", "max"):
         documents = reference_documents(rules, settings(f"toy_rules:{meaning}"))
-        assert sizes(documents) == {f"toy_rules:{meaning}": 200} and documents.dropped == 0
+        assert sizes(documents) == {f"toy_rules:{meaning}": 200}
+        assert documents.dropped == 0
 
 
 def test_a_source_has_local_files_and_otherwise_the_hub(data, monkeypatch):
@@ -181,9 +187,8 @@ def test_a_source_has_local_files_and_otherwise_the_hub(data, monkeypatch):
 
 def test_generated_answers_are_right_by_the_tasks_headline_metric(data):
     documents = reference_documents(Config(task=TaskConfig(name="toy_math")), settings(size=7))
-    assert documents.label == "own train split" and documents.metrics == {
-        "toy_math:train": "exact_match,none"
-    }
+    assert documents.label == "own train split"
+    assert documents.metrics == {"toy_math:train": "exact_match,none"}
     assert sizes(documents) == {"toy_math:train": 7}
     write_jsonl(data / "gsm8k" / "train.jsonl", [{"question": "1 + 1?", "answer": "#### 2"}])
     gsm8k = reference_documents(evaluating(data, "arc_easy"), settings("gsm8k"))
@@ -229,10 +234,8 @@ def config(tmp_path, models, monkeypatch) -> Config:
     write_jsonl(tmp_path / "data" / "arc_easy" / "test.jsonl", choices(3))
     write_jsonl(tmp_path / "data" / "openbookqa" / "train.jsonl", rows(QUESTIONS))
     monkeypatch.setattr(reference_files, "PORTION", 8)
-    model, place = (
-        ModelConfig(name="small", path=str(models[0])),
-        {"offline": True, "device": "cpu"},
-    )
+    model = ModelConfig(name="small", path=str(models[0]))
+    place = {"offline": True, "device": "cpu"}
     return evaluating(
         tmp_path / "data", "arc_easy", model=model, output_dir=str(tmp_path / "out"), **place
     )
@@ -257,7 +260,8 @@ def build(config: Config, **changes: Any):
 
 def test_references_are_what_the_untouched_model_answers_correctly(config):
     reference_set, loaded = build(config)
-    model, tokenizer = loaded.model, loaded.tokenizer
+    model = loaded.model
+    tokenizer = loaded.tokenizer
     letters = [tokenizer(f" {letter}").input_ids for letter in "ABCD"]
     kept_count = 0
     for i, row in enumerate(rows(QUESTIONS)):
@@ -277,16 +281,15 @@ def test_references_are_what_the_untouched_model_answers_correctly(config):
             assert text not in reference_set.texts
             continue
         place = reference_set.texts.index(text)
-        assert reference_set.prompts[place] == ids and reference_set.golds[place] == letters[i % 4]
+        assert reference_set.prompts[place] == ids
+        assert reference_set.golds[place] == letters[i % 4]
         assert reference_set.golds[place][0] == letters[i % 4][0]
         expected = torch.stack([logits[len(ids) - 1].softmax(-1) for logits in routes.logits])
         assert torch.allclose(reference_set.pathway_RWME[place], expected, atol=1e-5)
         kept_count += 1
     assert 0 < kept_count < QUESTIONS, "some are right, some are wrong"
-    assert (
-        len(reference_set) == kept_count == reference_set.counts["correct"]
-        and reference_set.counts["asked"] == QUESTIONS
-    )
+    assert len(reference_set) == kept_count == reference_set.counts["correct"]
+    assert reference_set.counts["asked"] == QUESTIONS
     assert reference_set.pathway_RWME.dtype == torch.float32
     second_vectors = reference_set.embed(reference_set.texts, loaded)
     assert torch.allclose(second_vectors, reference_set.embedding_RX, atol=1e-4)
@@ -298,7 +301,8 @@ def test_a_set_is_built_once(config, monkeypatch):
     monkeypatch.setattr(reference_files, "answered", None)  # asking the model again would fail
     second_set, _ = build(replace(config, seed=9, limit=1, batch_size=1))
     assert second_set.folder == first.folder
-    assert second_set.prompts == first.prompts and second_set.pathway_RWME.equal(first.pathway_RWME)
+    assert second_set.prompts == first.prompts
+    assert second_set.pathway_RWME.equal(first.pathway_RWME)
     assert second_set.embedding_RX.equal(first.embedding_RX)
 
 
@@ -329,9 +333,8 @@ def test_a_stored_set_leaves_nothing_to_read(stored):
     assert references_left(stored, SETTINGS, loaded.facts) == {}
     smaller = SimpleNamespace(**vars(SETTINGS) | {"reference_size": 11})
     [(name, tokens)] = references_left(stored, smaller, loaded.facts).items()
-    assert name != reference_set.folder.name and tokens > 11 * min(
-        map(len, reference_set.prompts)
-    ), "and the answers"
+    assert name != reference_set.folder.name, "and the answers"
+    assert tokens > 11 * min(map(len, reference_set.prompts)), "and the answers"
 
 
 def test_a_set_with_tokens_that_a_model_lacks_is_refused(stored):
@@ -363,9 +366,8 @@ def test_embeddings_are_kept_of_each_kind(stored, monkeypatch, tmp_path):
     assert file_set.embedding_RX.equal(torch.eye(len(first_set)))
     monkeypatch.setattr(references, "hidden_states", None)  # computing them again would fail
     second_set, _ = build(stored)
-    assert second_set.embedding_RX.equal(first_set.embedding_RX) and second_set.mean_X.equal(
-        first_set.mean_X
-    )
+    assert second_set.embedding_RX.equal(first_set.embedding_RX)
+    assert second_set.mean_X.equal(first_set.mean_X)
 
 
 def test_too_few_references(stored, tmp_path):

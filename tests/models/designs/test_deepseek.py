@@ -96,10 +96,12 @@ def test_a_checkpoint_comes_back_byte_for_byte(folder, shard, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.save_pretrained(tmp_path, max_shard_size=shard)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "40KB")
-    published, saved = weights_in(folder), weights_in(tmp_path)
+    published = weights_in(folder)
+    saved = weights_in(tmp_path)
     assert saved.keys() == published.keys() == parameter_shapes(SMALL).keys()
     for name, weight in published.items():
-        assert saved[name].dtype == weight.dtype and torch.equal(saved[name], weight), name
+        assert saved[name].dtype == weight.dtype, name
+        assert torch.equal(saved[name], weight), name
     second_model = AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():
         ids = torch.tensor([TOKENS])
@@ -111,7 +113,8 @@ def test_every_parameter_has_a_gradient(folder):
     ids = torch.arange(200)[None]
     model(ids, labels=ids).loss.backward()
     for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
 
 
 def test_the_auxiliary_loss_counts_where_it_is_asked_for(folder):
@@ -120,7 +123,8 @@ def test_the_auxiliary_loss_counts_where_it_is_asked_for(folder):
     with torch.no_grad():
         plain = model(ids, labels=ids)
         with_loss = model(ids, labels=ids, output_router_logits=True)
-    assert plain.aux_loss is None and len(with_loss.router_logits) == 3
+    assert plain.aux_loss is None
+    assert len(with_loss.router_logits) == 3
     torch.testing.assert_close(
         with_loss.loss - plain.loss, 0.001 * with_loss.aux_loss, rtol=1e-2, atol=1e-6
     )
@@ -166,7 +170,8 @@ def test_the_published_configuration_is_the_default(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
     config = AutoConfig.from_pretrained(tmp_path)
     default = type(config)()
-    assert config.rope_parameters["rope_theta"] == 10000 and config.dtype == torch.bfloat16
+    assert config.rope_parameters["rope_theta"] == 10000
+    assert config.dtype == torch.bfloat16
     elsewhere = (
         "architectures auto_map model_type rope_theta rope_scaling seq_aux torch_dtype".split()
     )
@@ -186,7 +191,8 @@ def test_another_scoring_function_is_refused(tmp_path):
 
 def test_the_decoder_alone_is_published_too(folder):
     """auto_map names AutoModel."""
-    decoder, model = AutoModel.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    decoder = AutoModel.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     assert type(decoder).__module__ == "moe_lab.models.designs.deepseek"
     ids = torch.arange(40)[None]
     with torch.no_grad():
@@ -207,7 +213,8 @@ def test_the_auto_classes_know_our_models_in_a_new_interpreter(folder, tmp_path)
         f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
         "print(type(model), float(model(torch.arange(40)[None]).logits.double().sum()))"
     )
-    command, options = [sys.executable, "-c", code], {"stdin": subprocess.DEVNULL, "text": True}
+    command = [sys.executable, "-c", code]
+    options = {"stdin": subprocess.DEVNULL, "text": True}
     ended = subprocess.run(command, capture_output=True, check=False, **options)
     assert "moe_lab.models.designs.deepseek.DeepseekForCausalLM" in ended.stdout, ended.stderr
     assert "moe_lab.models.designs.modeling.MoeDesignForCausalLM" in ended.stdout

@@ -87,7 +87,8 @@ def test_a_later_token_changes_no_bit_of_earlier_logits(router, backbone):
         changed = IDS.clone()
         changed[0, place] = (changed[0, place] + 1) % 256
         after = logits_of(model, changed)
-        assert torch.equal(after[0, :place], before[0, :place]) and torch.equal(after[1], before[1])
+        assert torch.equal(after[0, :place], before[0, :place])
+        assert torch.equal(after[1], before[1])
         assert not torch.equal(after[0, place:], before[0, place:])
 
 
@@ -105,14 +106,14 @@ def test_reading_in_parts_over_a_cache_is_reading_at_once(router, backbone):
     changed[:, 11] = (changed[:, 11] + 1) % 256
     read = []
     for ids in (IDS, changed):
-        cache, logits = DynamicCache(config=model.config), []
+        cache = DynamicCache(config=model.config)
+        logits = []
         for part in ids.split([4, 1, 1, 1, 6, 1], dim=1):
             logits.append(logits_of(model, part, cache=cache))
         read.append(torch.cat(logits, dim=1))
     torch.testing.assert_close(read[0], whole, rtol=1e-4, atol=1e-5)
-    assert torch.equal(read[0][:, :11], read[1][:, :11]) and not torch.equal(
-        read[0][:, 11], read[1][:, 11]
-    )
+    assert torch.equal(read[0][:, :11], read[1][:, :11])
+    assert not torch.equal(read[0][:, 11], read[1][:, 11])
 
 
 @pytest.mark.parametrize("beams", first_fast([1, 3]))
@@ -262,7 +263,5 @@ def test_a_configuration_comes_back(tmp_path):
 
 
 def test_expert_choice_has_no_cache():
-    assert (
-        MoeDesignConfig(**COMMON).use_cache
-        and not MoeDesignConfig(**COMMON, router="expert").use_cache
-    )
+    assert MoeDesignConfig(**COMMON).use_cache
+    assert not MoeDesignConfig(**COMMON, router="expert").use_cache

@@ -85,14 +85,15 @@ def test_every_block_is_the_slow_one(case, backbone, side):
 
 
 def test_the_bias_is_a_buffer_of_float32_beside_its_unbiased_class():
-    plain, biased = design("token"), design("token", selection_bias=True)
+    plain = design("token")
+    biased = design("token", selection_bias=True)
     assert type(plain.model.layers[0].mlp.gate) is DesignTopKRouter
     assert plain.model.layers[0].mlp.gate.selection_bias is None
     gate = biased.model.layers[0].mlp.gate
-    assert type(gate) is BiasedTopKRouter and gate.selection_bias.dtype == torch.float32
-    assert "selection_bias" in gate.state_dict() and "selection_bias" not in dict(
-        gate.named_parameters()
-    )
+    assert type(gate) is BiasedTopKRouter
+    assert gate.selection_bias.dtype == torch.float32
+    assert "selection_bias" in gate.state_dict()
+    assert "selection_bias" not in dict(gate.named_parameters())
     fresh = type(biased)(biased.config)
     assert not fresh.model.layers[0].mlp.gate.selection_bias.any()
 
@@ -109,7 +110,8 @@ def test_gradient_flows_through_a_units_decision_to_its_first_token():
     assert last < 12
     weights[-1].square().sum().backward()
     moved = hidden_TH.grad.abs().sum(dim=-1).nonzero().flatten().tolist()
-    assert moved == [int(last)] and gate.weight.grad.abs().sum() > 0
+    assert moved == [int(last)]
+    assert gate.weight.grad.abs().sum() > 0
     assert torch.equal(logits[-1], logits[last])
 
 
@@ -154,7 +156,8 @@ CHOICE_IDS = torch.randint(0, VOCAB, (2, 12), generator=torch.Generator().manual
 def test_a_capacity_is_not_raised_by_rounding():
     model = design("expert", capacity_factor=1.1, n_routed_experts=10, num_experts_per_tok=1)
     gate = model.model.layers[0].mlp.gate
-    assert 1.1 / 10 * 100 > 11 and gate.capacity(100) == 11
+    assert 1.1 / 10 * 100 > 11
+    assert gate.capacity(100) == 11
     real = torch.ones(1, 100, dtype=torch.bool)
     assert gate._taken(real, 12).sum() == 11
 
@@ -164,7 +167,8 @@ def test_it_runs_without_a_cache():
     with torch.no_grad():
         plain = model(CHOICE_IDS)
         cached = model(CHOICE_IDS, use_cache=True, cache=DynamicCache())
-        assert plain.cache is None and cached.cache is None
+        assert plain.cache is None
+        assert cached.cache is None
         assert torch.equal(plain.logits, cached.logits)
         generated = model.generate(CHOICE_IDS, max_new_tokens=5, do_sample=False, use_cache=True)
         full = design("token")(CHOICE_IDS).cache
@@ -210,13 +214,12 @@ def facts_of(folder, **settings):
 def test_facts_say_what_routers_choose_by(tmp_path):
     plain = facts_of(tmp_path / "plain", first_k_dense_replace=1, backbone="deepseek")
     assert (plain.family, plain.moe_layers, plain.experts, plain.top_k) == ("moe_design", 2, 5, 2)
-    assert (
-        plain.routers.rule.noise == LOGITS
-        and plain.routers.chooses_by_logits
-        and not plain.fixed_routing
-    )
+    assert plain.routers.rule.noise == LOGITS
+    assert plain.routers.chooses_by_logits
+    assert not plain.fixed_routing
     biased = facts_of(tmp_path / "biased", selection_bias=True)
-    assert biased.routers.rule.noise == PROBABILITY and not biased.routers.chooses_by_logits
+    assert biased.routers.rule.noise == PROBABILITY
+    assert not biased.routers.chooses_by_logits
     assert biased.routers.chosen_by == "probability plus a bias"
     assert "all tokens of a word" in facts_of(tmp_path / "word", router="word").fixed_routing
 
@@ -235,7 +238,8 @@ def test_biased_routers_choose_and_weigh_as_their_rule_says(norm):
     changed: list[torch.Tensor] = []
     with routed(model, check), torch.inference_mode():
         model(SEAM_IDS)
-    assert len(changed) == 3 and any(changed)
+    assert len(changed) == 3
+    assert any(changed)
 
 
 def test_noise_on_biased_routers_is_what_the_slow_reference_makes_of_it():

@@ -94,7 +94,8 @@ def test_words_of_the_embedded_tokenizer_differ_in_second_newlines_alone():
     )
     word_parts = set(parts(units_of(tokenizer, "word", text)))
     expected = set(parts(pieces(tokenizer, text)))
-    assert word_parts < expected and len(word_parts) > 1000
+    assert word_parts < expected
+    assert len(word_parts) > 1000
     assert {text[place - 1 : place + 1] for place in expected - word_parts} == {"\n\n"}
 
 
@@ -139,9 +140,11 @@ def test_sentences_of_the_toy_world():
 def test_special_tokens_are_units_of_their_own(kind):
     tokenizer = make_tokenizer()
     tables = unit_tables(tokenizer, kind)
-    assert tables.kind_V.shape == (257,) and tables.begins_CV.shape == (KINDS, 257)
+    assert tables.kind_V.shape == (257,)
+    assert tables.begins_CV.shape == (KINDS, 257)
     assert tables.kind_V[256] == SPECIAL
-    assert tables.begins_CV[:, 256].all() and tables.begins_CV[SPECIAL].all()
+    assert tables.begins_CV[:, 256].all()
+    assert tables.begins_CV[SPECIAL].all()
     assert (tables.kind_V[:256] != SPECIAL).all()
     text = "some<|end|>thing<|end|><|end|>"
     assert units_of(tokenizer, kind, text) == ["some", "<|end|>", "thing", "<|end|>", "<|end|>"]
@@ -202,21 +205,24 @@ def test_units_begin_where_the_loop_says():
 def test_padding_is_no_part_of_a_unit_whatever_its_token():
     real = torch.ones_like(IDS, dtype=torch.bool)
     real[:, :4] = False
-    units, units_alone = places()(IDS, real, None), places()(IDS[:, 4:], real[:, 4:], None)
+    units = places()(IDS, real, None)
+    units_alone = places()(IDS[:, 4:], real[:, 4:], None)
     assert units.first_BS[:, :4].tolist() == [[0, 1, 2, 3]] * 20
     assert units.first_BS[:, 4:].equal(units_alone.first_BS + 4)
 
 
 def test_tokens_that_the_tokenizer_lacks_are_special_and_no_tokenizer_may_be_larger():
     larger = places(VOCAB + 5)
-    assert (larger.kind_V[VOCAB:] == SPECIAL).all() and larger.begins_CV[:, VOCAB:].all()
+    assert (larger.kind_V[VOCAB:] == SPECIAL).all()
+    assert larger.begins_CV[:, VOCAB:].all()
     with pytest.raises(ValueError, match="The tokenizer has 300 tokens, and vocab_size=299"):
         places(VOCAB - 1)
 
 
 def test_tables_are_buffers_that_stay_whole_numbers():
     module = places().to(torch.bfloat16)
-    assert module.kind_V.dtype == torch.int8 and module.begins_CV.dtype == torch.bool
+    assert module.kind_V.dtype == torch.int8
+    assert module.begins_CV.dtype == torch.bool
     second_tables = UnitPlaces(VOCAB)
     second_tables.load_state_dict(module.state_dict())
     assert UnitTables(second_tables.kind_V, second_tables.begins_CV).kind_V.equal(

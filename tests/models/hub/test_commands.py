@@ -80,10 +80,8 @@ def test_what_fails_is_told_and_the_rest_is_fetched(client, hub, capsys):
     wrong = config(model=ModelConfig(name="x", path="allenai/nothing"))
     assert prefetch([wrong, config()]) == 2
     captured = capsys.readouterr()
-    assert (
-        "The model allenai/nothing is not on the hub" in captured.err
-        and "model olmoe: " in captured.out
-    )
+    assert "The model allenai/nothing is not on the hub" in captured.err
+    assert "model olmoe: " in captured.out
 
 
 def test_a_pretraining_takes_the_tokenizer_alone(client, hub, capsys):
@@ -92,7 +90,8 @@ def test_a_pretraining_takes_the_tokenizer_alone(client, hub, capsys):
 
     pretrain = replace(config(), method=get_method("pretrain").Config(name="pretrain"))
     assert prefetch([pretrain]) == 0
-    assert fetched("tokenizer.json") and not fetched(".safetensors")
+    assert fetched("tokenizer.json")
+    assert not fetched(".safetensors")
     assert prefetch([pretrain, config()]) == 0
     assert fetched(".safetensors")
 
@@ -134,7 +133,8 @@ def test_a_judge_is_fetched_and_then_judges_offline(client, hub, tmp_path, capsy
     judged = config(model=ModelConfig(), task=task)
     assert prefetch([judged]) == 0
     out = capsys.readouterr().out
-    assert "judge reward: " in out and "judge toy" not in out
+    assert "judge reward: " in out
+    assert "judge toy" not in out
     new_command()
     judge = RewardModel(replace(judged, offline=True))
     judge.check()
@@ -235,9 +235,8 @@ def test_roe_and_base_through_the_hub_fetch_everything_once(
     commit = olmoe_repository.branches["main"]
     assert results["moe_lab"]["model"]["commit"] == commit
     assert results["moe_lab"]["model"]["path"] == OLMOE
-    assert (
-        len(results["moe_lab"]["baseline"]["run_id"]) == 64 and results["moe_lab"]["roe"]["n"] == 4
-    )
+    assert len(results["moe_lab"]["baseline"]["run_id"]) == 64
+    assert results["moe_lab"]["roe"]["n"] == 4
     sent = content(hub)
     assert len(sent) == len(set(sent))
     assert any(path.startswith(f"cdn/datasets/{GSM8K}/") and "/main/test-" in path for path in sent)
@@ -260,7 +259,8 @@ def test_roe_and_base_through_the_hub_fetch_everything_once(
 def test_prefetch_then_offline_with_the_network_closed(commands, hub, tmp_path):
     fetched = commands.run("mode=prefetch", *ROE)
     assert fetched.returncode == 0, fetched.stderr[-3000:]
-    assert "model olmoe: " in fetched.stdout and "task gsm8k: " in fetched.stdout
+    assert "model olmoe: " in fetched.stdout
+    assert "task gsm8k: " in fetched.stdout
     assert not (tmp_path / "outputs" / "runs").exists()
     before = len(hub.log)
     (tmp_path / "site").mkdir()
@@ -277,8 +277,10 @@ def test_no_network_and_no_cache_ends_within_seconds(commands):
     ended = commands.run(
         "method=base", "model=olmoe", "task=toy_math", HF_ENDPOINT="http://127.0.0.1:9"
     )
-    assert ended.returncode == 2 and "cannot be reached" in ended.stderr, ended.stderr
-    assert "Traceback" not in ended.stderr and time.monotonic() - start < 30
+    assert ended.returncode == 2, ended.stderr
+    assert "cannot be reached" in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert time.monotonic() - start < 30
 
 
 MODELS = {
@@ -324,7 +326,8 @@ def test_all_plan_by_their_real_ids(client, hub, data_dir, tmp_path, capsys):
     )
     assert ended.code == 0, ended.err
     for option, (name, _, _) in MODELS.items():
-        assert option in ended.out and name in json.dumps(hub.log, default=str)
+        assert option in ended.out
+        assert name in json.dumps(hub.log, default=str)
     assert not any("safetensors" in answer.path and answer.method == "GET" for answer in hub.log)
     assert not (tmp_path / "outputs").exists()
 
@@ -352,7 +355,8 @@ def test_each_runs_on_a_small_folder(option, data_dir, tmp_path, capsys):
         "moe_lab"
     ]
     assert block["model"]["family"] == family
-    assert block["roe"]["changed_fraction"] > 0 and len(block["baseline"]["run_id"]) == 64
+    assert block["roe"]["changed_fraction"] > 0
+    assert len(block["baseline"]["run_id"]) == 64
 
 
 @pytest.mark.parametrize("option", MODELS)
@@ -386,5 +390,6 @@ def test_the_weights_of_a_model_that_cannot_run_are_not_fetched(
     hub.add(Repository("someone/aria")).commit(files | {"model.safetensors": b"never fetched"})
     output = f"output_dir={tmp_path / 'outputs'}"
     ended = run_command(capsys, f"mode={mode}", "method=base", "model.path=someone/aria", output)
-    assert ended.code == 2 and "no causal language model" in ended.err
+    assert ended.code == 2
+    assert "no causal language model" in ended.err
     assert not any("safetensors" in answer.path for answer in hub.log)

@@ -111,11 +111,13 @@ def said(data: Data) -> list[list[str]]:
 def test_lima_is_read_at_a_commit_and_then_from_the_cache(client, hub):
     commit = data_set(hub, "GAIR/lima", LIMA)
     first = read("lima")
-    assert said(first) == TURNS and first.source == {"data_set": "GAIR/lima", "commit": commit}
+    assert said(first) == TURNS
+    assert first.source == {"data_set": "GAIR/lima", "commit": commit}
     assert [message["role"] for message in first.train[0]] == ["user", "assistant"]
     new_command()
     request_count = len(hub.log)
-    assert read("lima", offline=True) == first and len(hub.log) == request_count
+    assert read("lima", offline=True) == first
+    assert len(hub.log) == request_count
 
 
 def test_a_data_set_in_parts_is_read_in_their_order(client, hub):
@@ -171,10 +173,10 @@ def test_minipile_is_read_at_a_commit_in_the_order_of_its_parts(client, hub):
     new_command()
     request_count = len(hub.log)
     second_corpus = read_corpus(Config(offline=True), "minipile", 2)
-    assert list(second_corpus.documents()) == ["a\n\na", "b"] and len(hub.log) == request_count, (
-        "from the cache"
-    )
-    assert second_corpus.identity["commit"] == commit and second_corpus.identity != corpus.identity
+    assert list(second_corpus.documents()) == ["a\n\na", "b"], "from the cache"
+    assert len(hub.log) == request_count, "from the cache"
+    assert second_corpus.identity["commit"] == commit
+    assert second_corpus.identity != corpus.identity
 
 
 @pytest.mark.parametrize(

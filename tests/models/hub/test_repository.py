@@ -72,9 +72,11 @@ def test_only_the_next_command_sees_a_new_commit(client, olmoe_repository, olmoe
         output_dir=str(tmp_path),
         device="cpu",
     )
-    before, study = model_commit(MODEL, offline=False), prepare_study(config).study_id
+    before = model_commit(MODEL, offline=False)
+    study = prepare_study(config).study_id
     after = olmoe_repository.commit(olmoe_files | {"README.md": b"Moved.\n"})
-    assert model_commit(MODEL, offline=False) == before and prepare_study(config).study_id == study
+    assert model_commit(MODEL, offline=False) == before
+    assert prepare_study(config).study_id == study
     new_command()
     assert model_commit(MODEL, offline=False) == after != before
     assert prepare_study(config).study_id != study
@@ -115,7 +117,8 @@ def test_offline_asks_nobody(client, hub, monkeypatch, by):
 
 def test_weights_are_those_that_transformers_loads(client, hub, olmoe_repository):
     files = known_weights(weights())
-    assert files[0] == "model.safetensors.index.json" and len(files) > SHARDS
+    assert files[0] == "model.safetensors.index.json"
+    assert len(files) > SHARDS
     assert all(name.endswith(".safetensors") for name in files[1:])
 
 
@@ -217,7 +220,8 @@ def message(**keys):
     with pytest.raises(ModelError) as raised:
         model_folder(ModelConfig(**{"name": "x", "path": OLMOE, **keys}), offline=False)
     text = str(raised.value)
-    assert len(text.splitlines()) <= 4 and TOKEN not in text
+    assert len(text.splitlines()) <= 4
+    assert TOKEN not in text
     return text
 
 
@@ -238,7 +242,9 @@ def test_a_wrong_id_or_revision_is_named(keys, error_message, client, hub):
 def test_a_gated_model_needs_a_token(client, hub, olmoe_repository, monkeypatch):
     olmoe_repository.gated = True
     text = message()
-    assert "is gated" in text and f"{hub.url}/{OLMOE}" in text and "HF_TOKEN=" in text
+    assert "is gated" in text
+    assert f"{hub.url}/{OLMOE}" in text
+    assert "HF_TOKEN=" in text
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert model_folder(ModelConfig(path=OLMOE), offline=False).is_dir()
 
@@ -265,15 +271,18 @@ def test_the_password_of_a_hub_is_not_printed(client, monkeypatch, capsys):
     monkeypatch.setattr(constants, "ENDPOINT", "http://me:secret@127.0.0.1:9")
     text = message()
     err = capsys.readouterr().err
-    assert "cannot be reached" in err and "secret" not in err + text
+    assert "cannot be reached" in err
+    assert "secret" not in err + text
 
 
 def test_no_connection_is_told_at_once(client, monkeypatch, capsys):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     start = time.monotonic()
     text = message()
-    assert "refused" in capsys.readouterr().err and time.monotonic() - start < 2
-    assert "not available offline" in text and "mode=prefetch" in text
+    assert "refused" in capsys.readouterr().err
+    assert time.monotonic() - start < 2
+    assert "not available offline" in text
+    assert "mode=prefetch" in text
 
 
 def test_the_tokenizer_is_anothers_at_its_own_revision(client, hub, olmoe_files):

@@ -144,7 +144,8 @@ def test_overhead_is_relative_to_one_row():
     assert [row["relative_seconds_per_token"] for row in rows] == [1.0, 1.5, 1.25, 2.0]
     assert rows[1]["relative_memory_bytes"] == 5 / 4, "weights and working memory, not the process"
     assert rows[1]["relative_tokens_per_second"] == pytest.approx(2 / 3)
-    assert rows[0]["watts"] is None and rows[0]["relative_watts"] is None
+    assert rows[0]["watts"] is None
+    assert rows[0]["relative_watts"] is None
 
 
 def test_on_a_gpu_memory_is_the_devices_peak_and_power_is_energy_over_time():
@@ -184,7 +185,8 @@ def table_of(*cells: TableCell) -> CellTable:
 
 
 def test_work_is_tokens_times_experts_relative_to_the_same_tasks_base():
-    roe, dynamic = {"n": 2, "temperatures": [0.1], "cache": "clean"}, {"experts_per_token": 2.0}
+    roe = {"n": 2, "temperatures": [0.1], "cache": "clean"}
+    dynamic = {"experts_per_token": 2.0}
     table = table_of(
         cell("base", [1000], task="other"),
         cell("base", [100]),
@@ -214,11 +216,9 @@ def test_a_difference_is_the_paired_one_or_has_no_interval(tmp_path):
     assert (base["difference"], base["work"]) == (0.0, 1.0)
     expected = (0.1, 0.05, 0.15, True)
     assert (paired["difference"], paired["low"], paired["high"], paired["significant"]) == expected
-    assert (
-        unpaired["difference"] == pytest.approx(0.05)
-        and unpaired["low"] is None
-        and not unpaired["significant"]
-    )
+    assert unpaired["difference"] == pytest.approx(0.05)
+    assert unpaired["low"] is None
+    assert not unpaired["significant"]
     picture, _ = draw_quality_cost(table).save(tmp_path, "e", "T")
     assert picture.stat().st_size > 1000
 
@@ -253,7 +253,8 @@ def test_rows_are_sorted_and_significant_ones_filled():
     points = [line for line in axis.lines if line.get_marker() == "o"]
     assert [point.get_xdata()[0] for point in points] == [0.3, -0.2, 0.1]
     assert [point.get_markerfacecolor() == "white" for point in points] == [False, True, True]
-    assert "filled: significant after Holm" in axis.get_xlabel() and "1,200" in axis.get_title()
+    assert "filled: significant after Holm" in axis.get_xlabel()
+    assert "1,200" in axis.get_title()
 
 
 def tuned(method: str, study: str, settings: str) -> ScoreLine:
@@ -264,10 +265,8 @@ def tuned(method: str, study: str, settings: str) -> ScoreLine:
 
 
 def test_a_study_is_named_only_where_lines_would_look_alike_without_it():
-    study, other_study = (
-        "tiny-noisy-toy_text-perplexity-a321d96a",
-        "tiny-noisy-toy_text-perplexity-0f7b52c1",
-    )
+    study = "tiny-noisy-toy_text-perplexity-a321d96a"
+    other_study = "tiny-noisy-toy_text-perplexity-0f7b52c1"
     scale = "method.logit_scale="
     lines = [tuned("roe", study, "method.n=16"), tuned("calibration", study, f"{scale}{study}")]
     assert [line.label for line in plotted(lines)] == ["roe, n=16", "calibration"]
@@ -314,7 +313,8 @@ def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
         )
     ]
     assert [row["published"] for row in rows if row["published"]] == [0.35]
-    assert rows[0]["examples"] is None and rows[5]["examples"] == 8
+    assert rows[0]["examples"] is None
+    assert rows[5]["examples"] == 8
     png, _ = draw_designs(table).save(tmp_path, "f", "T")
     assert png.stat().st_size > 1000
 
@@ -331,4 +331,5 @@ def test_the_interval_at_a_loss_is_over_its_rows_or_over_seeds():
 def test_one_task_is_drawn_as_it_is():
     cells_of_a = [cell for cell in cells() if cell.coordinates["task"] != "b"]
     rows = draw_designs(CellTable(experiment(**AXES), cells_of_a)).rows
-    assert {row["panel"] for row in rows} == {"held-out loss", "accuracy"} and len(rows) == 10
+    assert {row["panel"] for row in rows} == {"held-out loss", "accuracy"}
+    assert len(rows) == 10

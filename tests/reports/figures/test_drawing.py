@@ -80,7 +80,8 @@ def test_each_point_is_in_the_line_of_its_name():
         "a",
         "b",
         "c",
-    ] and axis.yaxis_inverted()
+    ]
+    assert axis.yaxis_inverted()
 
 
 def test_bars_of_two_series_stand_beside_each_other_and_a_loss_is_points():
@@ -127,7 +128,8 @@ EQUIVALENT |= {
 )
 def test_each_kind_leaves_a_picture_and_its_numbers(draw, tmp_path):
     png, table = draw().save(tmp_path, "f", "T")
-    assert png.read_bytes()[:4] == b"\x89PNG" and (png.name, table.name) == ("f.png", "f.csv")
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    assert (png.name, table.name) == ("f.png", "f.csv")
     with table.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 2
 
@@ -163,7 +165,8 @@ def test_nothing_is_cut_at_the_sides(count):
         boxes += [legend.get_window_extent() for legend in figure.legends]
     assert len(figure.legends) == 1
     for box in boxes:
-        assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1
+        assert box.x0 >= -1
+        assert box.x1 <= figure.bbox.width + 1
     titles = sorted((box for box in boxes[1 : count + 1]), key=lambda box: box.x0)
     assert all(left_title.x1 <= right.x0 + 8 for left_title, right in pairwise(titles))
     assert " ".join(figure.texts[0].get_text().split()) == LONG.strip()
@@ -180,7 +183,8 @@ def test_a_short_title_limits_that_are_given_logarithms_and_an_inverted_axis_sta
     before = axes[1].get_ylim()
     fit(figure)
     assert figure.texts[0].get_text() == "Short\ntitle"
-    assert axes[0].get_ylim() == (0.6, 0.4999) and axes[1].get_ylim() == before
+    assert axes[0].get_ylim() == (0.6, 0.4999)
+    assert axes[1].get_ylim() == before
     high, low = axes[2].get_ylim()
     assert high - low == pytest.approx(LEAST_SPAN)
 
@@ -198,7 +202,8 @@ def test_small_differences_look_small(values, span):
     figure, [axis] = drawn(1, values)
     fit(figure)
     low, high = axis.get_ylim()
-    assert high - low == pytest.approx(span) and low < min(values) <= max(values) < high
+    assert high - low == pytest.approx(span)
+    assert low < min(values) <= max(values) < high
     assert (low + high) / 2 == pytest.approx(sum(values) / 2)
 
 
@@ -210,7 +215,8 @@ def test_settings_across_fill_the_width_and_measurements_across_do_not():
     widen_x(axes[1])
     fit(figure)
     (low, high), (left_limit, right) = (axis.get_xlim() for axis in axes)
-    assert high - low == pytest.approx(0.011) and right - left_limit == pytest.approx(LEAST_SPAN)
+    assert high - low == pytest.approx(0.011)
+    assert right - left_limit == pytest.approx(LEAST_SPAN)
 
 
 EXPERIMENT = """
@@ -278,7 +284,8 @@ def test_every_series_is_drawn_and_looks_like_no_other(count):
     _, [curve_axis, bar_axis] = panels(2)
     curves(curve_axis, DataFrame(rows), "x")
     looks = {(line.get_color(), line.get_marker()) for line in curve_axis.lines}
-    assert [line.get_label() for line in curve_axis.lines] == names and len(looks) == count
+    assert [line.get_label() for line in curve_axis.lines] == names
+    assert len(looks) == count
     bars(bar_axis, DataFrame(rows), "x", "line", order=[1, 2], series=names)
     assert len(bar_axis.patches) == 2 * count
 
@@ -301,7 +308,8 @@ def test_names_of_any_characters_are_drawn_without_a_warning(name, recwarn):
         axis.set_title(name)
         fit(figure)
     content = picture(figure, "svg", SVG_METADATA).decode()
-    assert name.split(" ")[0].replace("&", "&amp;") in content and not recwarn.list
+    assert name.split(" ")[0].replace("&", "&amp;") in content
+    assert not recwarn.list
 
 
 def test_missing_values_leave_a_place_empty():
@@ -312,7 +320,8 @@ def test_missing_values_leave_a_place_empty():
     curves(axes[0], rows.assign(x=1), "x")
     bars(axes[1], rows, "x", "line", order=["a"], series=["s"])
     points(axes[2], rows, "x", lambda row: {"color": "black"}, ["a"])
-    assert not axes[1].patches and not axes[2].lines
+    assert not axes[1].patches
+    assert not axes[2].lines
 
 
 @pytest.mark.slow

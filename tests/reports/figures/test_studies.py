@@ -42,9 +42,8 @@ def test_each_column_is_a_panel_with_the_average_last(tmp_path):
     values = {(row["panel"], row["schedule"]): row for row in rows}
     assert values["piqa", "N→R"]["value"] == pytest.approx(0.7)
     assert values["average", "E→E"]["value"] == pytest.approx(0.8)
-    assert (
-        values["average", "N→R"]["published"] == 0.65 and values["arc", "N→R"]["published"] is None
-    )
+    assert values["average", "N→R"]["published"] == 0.65
+    assert values["arc", "N→R"]["published"] is None
     png, _ = draw_schedules(CellTable(bars(), cells())).save(tmp_path, "f", "T")
     assert png.stat().st_size > 1000
 
@@ -55,9 +54,8 @@ def test_a_forest_has_a_point_for_each_setting_with_the_average_last(tmp_path):
     points = {(row["panel"], row["setting"]): (row["method"], float(row["value"])) for row in rows}
     assert list(dict.fromkeys(panel for panel, _ in points)) == ["arc", "piqa", "average"]
     assert points["arc", "base"] == ("finetune-freeze", pytest.approx(0.1)), "the method of the run"
-    assert (
-        points["average", "finetune-freeze, experts"][1] == pytest.approx(0.8) and len(points) == 9
-    )
+    assert points["average", "finetune-freeze, experts"][1] == pytest.approx(0.8)
+    assert len(points) == 9
     assert png.stat().st_size > 1000
 
 
@@ -127,7 +125,8 @@ def test_a_panel_has_a_line_for_each_granularity(tmp_path):
         )
     ]
     assert {row["difference"] for row in rows} == {"0.0"}
-    assert len(rows) == 3 * 2 * 2 and rows[-1]["panel"] == "z-loss, shared experts: 1"
+    assert len(rows) == 3 * 2 * 2
+    assert rows[-1]["panel"] == "z-loss, shared experts: 1"
     assert png.stat().st_size > 1000
 
 
@@ -182,7 +181,8 @@ def test_a_study_without_a_complete_trial_has_no_figures_and_one_without_a_profi
         for cell_studies in ([done], [done], [begun], [])
     ]
     [study_found] = studies_of(cells)  # each is drawn once
-    assert study_found.info == read_study(done).info and len(study_found.complete) == 1
+    assert study_found.info == read_study(done).info
+    assert len(study_found.complete) == 1
 
 
 def test_the_heatmap_tells_skipped_layers_from_those_tuned_to_zero(tmp_path):

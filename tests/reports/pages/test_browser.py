@@ -128,7 +128,8 @@ def test_tables_are_sorted_and_filtered(opened, tmp_path):
     assert visible(tab) == ["t", "v", "u", "w"]
     assert tab.get_attribute("th:has(button:focus)", "aria-sort") == "descending"
     tab.select_option("select[name=state]", "agrees")
-    assert visible(tab) == ["t"] and tab.text_content("form [role=status]") == "1 of 4 rows"
+    assert visible(tab) == ["t"]
+    assert tab.text_content("form [role=status]") == "1 of 4 rows"
     tab.select_option("select[name=state]", "")
     tab.fill("form input", "onerror FAILED")
     assert visible(tab) == ["w"]
@@ -140,7 +141,8 @@ def test_answers_are_text_and_can_be_searched(opened_pair):
     before = [(f"same {HOSTILE} {i}", float(i % 2)) for i in range(50)]
     after = [(f"same {HOSTILE} other {i}", float(i % 3 == 0)) for i in range(50)]
     tab = opened_pair(before, after)
-    assert tab.locator(".answer").count() == 25 and tab.locator(".answer[open]").count() == 1
+    assert tab.locator(".answer").count() == 25
+    assert tab.locator(".answer[open]").count() == 1
     own_row = after[0 if after[0][1] > before[0][1] else 2][0]
     assert tab.locator(".answer pre").nth(2).text_content() == own_row
     assert tab.locator(".answer pre").nth(2).locator("mark").text_content().strip() == "other"
@@ -154,7 +156,8 @@ def test_answers_are_text_and_can_be_searched(opened_pair):
         assert status.text_content() == f"{count} of 50 answers"
     tab.select_option("#answer-filters select[name=kind]", "")
     tab.get_by_role("button", name="Next").click()
-    assert tab.input_value(".pager input") == "2" and tab.text_content(".pager span") == "of 2"
+    assert tab.input_value(".pager input") == "2"
+    assert tab.text_content(".pager span") == "of 2"
     assert tab.locator(".pager [name=on]").is_disabled()
     tab.fill(".pager input", "1")
     tab.keyboard.press("Enter")
@@ -163,7 +166,8 @@ def test_answers_are_text_and_can_be_searched(opened_pair):
         tab.get_by_role("button", name="Open or close all").click()
         assert tab.locator(".answer[open]").count() == opened_lines
     tab.fill("#answer-filters input", "other 49")
-    assert status.text_content() == "1 of 50 answers" and tab.locator(".answer").count() == 1
+    assert status.text_content() == "1 of 50 answers"
+    assert tab.locator(".answer").count() == 1
 
 
 def test_answers_of_one_run_and_a_long_prompt(opened_run):
@@ -192,7 +196,8 @@ def test_answers_of_one_run_and_a_long_prompt(opened_run):
     assert not whole.is_visible()
     first.locator("summary").focus()
     tab.keyboard.press("Enter")
-    assert whole.is_visible() and whole.text_content() == f"{'Example. ' * 200}{HOSTILE} 1"
+    assert whole.is_visible()
+    assert whole.text_content() == f"{'Example. ' * 200}{HOSTILE} 1"
 
 
 def test_choices_with_a_prompt_each_are_told_apart(opened_run):
@@ -217,7 +222,8 @@ def test_choices_with_a_prompt_each_are_told_apart(opened_run):
 
 def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(opened_run):
     """400,000 characters of a prompt are no taller than a screen, and the keyboard scrolls them."""
-    long, prompt = "x" * 500, "y" * 400_000
+    long = "x" * 500
+    prompt = "y" * 400_000
     choices = choice_line(0, ((-3.0, -1.0, -2.0), 1.0)) | {
         "metrics": ["exact_match"],
         "exact_match": 1.0,
@@ -235,7 +241,8 @@ def test_texts_without_a_space_break_and_a_long_prompt_is_scrolled_by_itself(ope
         content.locator("summary").click()
         region = content.get_by_role("region", name="The prompt as the model saw it")
         region.wait_for()
-        assert region.bounding_box()["height"] < 600 and region.get_attribute("tabindex") == "0"
+        assert region.bounding_box()["height"] < 600
+        assert region.get_attribute("tabindex") == "0"
 
 
 def test_what_the_metric_reads_is_shown(opened_run):
@@ -268,7 +275,8 @@ def test_headings_sort_with_both_keys_and_are_large_enough_for_a_finger(opened_p
         assert tab.get_attribute("th:has(button:focus)", "aria-sort") == "ascending"
     for button in tab.locator("#scores ~ .wide th button").all():
         box = button.bounding_box()
-        assert box["width"] >= 24 and box["height"] >= 24, button.text_content()
+        assert box["width"] >= 24, button.text_content()
+        assert box["height"] >= 24, button.text_content()
 
 
 def test_figures_are_scrolled_with_the_keyboard(opened, tmp_path):
@@ -311,7 +319,8 @@ def test_many_answers_open_and_are_searched_at_once(browser, tmp_path):
     )
     searched = time.perf_counter()
     tab.close()
-    assert opened - began < SECONDS and searched - opened < SECONDS
+    assert opened - began < SECONDS
+    assert searched - opened < SECONDS
 
 
 def test_everything_is_printed(browser, tmp_path):
@@ -320,9 +329,7 @@ def test_everything_is_printed(browser, tmp_path):
     runs = pair_of_runs(tmp_path, [("1", 0.0)], [("2", 1.0)])
     tab.goto(write_runs_page(runs, tmp_path / "r.html").as_uri())
     tab.emulate_media(media="print")
-    assert (
-        not tab.locator(".filters").is_visible()
-        and tab.locator(".answer .content").first.is_visible()
-    )
+    assert not tab.locator(".filters").is_visible()
+    assert tab.locator(".answer .content").first.is_visible()
     assert tab.evaluate("getComputedStyle(document.querySelector('.wide')).overflowX") == "visible"
     tab.close()

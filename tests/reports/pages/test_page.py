@@ -44,7 +44,8 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    before, after = [("1", 0.0), ("x", 1.0)], [(HOSTILE, 1.0), ("x", 1.0)]
+    before = [("1", 0.0), ("x", 1.0)]
+    after = [(HOSTILE, 1.0), ("x", 1.0)]
     return pair_of_runs(tmp_path_factory.mktemp("outputs"), before, after, **CHANGES)
 
 
@@ -61,22 +62,21 @@ def test_the_verdict_stands_first_headings_are_in_order_and_tables_have_captions
     )
     assert texts(root.xpath("//h2"))[0] == "Verdict"
     levels = [int(heading.tag[1]) for heading in root.xpath("//h1|//h2|//h3|//h4")]
-    assert levels[0] == 1 and all(later - earlier <= 1 for earlier, later in pairwise(levels))
+    assert levels[0] == 1
+    assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
     assert all(table.xpath("caption") for table in root.xpath("//table"))
 
 
 def test_hostile_answers_are_data(page):
     root = tree(page)
-    assert len(root.xpath("//script")) == 2 and not root.xpath("//*[@onerror]")
+    assert len(root.xpath("//script")) == 2
+    assert not root.xpath("//*[@onerror]")
     assert not root.xpath("//img[not(starts-with(@src, 'data:image/svg+xml;'))]")
     data = json.loads(root.xpath("//script[@id='answer-data']/text()")[0])["answers"]
-    assert [answer["own"] for answer in data] == [HOSTILE, "x"] and data[0][
-        "kind"
-    ] == "wrong to right"
-    assert (
-        foreign_urls(page) == []
-        and "python -m moe_lab --config-dir own method=" in root.text_content()
-    )
+    assert [answer["own"] for answer in data] == [HOSTILE, "x"]
+    assert data[0]["kind"] == "wrong to right"
+    assert foreign_urls(page) == []
+    assert "python -m moe_lab --config-dir own method=" in root.text_content()
 
 
 def test_runs_without_a_comparison_have_a_page_without_empty_sections(runs, tmp_path):
@@ -96,16 +96,16 @@ def test_temperatures_by_layer_and_the_share_of_changed_decisions(temperatures, 
     changes = {"roe": roe, "tuning": {"study": "s", "model": "tiny"}}
     base, roe_run = pair_of_runs(tmp_path, [("a", 1.0)], [("a", 1.0)], **changes)
     routing = routing_of(roe_run, "roe")
-    assert routing.temperatures == temperatures and profiles_of([routing]) == {
-        temperatures: ["roe"]
-    }
+    assert routing.temperatures == temperatures
+    assert profiles_of([routing]) == {temperatures: ["roe"]}
     root = tree(write_runs_page([base, roe_run], tmp_path / "page.html"))
     assert [float(bar.get("height")) for bar in root.xpath("//*[@class='bar']")] == heights
     assert ("Temperature 0.1 in 2 of 3 MoE layers." in root.text_content()) == (not heights), (
         "one number"
     )
     assert routing.facts == {"study": "s", "n": 8, "cache": "clean", "changed_fraction": 0.25}
-    assert routing.pictures == [] and routing_of(base, "base") is None
+    assert routing.pictures == []
+    assert routing_of(base, "base") is None
     (base.folder / "figures").mkdir()
     (base.folder / "figures" / "selections.svg").write_bytes(b"svg")
     assert routing_of(base, "base").pictures == [("selections", "data:image/svg+xml;base64,c3Zn")]
@@ -137,13 +137,13 @@ def test_a_page_is_whole_in_itself(tmp_path):
     root = tree(page)
     assert foreign_urls(page) == []
     policy = root.xpath("//meta[@http-equiv='Content-Security-Policy']/@content")[0]
-    assert (
-        "default-src 'none'" in policy
-        and "script-src 'sha256-" in policy
-        and "unsafe-eval" not in policy
-    )
-    assert "base-uri 'none'" in policy and "form-action 'none'" in policy
-    assert len(root.xpath("//script")) == 1 and not root.xpath("//link[@rel='stylesheet']")
+    assert "default-src 'none'" in policy
+    assert "script-src 'sha256-" in policy
+    assert "unsafe-eval" not in policy
+    assert "base-uri 'none'" in policy
+    assert "form-action 'none'" in policy
+    assert len(root.xpath("//script")) == 1
+    assert not root.xpath("//link[@rel='stylesheet']")
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
@@ -160,7 +160,9 @@ def test_latex_has_booktabs_and_escapes():
     columns = [text_column("task", ["a_b", "c"]), text_column("value", ["61.0%", "1 & 2"])]
     text = latex_of(columns, "50% of a_b")
     assert all(rule in text for rule in ("\\toprule", "\\midrule", "\\bottomrule"))
-    assert "a\\_b & 61.0\\%" in text and "1 \\& 2" in text and "\\caption{50\\% of a\\_b}" in text
+    assert "a\\_b & 61.0\\%" in text
+    assert "1 \\& 2" in text
+    assert "\\caption{50\\% of a\\_b}" in text
     arrow = latex_of([text_column("schedule", ["N\u2192R"]), text_column("value", ["-0.1"])], "x")
     assert "N$\\rightarrow$R & -0.1" in arrow
     shared = [

@@ -50,7 +50,8 @@ def page(tmp_path_factory):
         TableCell(coordinates={"task": "v"}, run_id="p"),
     ]
     table = cell_table(rows=["task"], paper=PAPER, name="roe/table9", title=f"Table 9 {HOSTILE}")
-    scales, folder = {"tiny": Scale(), "paper": Scale()}, tmp_path_factory.mktemp("tables")
+    scales = {"tiny": Scale(), "paper": Scale()}
+    folder = tmp_path_factory.mktemp("tables")
     for scale in scales:
         write_record(replace(table.experiment, scales=scales), scale, cells, folder)
     return write_tables_page(folder)
@@ -110,7 +111,8 @@ def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
     write_record(cell_table(rows=["task"], name="mine/first").experiment, "small", cells, tmp_path)
     root = tree(write_tables_page(tmp_path))
     page_text = " ".join(texts(root.xpath("//main"))).lower()
-    assert "paper" not in page_text and "publish" not in page_text
+    assert "paper" not in page_text
+    assert "publish" not in page_text
     [row] = rows_of(root.xpath("//table[.//@data-row]")[0])
     assert row["state"] == "measured"
     [counts] = rows_of(root.xpath("//section[@aria-labelledby='summary']//table")[0])
@@ -119,7 +121,8 @@ def test_an_experiment_of_ones_own_speaks_of_no_paper(tmp_path):
 
 def test_hostile_text_stays_text_headings_are_in_order_and_tables_have_captions(page):
     root = tree(page)
-    assert len(root.xpath("//script")) == 1 and not root.xpath("//*[@onerror]")
+    assert len(root.xpath("//script")) == 1
+    assert not root.xpath("//*[@onerror]")
     assert texts(root.xpath("//h3"))[-1].startswith(
         "Table 9 </script><script>alert(1)</script><!--"
     )
@@ -129,7 +132,8 @@ def test_hostile_text_stays_text_headings_are_in_order_and_tables_have_captions(
     )
     assert "python -m moe_lab experiment=roe/table9 scale=paper" in root.text_content()
     levels = [int(heading.tag[1]) for heading in root.xpath("//h1|//h2|//h3|//h4")]
-    assert levels[0] == 1 and levels.count(1) == 1
+    assert levels[0] == 1
+    assert levels.count(1) == 1
     assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
     assert all(
         table.xpath("caption") and table.xpath(".//th[@scope]") for table in root.xpath("//table")

@@ -207,9 +207,11 @@ def test_the_comparisons_of_a_question_are_corrected_together():
     family = family_of(CORRECTED_TABLE, CORRECTED_CELLS)
     first, second, third = (cell.scores(family) for cell in CORRECTED_CELLS)
     assert [score["base"].p_holm for score in (first, second)] == pytest.approx(CORRECTED["scores"])
-    assert first["full"].p_holm == CORRECTED["controls"][0] and third["base"].p_holm is None
+    assert first["full"].p_holm == CORRECTED["controls"][0]
+    assert third["base"].p_holm is None
     note = correction_note([*first.values(), *second.values(), *third.values()])
-    assert note.endswith("Comparisons: scores: 2, controls: 1.") and "corrected by Holm" in note
+    assert note.endswith("Comparisons: scores: 2, controls: 1.")
+    assert "corrected by Holm" in note
 
 
 def test_one_comparison_needs_no_correction():

@@ -32,7 +32,9 @@ from tests.support.views import csv_text, markdown
 def test_one_seed_has_an_interval_over_rows():
     results = trained_results([2.0, 2.2, 2.4])
     score = training_score([results], LOSS)
-    assert score is not None and score.value == pytest.approx(2.2) and score.std is None
+    assert score is not None
+    assert score.value == pytest.approx(2.2)
+    assert score.std is None
     assert score.interval == pytest.approx(
         results["moe_lab"]["pretrain"]["training"]["validation"]["ci95"]
     )
@@ -43,7 +45,8 @@ def test_several_seeds_have_students_interval_over_seeds():
     score = training_score(
         [trained_results([mean - 1, mean + 1]) for mean in (2.0, 2.1, 2.3)], LOSS
     )
-    assert score is not None and score.seeds == 3
+    assert score is not None
+    assert score.seeds == 3
     assert (score.value, score.std) == (pytest.approx(6.4 / 3), pytest.approx(0.152753, abs=1e-6))
     half = 4.302653 * 0.152753 / 3**0.5
     assert score.seed_interval == pytest.approx((6.4 / 3 - half, 6.4 / 3 + half), abs=1e-5)
@@ -52,9 +55,11 @@ def test_several_seeds_have_students_interval_over_seeds():
 
 def test_a_leak_is_that_of_expert_choice_alone():
     score = training_score([trained_results([2.0, 2.0], leak=0.3)], "training.leak")
-    assert score is not None and (score.value, score.interval) == (0.3, pytest.approx((0.2, 0.4)))
+    assert score is not None
+    assert (score.value, score.interval) == (0.3, pytest.approx((0.2, 0.4)))
     score = training_score([trained_results([2.0, 2.0])], "training.leak")
-    assert score is not None and score.value is None, "a dash, not a missing run"
+    assert score is not None, "a dash, not a missing run"
+    assert score.value is None, "a dash, not a missing run"
 
 
 def test_other_methods_have_none_and_unknown_numbers_are_told():
@@ -75,7 +80,8 @@ def test_the_loss_is_one_column_beside_the_tasks():
         "| method.label | method.router | documents | a accuracy | b accuracy | held-out loss | "
         "average accuracy |"
     )
-    assert "| 2.1000 [" in line and line.endswith("] PARTIAL |")
+    assert "| 2.1000 [" in line
+    assert line.endswith("] PARTIAL |")
     assert "- a accuracy: acc,none, 0.25 by chance" in text
     assert (
         "- held-out loss: cross-entropy of held-out rows, nats per token, lower is better" in text
@@ -152,7 +158,8 @@ def test_seeds_without_expert_metrics_are_left_out():
     )
     assert cell.score() is None
     row = replace(cell, results=results, expert=[None, StoredMetrics(EXPERT_METRICS)]).score()
-    assert row is not None and (row.run_id, row.seeds) == ("r2", 1)
+    assert row is not None
+    assert (row.run_id, row.seeds) == ("r2", 1)
     assert replace(cell, metric="llama_guard,none").score() is None
 
 

@@ -105,7 +105,8 @@ def test_equal_scores_have_no_test_and_one_document_no_interval(tmp_path):
     assert (rounding_of(a, b).dtype, rounding_of(a, c).dtype) == ("float32", None)
 
 
-ZEROS, ONES = samples_of(acc=[0.0] * 12), samples_of(acc=[1.0] * 12)
+ZEROS = samples_of(acc=[0.0] * 12)
+ONES = samples_of(acc=[1.0] * 12)
 HALF = samples_of(acc=[0.0, 1.0] * 6)
 
 
@@ -152,7 +153,8 @@ def test_notes_of_one_pair_are_not_in_the_error_of_another(tmp_path):
     b2 = evaluation(tmp_path, "b2", {"u": samples_of(f1=[0.5] * 12)})
     with pytest.raises(ConfigError, match="a and b2 have no score in common") as error:
         compare([a, b1, b2])
-    assert "b1" not in str(error.value) and "0.4.12" not in str(error.value)
+    assert "b1" not in str(error.value)
+    assert "0.4.12" not in str(error.value)
 
 
 def test_a_score_whose_filter_is_missing_in_a_log_is_not_compared_and_it_is_said(tmp_path):
@@ -168,7 +170,8 @@ def test_a_score_whose_filter_is_missing_in_a_log_is_not_compared_and_it_is_said
 
 
 def test_the_content_is_plain_json(tmp_path):
-    a, b = evaluation(tmp_path, "a", {"t": ZEROS}), evaluation(tmp_path, "b", {"t": HALF})
+    a = evaluation(tmp_path, "a", {"t": ZEROS})
+    b = evaluation(tmp_path, "b", {"t": HALF})
     content = plain(compare([a, b]))
     assert json.loads(json.dumps(content, allow_nan=False)) == content
     [row] = content["scores"]
@@ -225,21 +228,21 @@ def test_a_perplexity_is_lm_evals(tmp_path, named):
 @pytest.mark.parametrize("judged", [True, False])
 def test_a_score_that_the_samples_do_not_give_is_not_compared(tmp_path, judged):
     """Another score than theirs, and no answer of the second evaluation that has a verdict."""
-    samples_a, samples_b = samples_of(acc=[1.0, 0.0]), samples_of(acc=[1.0, 0.0])
+    samples_a = samples_of(acc=[1.0, 0.0])
+    samples_b = samples_of(acc=[1.0, 0.0])
     for line in [] if judged else samples_b:
         del line["acc"]
         line["metrics"] = []
     scores = {"t": {"acc,none": 0.75 if judged else 0.5}}
     rows, notes = rows_of(tmp_path, samples_a, samples_b, {}, {"scores": scores})
-    assert not rows and notes[0].startswith("Not compared: acc,none of t, whose score")
+    assert not rows
+    assert notes[0].startswith("Not compared: acc,none of t, whose score")
 
 
 def test_documents_without_a_value_are_left_out_of_both(tmp_path):
     """An answer that a judge has no verdict on has no metric."""
-    samples_a, samples_b = (
-        samples_of(acc=[1.0, 0.0, 1.0, 0.0]),
-        samples_of(acc=[0.0, 1.0, 1.0, 0.0]),
-    )
+    samples_a = samples_of(acc=[1.0, 0.0, 1.0, 0.0])
+    samples_b = samples_of(acc=[0.0, 1.0, 1.0, 0.0])
     del samples_a[0]["acc"]
     samples_a[0]["metrics"] = []
     [row], notes = rows_of(tmp_path, samples_a, samples_b)
@@ -262,10 +265,8 @@ def compared(tmp_path: Path, score_a: float, score_b: float, **options: Any) -> 
             **options,
         }
 
-    a, b = (
-        evaluation(tmp_path, "a", MINE, **score(score_a)),
-        evaluation(tmp_path, "b", THEIRS, **score(score_b)),
-    )
+    a = evaluation(tmp_path, "a", MINE, **score(score_a))
+    b = evaluation(tmp_path, "b", THEIRS, **score(score_b))
     return compare([a, b])
 
 
@@ -274,7 +275,8 @@ def test_a_mean_over_documents_is_one_sample_of_them(tmp_path):
     assert [score.task for score in comparison.scores] == ["t", "u", "g"]
     group = comparison.scores[-1]
     assert (group.n, group.baseline, group.value) == (6, 0.5, 5 / 6)
-    assert group.changed == (3, 1) and group.comparison not in comparison.changed
+    assert group.changed == (3, 1)
+    assert group.comparison not in comparison.changed
 
 
 def test_tasks_without_the_filter_are_no_part_of_the_group(tmp_path):
@@ -301,7 +303,8 @@ def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path):
     lower = {task: {"acc": False} for task in "tu"}
     group = compared(tmp_path, 3 / 6, 5 / 6, higher_is_better=lower).scores[-1]
     assert (group.task, group.baseline, group.value) == ("g", 0.5, 5 / 6)
-    assert group.difference == pytest.approx(2 / 6) and group.changed == (1, 3)
+    assert group.difference == pytest.approx(2 / 6)
+    assert group.changed == (1, 3)
     low, high = group.difference_interval
     assert low < group.difference < high
 
@@ -309,10 +312,8 @@ def test_where_lower_is_better_the_difference_keeps_its_sign(tmp_path):
 def pairs_of(
     tmp_path: Path, samples_a: list[Any], samples_b: list[Any], **options: Any
 ) -> dict[str, list[Any]]:
-    a, b = (
-        evaluation(tmp_path, "a", {"t": samples_a}),
-        evaluation(tmp_path, "b", {"t": samples_b}, **options),
-    )
+    a = evaluation(tmp_path, "a", {"t": samples_a})
+    b = evaluation(tmp_path, "b", {"t": samples_b}, **options)
     return paired_examples(a, b, "t")
 
 
@@ -332,7 +333,8 @@ def test_equal_documents_are_paired_in_their_order(tmp_path):
 
 
 def test_each_filter_is_paired_on_its_own(tmp_path):
-    strict, flexible = samples_of("strict", acc=[0.0, 1.0]), samples_of("flexible", acc=[1.0, 1.0])
+    strict = samples_of("strict", acc=[0.0, 1.0])
+    flexible = samples_of("flexible", acc=[1.0, 1.0])
     pairs = pairs_of(tmp_path, strict + flexible, flexible + samples_of("other", acc=[0.0, 0.0]))
     assert list(pairs) == ["flexible"]
     assert [(x.filter, y.filter) for x, y in pairs["flexible"]] == [("flexible", "flexible")] * 2
@@ -470,7 +472,8 @@ def test_one_document_has_a_page(tmp_path):
         for key, value in (("a", 0.0), ("b", 1.0))
     ]
     compared = moe_lab.compare(*files, output_dir=tmp_path / "out")
-    assert compared.page.is_file() and "<svg" not in compared.page.read_text()
+    assert compared.page.is_file()
+    assert "<svg" not in compared.page.read_text()
 
 
 @pytest.mark.parametrize("value", [None, "nine", [1.0, 0]])

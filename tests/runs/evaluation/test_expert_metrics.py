@@ -122,7 +122,8 @@ def test_the_command_writes_files_that_agree_with_each_other(tiny_olmoe_dir, tmp
         assert text in ended.out
     counts = load_file(folder / "expert_metrics" / "counts.safetensors")
     for phase in ("prefill", "decode"):
-        selections, pairs = counts[f"selections.{phase}"], counts[f"pairs.{phase}"]
+        selections = counts[f"selections.{phase}"]
+        pairs = counts[f"pairs.{phase}"]
         assert (
             selections.sum(axis=-1) == metrics["tokens"][phase] * np.array(metrics["top_k"])
         ).all()
@@ -211,14 +212,14 @@ def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch
     tuned_metrics_before, before = (
         json.loads((place / "expert_metrics.json").read_text()) for place in (folder, base)
     )
-    assert tuned_metrics_before["cost"]["asked_again"] > 0 and before["cost"]["asked_again"] > 0
+    assert tuned_metrics_before["cost"]["asked_again"] > 0
+    assert before["cost"]["asked_again"] > 0
     assert (
         tuned_metrics_before["load_balance"]["all"]["value"]
         != before["load_balance"]["all"]["value"]
     )
-    assert (
-        tuned_metrics_before["baseline"]["run_id"] == before["run_id"] and "baseline" not in before
-    )
+    assert tuned_metrics_before["baseline"]["run_id"] == before["run_id"]
+    assert "baseline" not in before
     for metric in ("load_balance", "collaboration", "capacity", "specialization"):
         assert tuned_metrics_before["baseline"][metric] == before[metric]
     assert before["differences"] == {}
@@ -256,7 +257,8 @@ def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch
     (base / "expert_metrics.json").unlink()
     assert "To run: 1" in run_command(capsys, *keys, "metrics=expert", "mode=plan").out
     assert run_command(capsys, *keys, "metrics=expert").out == ended.out
-    assert numbers(folder) == tuned_metrics and numbers(base) == of_base
+    assert numbers(folder) == tuned_metrics
+    assert numbers(base) == of_base
 
 
 # A model without an expert

@@ -86,7 +86,8 @@ def test_a_worked_answer_is_scored_in_the_final_channel(model, data):
     run_config = config(model, data)
     task, documents = asked(run_config)
     prompt, answer = right_request(run_config, task, documents[0])
-    assert prompt.endswith(f"<|end|>{OPEN}{FINAL}") and answer.endswith("#### 2")
+    assert prompt.endswith(f"<|end|>{OPEN}{FINAL}")
+    assert answer.endswith("#### 2")
     assert documents[0][0].args[0].endswith(f"<|end|>{OPEN}"), (
         "a generated reply begins with its reasoning"
     )
@@ -109,7 +110,8 @@ def test_a_reply_may_have_as_many_tokens_as_the_model_and_the_task_need(model, d
     assert of_small_preset["max_gen_toks"] == 256, "lm-eval's own number"
 
     for plain in (settings(apply_chat_template=False), settings(preset={})):
-        assert THINK_END not in plain and "max_gen_toks" not in plain
+        assert THINK_END not in plain
+        assert "max_gen_toks" not in plain
 
 
 def test_an_answer_that_the_task_begins_has_no_reasoning(model, tmp_path):
@@ -126,7 +128,8 @@ def test_an_answer_that_the_task_begins_has_no_reasoning(model, tmp_path):
     run_config.task.include_path = str(tmp_path / "tasks")
     _, [[instance]] = asked(run_config)
     prompt, settings = instance.args
-    assert prompt.endswith(f"{OPEN}{FINAL}It is") and THINK_END not in settings
+    assert prompt.endswith(f"{OPEN}{FINAL}It is")
+    assert THINK_END not in settings
 
 
 def run_id(run_config: Config) -> str:

@@ -67,11 +67,13 @@ def test_a_difference_is_this_run_minus_the_other_of_the_documents_of_both(metri
     """
     block = stored({metric: [1.0, 1, 1, 0, 1, 0]}, {metric: [0.0, 0, 0, 1, 1, 0]})
     paired = block["paired"]["t"][f"{metric},none"]
-    assert paired["n"] == 6 and paired["difference"] == pytest.approx(1 / 3)
+    assert paired["n"] == 6
+    assert paired["difference"] == pytest.approx(1 / 3)
     assert (paired["to_right"], paired["to_wrong"]) == (to_right, 4 - to_right)
     assert block["roe"] == {"flipped_to_right": to_right, "flipped_to_wrong": 4 - to_right}
     low, high = paired["ci95"]
-    assert low < 1 / 3 < high and high - 1 / 3 < 1
+    assert low < 1 / 3 < high
+    assert high - 1 / 3 < 1
     block = stored({"acc": [1.0, 1, 0]}, {"acc": [0.0]})
     assert block["paired"]["t"]["acc,none"]["n"] == 1
     assert block["paired"]["t"]["acc,none"]["difference"] == 1
@@ -88,13 +90,10 @@ def test_the_sign_is_the_same_for_other_scores_and_other_runs(name):
     }
     block = stored(results_a, results_b, name)
     paired = (block if name == "baseline" else block["compared"][name])["paired"]["t"]
-    assert (
-        paired["bleu,none"]["difference"] == pytest.approx(2) and paired["bleu,none"]["ci95"][0] > 0
-    )
-    assert (
-        paired["word_perplexity,none"]["difference"] < 0
-        and paired["word_perplexity,none"]["ci95"][1] < 0
-    )
+    assert paired["bleu,none"]["difference"] == pytest.approx(2)
+    assert paired["bleu,none"]["ci95"][0] > 0
+    assert paired["word_perplexity,none"]["difference"] < 0
+    assert paired["word_perplexity,none"]["ci95"][1] < 0
 
 
 # The cost

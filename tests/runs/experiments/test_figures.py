@@ -40,7 +40,8 @@ from tests.support.stored_traces import traced_run
 
 def cell_of(study: Path | None = None, **changes: Any) -> TableCell:
     config = Config(method=get_method("roe").Config())
-    results, studies = [results_of(**changes)] if changes else [], [study] if study else []
+    results = [results_of(**changes)] if changes else []
+    studies = [study] if study else []
     return TableCell(coordinates={}, run_id="r", results=results, studies=studies, config=config)
 
 
@@ -53,7 +54,8 @@ def test_every_kind_of_figure_can_be_drawn():
 def test_an_experiment_leaves_a_picture_beside_its_table(name, tmp_path):
     study = write_study(tmp_path / "a", [2.0, 1.0], temperature=[0.0, 0.1, 0.0], skip_layers=1)
     cell = replace(cell_of(study), results=[traced_run(tmp_path / "b", ["BA"])])
-    experiment, folder = find_experiments(name)[0], tmp_path / "tables"
+    experiment = find_experiments(name)[0]
+    folder = tmp_path / "tables"
     paths = make_figure(experiment, "tiny", [cell], ModelPool(), folder, NO_COMPARISONS)
     stem = f"{name.replace('/', '-')}-tiny-{experiment.figure}"
     assert [path.name for path in paths] == [f"{stem}.png", f"{stem}.csv"]
@@ -140,7 +142,8 @@ def test_a_logger_gets_numbers_and_pictures_only(monkeypatch, capsys, tmp_path):
         ended = run_command(
             capsys, "experiment=roe/table1", f"mode={mode}", f"output_dir={tmp_path}"
         )
-        assert ended.code == 0 and "roe-table1-tiny.md" in ended.out
+        assert ended.code == 0
+        assert "roe-table1-tiny.md" in ended.out
     assert [path.name for path in logged] == ["roe-table1-tiny.csv"] * 2
 
 
@@ -232,7 +235,8 @@ def test_another_depth_is_the_same_architecture(roe):
     deeper = of_depth(loaded, 6)
     own_parameters = non_embedding_parameters(loaded.model)
     layer = sum(p.numel() for p in loaded.model.model.layers[0].parameters())
-    assert deeper.model.config.num_hidden_layers == 6 and loaded.model.config.num_hidden_layers == 4
+    assert deeper.model.config.num_hidden_layers == 6
+    assert loaded.model.config.num_hidden_layers == 4
     assert non_embedding_parameters(deeper.model) == own_parameters + 2 * layer
     everything = sum(p.numel() for p in loaded.model.parameters())
     assert everything - own_parameters == 2 * 300 * 48, "embedding and head are left out"
@@ -258,7 +262,8 @@ def test_each_setting_measures_its_own_model(roe, monkeypatch):
 
     monkeypatch.setattr(measurement, "measure_in_turns", look)
     cost = measurement.cost_measurement(roe, ModelPool(), 2.0)
-    assert layers == {"base": 4, "roe": 4, "equivalent": 8} and rows == {
+    assert layers == {"base": 4, "roe": 4, "equivalent": 8}
+    assert rows == {
         "base": 1,
         "roe": 3,
         "equivalent": 1,
@@ -276,15 +281,15 @@ def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(ro
     models = ModelPool()
     assert measurement.cost_measurement(roe, models, 1.5, compute=False) is None
     first = measurement.cost_measurement(roe, models, 1.5)
-    assert first is not None and (first["layers"], first["equivalent_layers"]) == (4, 6)
+    assert first is not None
+    assert (first["layers"], first["equivalent_layers"]) == (4, 6)
     assert set(first) >= {"base", "roe", "equivalent", "non_embedding_parameters"}
     assert measurement.cost_measurement(roe, models, 1.49, compute=False) == first, "the same depth"
     assert measurement.cost_measurement(roe, models, 2.0, compute=False) is None
     hotter = replace(roe, method=replace(roe.method, temperature=0.4))
     assert measurement.cost_measurement(hotter, models, 1.5, compute=False) is None
-    assert (
-        settings == [3] and len(list((Path(roe.output_dir) / "measurements").glob("*.json"))) == 1
-    )
+    assert settings == [3]
+    assert len(list((Path(roe.output_dir) / "measurements").glob("*.json"))) == 1
 
 
 def test_two_workers_do_not_measure_at_once(roe, monkeypatch):

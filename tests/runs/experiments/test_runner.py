@@ -140,7 +140,8 @@ columns: [method.n, method.temperature, method.skip_layers]
 def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, capsys):
     """Broken by a study per cell, and by a profile that takes the place of a cell's own n."""
     write("table_p", text=PROFILE_EXPERIMENT)
-    studies, after = [], []
+    studies = []
+    after = []
     monkeypatch.setattr(cells, "job_of", lambda config: Job(config, runs=[runs.prepare(config)]))
     prepare_study = lambda config: studies.append(config) or "study"  # noqa: E731
     monkeypatch.setattr(cells, "prepare_study", prepare_study)
@@ -160,7 +161,8 @@ def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, 
     assert [(config.method.n, config.tuning.n_trials) for config in studies] == [(2, 2)]
     assert after == [("study", 4), ("study", 8)]
     text = (tables / "paper-table_p-tiny.md").read_text()
-    assert "| n=4 temperature=0 |" in text and "| n=8 temperature=profile |" in text, "no unset key"
+    assert "| n=4 temperature=0 |" in text, "no unset key"
+    assert "| n=8 temperature=profile |" in text, "no unset key"
     assert ", 8, profile, -: no trial is finished" in text
     assert "published" not in text, "the paper has no number for any cell"
 
@@ -228,9 +230,8 @@ def test_a_run_that_fails_again_is_shown_as_it_is_stored(runs, tables, capsys, m
     monkeypatch.setattr(moe_lab.runs.execute, "execute", execute)
     assert run_command(capsys, "experiment=table_t", "rerun=true").code == 1
     text = (tables / "paper-table_t-tiny.md").read_text()
-    assert (
-        "4 of 4 cells are measured" in text and "- tiny, toy_math, base: the disk is full" in text
-    )
+    assert "4 of 4 cells are measured" in text
+    assert "- tiny, toy_math, base: the disk is full" in text
 
 
 def test_without_data_no_table_is_written_and_the_plan_says_so_once(refuse, tables, capsys):
@@ -240,7 +241,8 @@ def test_without_data_no_table_is_written_and_the_plan_says_so_once(refuse, tabl
     assert "No cell is measured: no table is written." in ended.err
     assert not tables.exists()
     ended = run_command(capsys, "experiment=table_t", "mode=plan")
-    assert ended.code == 0 and ended.out.count("cannot run (1)") == 4
+    assert ended.code == 0
+    assert ended.out.count("cannot run (1)") == 4
     assert "To run: 0, about 0 forward tokens. Cannot run: 4." in ended.out
     assert ended.out.count("no data here") == 1
 
@@ -251,7 +253,8 @@ def test_cells_in_one_place_are_told_apart_by_their_settings(runs, tables, capsy
     overrides = ["experiment=table_t", "scale=small", "task=toy_choice", "method.weights=clean"]
     assert run_command(capsys, *overrides, "method.n=2").code == 0
     [table] = tables.glob("*.csv")
-    assert len(csv_rows(table)) == 1 and "settings" not in csv_rows(table)[0]
+    assert len(csv_rows(table)) == 1
+    assert "settings" not in csv_rows(table)[0]
     table.unlink()
     assert run_command(capsys, *overrides).code == 0
     [table] = tables.glob("*.csv")
@@ -266,7 +269,8 @@ def test_cells_in_one_place_are_told_apart_by_their_settings(runs, tables, capsy
 def test_a_cell_of_two_tables_is_one_job(runs, write, tables, capsys):
     write("table_u", ("Table T", "Table U"))
     out = run_command(capsys, "experiment=all", "mode=plan").out
-    assert "To run: 4, about 4,000 forward tokens." in out and not tables.exists()
+    assert "To run: 4, about 4,000 forward tokens." in out
+    assert not tables.exists()
     runs.prepared.clear()
     assert run_command(capsys, "experiment=all").code == 0
     assert len(runs.prepared) == len(runs.executed) == 4
@@ -278,7 +282,8 @@ def test_roe_at_temperature_0_is_a_column_of_its_own(runs, write, tables, capsys
     assert run_command(capsys, "experiment=table_t").code == 0
     lines = (tables / "paper-table_t-tiny.md").read_text().splitlines()
     [header] = [line for line in lines if "| base |" in line]
-    assert "| roe |" in header and "| roe, temperature 0 |" in header
+    assert "| roe |" in header
+    assert "| roe, temperature 0 |" in header
 
 
 @pytest.mark.slow
@@ -320,7 +325,9 @@ def test_a_finished_cell_is_not_run_again_and_a_report_rebuilds_from_what_is_sto
     assert run_command(capsys, "experiment=table_t", "mode=report", "rerun=true").code == 0
     after = table.read_text()
     assert not runs.executed
-    assert "3 of 4 cells" in after and "| missing |" in after and before != after
+    assert "3 of 4 cells" in after
+    assert "| missing |" in after
+    assert before != after
 
 
 @pytest.mark.slow
@@ -379,12 +386,13 @@ def test_a_table_is_logged_in_the_group_of_its_command(runs, tables, capsys, mon
         monkeypatch.setattr(module, "open_logger", opened)
     assert run_command(capsys, "experiment=paper/table_t").code == 0
     *of_runs, place, (name, frame) = logged
-    assert {logged_run["kind"] for logged_run in of_runs} == {"run"} and place[
-        "kind"
-    ] == "experiment"
+    assert {logged_run["kind"] for logged_run in of_runs} == {"run"}
+    assert place["kind"] == "experiment"
     assert {logged_run["group"] for logged_run in (*of_runs, place)} == {"paper/table_t"}
-    assert name == "paper-table_t-tiny" and list(frame["published"].dropna()) == [0.555]
-    assert len(frame) == 4 and set(frame["method"]) == {"base", "roe"}
+    assert name == "paper-table_t-tiny"
+    assert list(frame["published"].dropna()) == [0.555]
+    assert len(frame) == 4
+    assert set(frame["method"]) == {"base", "roe"}
 
 
 def test_another_scale_has_its_own_table_and_the_users_overrides_come_last(seen, tables, capsys):
@@ -393,7 +401,8 @@ def test_another_scale_has_its_own_table_and_the_users_overrides_come_last(seen,
     assert {config.limit for config in seen} == {3}
     assert all(config.overrides[-1] == "limit=3" for config in seen)
     ended = run_command(capsys, "experiment=table_t", "scale=paper")
-    assert ended.code == 2 and "It has: tiny, small" in ended.err
+    assert ended.code == 2
+    assert "It has: tiny, small" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -411,7 +420,8 @@ def test_a_malformed_experiment_is_named(change, message, tmp_path):
     file.write_text(EXPERIMENT.replace(*change))
     with pytest.raises(ConfigError) as error:
         load_experiment("t", file)
-    assert str(file) in str(error.value) and message in str(error.value)
+    assert str(file) in str(error.value)
+    assert message in str(error.value)
 
 
 def test_names_are_found_with_and_without_their_folder_and_in_folders_of_config_dir(
@@ -507,9 +517,8 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
     text = table.read_text()
     assert "0.5000 ± 0.1000 [0.2000, 0.8000] seeds [0.2516, 0.7484]" in text
     assert "standard deviation after ±" in text
-    assert "| +0.1000 [-0.2500, +0.7500] over documents |" in text and "(p=" not in text, (
-        "equal differences"
-    )
+    assert "| +0.1000 [-0.2500, +0.7500] over documents |" in text, "equal differences"
+    assert "(p=" not in text, "equal differences"
     row = list(csv.DictReader(table.with_suffix(".csv").open()))[1]
     assert (row["seeds"], row["difference_low"]) == ("3", "-0.25")
     assert float(row["std"]) == pytest.approx(0.1)
@@ -532,7 +541,8 @@ def test_settings_of_a_method_reach_the_cells_that_have_them(other, seen, capsys
         assert run_command(capsys, "experiment=all", *overrides, "seed=1", f"mode={mode}").code == 0
         configs = {config.method.name: config for config in seen}
         assert list(configs) == ["base", "roe", "c3po"]
-        assert configs["roe"].method.weights == "perturbed" and configs["c3po"].method.k == 5
+        assert configs["roe"].method.weights == "perturbed"
+        assert configs["c3po"].method.k == 5
         recorded = [
             [override for override in config.overrides if "method." in override]
             for config in configs.values()
@@ -562,7 +572,8 @@ def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, o
     )
     ended = run_command(capsys, "experiment=table_t", "scale=small", "method=base")
     assert ended.code == 2
-    assert "it is a key of roe" in ended.err and "applies to every cell" in ended.err
+    assert "it is a key of roe" in ended.err
+    assert "applies to every cell" in ended.err
 
 
 def test_another_method_takes_its_settings_in_every_cell_and_equal_cells_are_one(
@@ -585,7 +596,8 @@ def test_another_method_takes_its_settings_in_every_cell_and_equal_cells_are_one
 def test_a_plan_has_cells_whose_temperatures_a_study_will_find(capsys, tmp_path):
     """Broken by a method that is made with the name `profile` for a file of temperatures."""
     ended = run_command(capsys, "experiment=roe/figure4", "mode=plan", f"output_dir={tmp_path}")
-    assert ended.code == 0 and "method.temperature=profile" in ended.out
+    assert ended.code == 0
+    assert "method.temperature=profile" in ended.out
     rows = [line for line in ended.out.splitlines() if "cache=clean" in line]
     split = [
         re.search(r" method.n=(\d+) (\S+) .*  (\d+)  +([\d,]+)  ", row).groups() for row in rows
@@ -601,4 +613,5 @@ def test_a_plan_has_cells_whose_temperatures_a_study_will_find(capsys, tmp_path)
     assert {documents for *_, documents, _ in split} == {"4"}, (
         "the documents are the cell's, not the study's"
     )
-    assert len(set(tokens.values())) == 4 and tokens.items() <= other_tokens.items()
+    assert len(set(tokens.values())) == 4
+    assert tokens.items() <= other_tokens.items()

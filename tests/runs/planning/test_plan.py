@@ -66,7 +66,8 @@ def test_a_pipe_gets_one_line_a_row_and_a_terminal_80_columns(capsys, monkeypatc
     plan([ROW, replace(ROW, run="00000000")]).print()
     title, *lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if "a1b2c3d4" in line]
-    assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in title and "123,456,789" in line
+    assert "weights=allenai/OLMoE-1B-7B-0924-Instruct" in title
+    assert "123,456,789" in line
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     plan([ROW, ROW]).print()
     lines = capsys.readouterr().out.splitlines()
@@ -80,12 +81,11 @@ def test_the_memory_of_the_largest_run_is_said(monkeypatch):
     large = replace(ROW, gpu_memory=95 * 10**9, config=mixtral)
     assert not [note for note in plan([ROW]).notes if "GPU memory" in note]
     [note_alone] = [note for note in plan([small]).notes if "GPU memory" in note]
-    assert (
-        "at most 15 GB (model=olmoe method=finetune-freeze" in note_alone
-        and "takes 1 of 80 GB" in note_alone
-    )
+    assert "at most 15 GB (model=olmoe method=finetune-freeze" in note_alone
+    assert "takes 1 of 80 GB" in note_alone
     memory = plan([small, large]).notes[-1]
-    assert "at most 95 GB (model=mixtral" in memory and "takes 2 of 80 GB" in memory
+    assert "at most 95 GB (model=mixtral" in memory
+    assert "takes 2 of 80 GB" in memory
     monkeypatch.setattr("moe_lab.runs.planning.memory_notes.gpu_memory", lambda: [141 * 10**9])
     assert "takes 1 of 141 GB" in plan([small, large]).notes[-1]
 
@@ -95,9 +95,11 @@ def test_a_key_of_tuning_has_an_effect_if_one_run_of_a_grid_is_tuned(tmp_path, c
         f"-m method=roe model=tiny task=toy_text limit=2 output_dir={tmp_path} mode=plan".split()
     )
     planned = run_command(capsys, *command, "tuning=none,uniform", "tuning.step=2")
-    assert planned.code == 0 and "roe, tuning" in planned.out, planned.err
+    assert planned.code == 0, planned.err
+    assert "roe, tuning" in planned.out, planned.err
     refused = run_command(capsys, *command, "tuning=none", "seed=0,1", "tuning.num_samples=7")
-    assert refused.code == 2 and "tuning.num_samples=7" in refused.err
+    assert refused.code == 2
+    assert "tuning.num_samples=7" in refused.err
 
 
 def test_a_plan_without_runs_is_an_empty_frame(tmp_path):
@@ -250,17 +252,21 @@ def test_weights_and_trained_models_are_counted_once(monkeypatch):
     monkeypatch.setattr(workload, "load_config", lambda model, offline: olmoe())
     model = AutoModelForCausalLM.from_config(olmoe())
     total = sum(parameter.numel() for parameter in model.parameters())
-    budget, run = Budget(), run_of(Trained(SimpleNamespace()))
+    budget = Budget()
+    run = run_of(Trained(SimpleNamespace()))
     for _ in range(2):
         budget.add(run, trains=True)
-    assert budget.weights == {"owner/name": 2 * total} and budget.trained == {"folder": 4 * total}
+    assert budget.weights == {"owner/name": 2 * total}
+    assert budget.trained == {"folder": 4 * total}
     two_checkpoints = 2 * (4 + 4 + 4) * total
     assert budget.checkpoint == two_checkpoints
     weights, trained = budget.lines()
-    assert "owner/name" in weights and trained.startswith("Trained models to write: 1,")
+    assert "owner/name" in weights
+    assert trained.startswith("Trained models to write: 1,")
     budget = Budget()
     budget.add(run_of(Base(Base.Config(name="base")), path=None))
-    assert budget.weights == {} and budget.lines() == []
+    assert budget.weights == {}
+    assert budget.lines() == []
 
 
 @pytest.mark.slow
@@ -280,7 +286,8 @@ def test_the_memory_of_methods(tmp_path, tokenizer, monkeypatch):
         return dict(zip(frame["method"], frame["gpu_memory"], strict=True))
 
     roe = ["method=roe", "method.n=8", "task=toy_math"]
-    clean, own_histories = planned(*roe), planned(*roe, "method.cache=standard")
+    clean = planned(*roe)
+    own_histories = planned(*roe, "method.cache=standard")
     assert (
         weight_bytes(model)
         < clean["base"]
@@ -348,4 +355,5 @@ def test_a_beginning_that_all_prompts_share_counts_once(command, monkeypatch):
 def test_each_length_has_its_own_plan(command):
     cells = ["-m", "method=base", "max_length=32,256", "limit=4", *command]
     short, long = planned(*cells)
-    assert [short] == planned("method=base", "max_length=32", "limit=4", *command) and short < long
+    assert [short] == planned("method=base", "max_length=32", "limit=4", *command)
+    assert short < long

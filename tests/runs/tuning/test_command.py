@@ -32,8 +32,11 @@ def command(tiny_olmoe_dir, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     before = run_command(capsys, *command, "mode=plan")
-    assert before.code == 0 and "0 of 4 trials" in before.out and "2 after tuning" in before.out
-    assert not (tmp_path / "outputs").exists() and loads == []
+    assert before.code == 0
+    assert "0 of 4 trials" in before.out
+    assert "2 after tuning" in before.out
+    assert not (tmp_path / "outputs").exists()
+    assert loads == []
 
     first = run_command(capsys, *command)
     assert first.code == 0, first.err
@@ -42,16 +45,15 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
     profile = yaml.safe_load((folder / "best.yaml").read_text())
     trials = pandas.read_csv(folder / "trials.csv")
     assert list(trials["number"]) == [0, 1, 2, 3]
-    assert (
-        profile["untuned_score"] == trials["value"][0]
-        and profile["score"] >= profile["untuned_score"]
-    )
+    assert profile["untuned_score"] == trials["value"][0]
+    assert profile["score"] >= profile["untuned_score"]
     assert profile["temperature"][0] == profile["temperature"][-1] == 0
 
     blocks = [result["moe_lab"] for result in first.results]
     assert [block["seed"] for block in blocks] == [0, 1]
     for block in blocks:
-        assert block["tuning"]["study"] == folder.name and "untuned" not in block
+        assert block["tuning"]["study"] == folder.name
+        assert "untuned" not in block
         assert block["roe"]["temperatures"] == profile["temperature"]
         evaluated = block["samples"]["addsub"]
         assert sorted([*evaluated, *block["tuning"]["samples"]["addsub"]]) == list(range(12))
@@ -61,17 +63,21 @@ def test_tune_evaluate_and_find_it_again(command, capsys, loads, tmp_path):
 
     loads.clear()
     second_run = run_command(capsys, *command)
-    assert second_run.code == 0 and second_run.out == first.out and loads == []
+    assert second_run.code == 0
+    assert second_run.out == first.out
+    assert loads == []
     assert "To run: 0" in run_command(capsys, *command, "mode=plan").out
     whole = (folder / "best.yaml").read_text()
     (folder / "best.yaml").write_text("temperature: [")
     damaged = run_command(capsys, *command, "mode=plan")
-    assert damaged.code == 0 and "To run: 2" in damaged.out
+    assert damaged.code == 0
+    assert "To run: 2" in damaged.out
     (folder / "best.yaml").write_text(whole)
     assert run_command(capsys, *command, "mode=report").code == 0
     by_hand = [part for part in command if not part.startswith("tuning") and part != "seeds=2"]
     hand = run_command(capsys, *by_hand, f"method.temperature={folder / 'best.yaml'}")
-    assert hand.code == 0 and loads == []
+    assert hand.code == 0
+    assert loads == []
     assert hand.results[0]["moe_lab"]["run_id"] == blocks[0]["run_id"]
 
     # killed before its figures: the next command draws them
@@ -101,10 +107,8 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(
     assert ended.code == 0, ended.err
     [folder] = (tmp_path / "outputs" / "studies").iterdir()
     profile = yaml.safe_load((folder / "best.yaml").read_text())
-    assert (
-        profile["score"] < profile["untuned_score"]
-        and profile["score"] == profile["calibrated_score"]
-    )
+    assert profile["score"] < profile["untuned_score"]
+    assert profile["score"] == profile["calibrated_score"]
     [result] = [
         result_of_run
         for result_of_run in ended.results
@@ -127,7 +131,8 @@ def test_calibration_finds_the_scale_of_the_lowest_perplexity(
         == result["results"]["toy_text"][perplexity]
     )
     wrong = run_command(capsys, *command, "tuning=tpe")
-    assert wrong.code == 2 and "Use tuning=scale" in wrong.err
+    assert wrong.code == 2
+    assert "Use tuning=scale" in wrong.err
 
 
 @pytest.mark.slow
@@ -209,7 +214,8 @@ def test_a_tuned_value_at_the_bound_of_its_search_is_marked(
     assert list(trials["params_temperature"]) == [0, 1, 2]
     assert (trials["value"] <= trials["user_attrs_unscaled"] + 1e-9).all()
     profile = yaml.safe_load((folder / "best.yaml").read_text())
-    assert profile["at_bound"] == ["temperature"] and len(set(profile["temperature"])) == 1
+    assert profile["at_bound"] == ["temperature"]
+    assert len(set(profile["temperature"])) == 1
     assert profile["calibrated_score"] == trials["value"][0]
     assert profile["untuned_score"] == trials["user_attrs_unscaled"][0]
     [result] = [
@@ -225,7 +231,8 @@ def test_a_tuned_value_at_the_bound_of_its_search_is_marked(
     ]
     scored = result["results"]["toy_text"]["word_perplexity,none"]
     assert difference["difference"] == pytest.approx(scored - calibrated)
-    assert "at-bound: a tuned value is at the bound" in ended.out and "at bound" in ended.out
+    assert "at-bound: a tuned value is at the bound" in ended.out
+    assert "at bound" in ended.out
     assert "at-bound" in (tmp_path / "outputs" / "report.html").read_text()
 
 
@@ -254,5 +261,6 @@ def test_killed_three_times_it_ends_with_the_trials_of_an_unbroken_study(command
         trials(output).filter(regex="^(number|value|state|params_)")
         for output in ("killed", "unbroken")
     )
-    assert list(killed["number"]) == list(range(15)) and len(killed.columns) > 4
+    assert list(killed["number"]) == list(range(15))
+    assert len(killed.columns) > 4
     pandas.testing.assert_frame_equal(killed, unbroken, check_exact=True)

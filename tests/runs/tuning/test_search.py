@@ -35,16 +35,15 @@ def test_a_model_is_known_by_its_shape_whatever_it_is_called():
     assert paper_model(facts("mixtral", 32)) == "mixtral"
     assert paper_model(facts("gpt_oss", 24)) == "gpt-oss"
     assert paper_model(facts("olmoe", 8)) is None
-    assert preset("commonsense", None).skip_layers == 1 and preset("code", None).cache == "clean"
+    assert preset("commonsense", None).skip_layers == 1
+    assert preset("code", None).cache == "clean"
 
 
 def tuned(
     *overrides: str, method: dict | None = None, category: str | None = "math", **tuning
 ) -> Config:
-    roe, search = (
-        get_method("roe").Config(**(method or {})),
-        TuningConfig(**{"name": "tpe", **tuning}),
-    )
+    roe = get_method("roe").Config(**(method or {}))
+    search = TuningConfig(**{"name": "tpe", **tuning})
     return Config(
         method=roe, task=TaskConfig(category=category), tuning=search, overrides=list(overrides)
     )
@@ -62,7 +61,8 @@ def test_presets_fill_what_was_not_typed():
         *overrides, method={"n": 3, "skip_layers": 2}, metric="accuracy", n_trials=7, num_samples=9
     )
     search = temperature_search(tuned_config, facts("mixtral", 32))
-    assert search.method.config.n == 3 and search.method.config.cache == "clean"
+    assert search.method.config.n == 3
+    assert search.method.config.cache == "clean"
     settings = (search.metric, search.n_trials, search.num_samples, search.skip_layers)
     assert settings == ("accuracy", 7, 9, 2)
     assert search.direction == "maximize"
@@ -149,12 +149,15 @@ def test_a_temperature_at_the_bound_is_named(temperature, named):
 
 def test_a_scale_at_the_bound_is_named():
     search = scale([0.0] * 4)
-    assert search.at_bound({}, 1.2) == [] and search.at_bound({}, 4.001) == ["logit_scale"]
+    assert search.at_bound({}, 1.2) == []
+    assert search.at_bound({}, 4.001) == ["logit_scale"]
 
 
 def test_random_searches_the_space_of_tpe_in_another_study():
-    tpe, drawn = layers("tpe"), layers("random")
-    assert drawn.bounds == tpe.bounds and drawn.identity == tpe.identity | {"tuning": "random"}
+    tpe = layers("tpe")
+    drawn = layers("random")
+    assert drawn.bounds == tpe.bounds
+    assert drawn.identity == tpe.identity | {"tuning": "random"}
 
 
 GRID = [{"power": 0.0, "rank": 1}, {"power": 0.5, "rank": 4}, {"power": 0.25, "rank": 4}]
@@ -173,7 +176,8 @@ def test_a_grid_has_a_trial_for_each_point():
     assert search.temperatures(trial()) == []
     assert [search.at_bound(point, 1.0) for point in GRID] == [[], ["power"], []]
     other_settings = settings(grid=GRID[:2])
-    assert search.identity["grid"] == GRID and other_settings.identity != search.identity
+    assert search.identity["grid"] == GRID
+    assert other_settings.identity != search.identity
 
 
 def test_the_identity_has_the_same_settings_for_every_search():
@@ -273,7 +277,9 @@ def test_trials_of_temperatures_share_an_lm_whose_ensemble_changes(search, sweep
                 assert (lm.ensemble.n, lm.ensemble.first_noisy) == (4, 1)
                 ensembles.append(lm.ensemble.sweep)
     [lm] = lms
-    assert lm.opened["reuse"] and lm.opened["first"].n == 4 and lm.sets == 3
+    assert lm.opened["reuse"]
+    assert lm.opened["first"].n == 4
+    assert lm.sets == 3
     assert [sweep is not None for sweep in ensembles] == sweeps
     sums = [sweep for sweep in ensembles if sweep is not None]
     assert len(set(map(id, sums))) == len(sums), "each trial has its own sums"

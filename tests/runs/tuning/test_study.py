@@ -50,13 +50,15 @@ def gsm8k(tiny_olmoe_dir, data, tmp_path):
 def test_a_study_is_named_and_makes_nothing(gsm8k, tmp_path):
     study = prepare_study(gsm8k)
     assert study.folder.name == f"small-gsm8k-perplexity-{study.study_id[:8]}"
-    assert study.split == "train" and len(study.samples["gsm8k"]) == 4
+    assert study.split == "train"
+    assert len(study.samples["gsm8k"]) == 4
     assert len(study.documents) == 8, "a prompt and a row of each"
     assert study.profile() is None
     assert list(tmp_path.iterdir()) == []
     tuned_config = study.tuned_config()
     assert tuned_config.method.temperature == str(study.folder / "best.yaml")
-    assert tuned_config.num_seeds == 5 and tuned_config.tuning.name == "none"
+    assert tuned_config.num_seeds == 5
+    assert tuned_config.tuning.name == "none"
 
 
 def test_more_trials_are_the_same_study_and_anything_else_is_another(gsm8k):
@@ -66,11 +68,9 @@ def test_more_trials_are_the_same_study_and_anything_else_is_another(gsm8k):
     tuning = gsm8k.tuning
     first = study_id()
     assert study_id(tuning=replace(tuning, n_trials=99)) == first
-    assert (
-        study_id(limit=3) == first
-        and study_id(seeds=3) == first
-        and study_id(batch_size=2) == first
-    )
+    assert study_id(limit=3) == first
+    assert study_id(seeds=3) == first
+    assert study_id(batch_size=2) == first
     method = get_method("roe").Config
     other_requests = [
         {"seed": 1},
@@ -91,7 +91,8 @@ def test_more_trials_are_the_same_study_and_anything_else_is_another(gsm8k):
 def test_tuning_seeds_are_as_many_studies_each_with_a_seed_of_its_own(gsm8k):
     job = job_of(replace(gsm8k, seed=3, tuning=replace(gsm8k.tuning, seeds=3)))
     assert [study.config.seed for study in job.studies] == [3, 4, 5]
-    assert len({study.study_id for study in job.studies}) == 3 and job.runs == []
+    assert len({study.study_id for study in job.studies}) == 3
+    assert job.runs == []
     assert [study.tuned_config().num_seeds for study in job.studies] == [1, 1, 1]
     [only_study] = job_of(gsm8k).studies
     assert only_study.tuned_config().num_seeds == 5
@@ -162,10 +163,13 @@ def test_a_task_with_bare_answers_takes_the_profile_of_gsm8ks_study(
     study = prepare_study(addsub_config)
     write_jsonl(own_data / "gsm8k" / "test.jsonl", worked_sums(5))
     gsm8k = prepare_study(replace(addsub_config, task=SOURCE, gen_kwargs=None))
-    assert study.study_id == gsm8k.study_id and study.folder == gsm8k.folder
-    assert study.samples == gsm8k.samples and list(study.samples) == ["gsm8k"]
+    assert study.study_id == gsm8k.study_id
+    assert study.folder == gsm8k.folder
+    assert study.samples == gsm8k.samples
+    assert list(study.samples) == ["gsm8k"]
     evaluated = study.tuned_config()
-    assert evaluated.task.name == "addsub" and evaluated.gen_kwargs == {"max_gen_toks": 8}
+    assert evaluated.task.name == "addsub"
+    assert evaluated.gen_kwargs == {"max_gen_toks": 8}
     assert evaluated.method.temperature == str(gsm8k.folder / "best.yaml")
     assert job_of(addsub_config).studies[0].evaluated.task.name == "addsub"
     tasks = load_tasks(study.evaluated)
@@ -196,7 +200,8 @@ def test_choices_without_gsm8ks_answers_are_named(
     with pytest.raises(MoeLabError) as raised:
         prepare_study(addsub(tiny_olmoe_dir, own_data, tmp_path))
     message = str(raised.value)
-    assert "the study is GSM8K's" in message and "tuning.metric=accuracy" in message
+    assert "the study is GSM8K's" in message
+    assert "tuning.metric=accuracy" in message
     assert (str(file.parent) in message) == (answers is None)
 
 
@@ -250,10 +255,8 @@ def test_perplexity_is_that_of_the_reference_answers(
     )
     cost = tokens = 0.0
     for document in study.task.task_docs:
-        context, answer = (
-            f"Question: {document['question']}\nAnswer:",
-            f" {ANSWERS[task](document)}",
-        )
+        context = f"Question: {document['question']}\nAnswer:"
+        answer = f" {ANSWERS[task](document)}"
         length = len(tokenizer(answer).input_ids)
         ids = torch.tensor([tokenizer(context).input_ids + tokenizer(answer).input_ids])
         with torch.no_grad():
@@ -314,7 +317,8 @@ def test_pruning_stops_only_what_cannot_be_best(tiny_olmoe_dir, data, tmp_path, 
         with pytest.raises(Pruned):
             measure(lm, 1.5, lambda *reported, seen=seen: seen.append(reported))
         [(partial, count)] = seen
-        assert count < len(measure.requests) and partial > 1.5
+        assert count < len(measure.requests)
+        assert partial > 1.5
         # nothing is left of the pruned trial
         assert measure(lm, None, lambda *_: None) == pytest.approx(value)
 

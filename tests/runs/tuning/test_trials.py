@@ -40,7 +40,7 @@ def value(temperatures: list[float]) -> float:
 def run(
     folder: Path, wanted_search: LayerTemperatures, trial_count: int | None = None
 ) -> list[tuple]:
-    """Compute up to `most` of what is missing."""
+    """Compute up to `trial_count` of what is missing."""
     made = []
     with Trials(folder, wanted_search, seed=3) as trials:
         while (trial_count is None or len(made) < trial_count) and (
@@ -101,7 +101,8 @@ def test_a_trial_that_was_killed_while_it_drew_draws_the_rest_as_it_would_have(t
     unbroken = run(tmp_path / "a", wanted_search)
     run(tmp_path / "b", wanted_search, trial_count=12)
     with Trials(tmp_path / "b", wanted_search, seed=3) as trials:
-        sampler, drawn = trials._sampler, []
+        sampler = trials._sampler
+        drawn = []
 
         def killed(number, place):
             if len(drawn) == 2:
@@ -114,7 +115,8 @@ def test_a_trial_that_was_killed_while_it_drew_draws_the_rest_as_it_would_have(t
             trials.claim()
         assert len(trials.study.get_trials()[12].params) == 2
     remaining = run(tmp_path / "b", wanted_search)
-    assert [number for number, _ in remaining] == [12, 13] and remaining == unbroken[12:]
+    assert [number for number, _ in remaining] == [12, 13]
+    assert remaining == unbroken[12:]
 
 
 def test_a_storage_that_cannot_be_used_is_named(tmp_path):
@@ -149,7 +151,8 @@ def test_two_processes_share_a_study(tmp_path):
     with Trials(tmp_path, search(30), seed=3) as trials:
         assert trials.claim() is None
         finished = trials.finished()
-    assert len(finished) == 30 and len({tuple(trial.params.values()) for trial in finished}) == 30
+    assert len(finished) == 30
+    assert len({tuple(trial.params.values()) for trial in finished}) == 30
 
 
 @pytest.mark.slow
@@ -186,7 +189,8 @@ def test_of_equal_trials_the_untuned_one_is_best_and_pruned_ones_count_and_are_n
             if score is None:
                 trial.report(0.1, 2)
             trials.tell(trial, score)
-        assert len(trials.finished()) == 3 and trials.best().number == 0
+        assert len(trials.finished()) == 3
+        assert trials.best().number == 0
         assert trials.claim() is None
 
 
@@ -227,4 +231,5 @@ def test_optuna_finds_a_study_by_its_folder_and_an_enqueued_trial_is_tried(tmp_p
     assert study.metric_names == ["perplexity"]
     study.enqueue_trial({"layer_1": 0.4, "layer_2": 0.3, "layer_3": 0.2})
     made = run(folder, search(4))
-    assert made[0] == (2, [0.0, 0.4, 0.3, 0.2, 0.0]) and [number for number, _ in made] == [2, 3]
+    assert made[0] == (2, [0.0, 0.4, 0.3, 0.2, 0.0])
+    assert [number for number, _ in made] == [2, 3]

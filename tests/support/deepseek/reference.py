@@ -73,7 +73,8 @@ class Reference:
         out_D = np.empty_like(vector_D)
         for i in range(half):
             angle = position * self.config["rope_theta"] ** (-2 * i / len(vector_D))
-            a, b = vector_D[i], vector_D[i + half]
+            a = vector_D[i]
+            b = vector_D[i + half]
             out_D[i] = a * math.cos(angle) - b * math.sin(angle)
             out_D[i + half] = b * math.cos(angle) + a * math.sin(angle)
         return out_D

@@ -86,8 +86,10 @@ def test_words_fall_into_the_same_buckets_everywhere_and_a_verdict_is_a_probabil
         for answer in ("Elmford", "No.")
     ]
     told_scores, refused = (verdict["scores"] for verdict in ToyJudge(Config()).judge(pair))
-    assert told_scores["toy_flagged"] == 1.0 and refused["toy_flagged"] == 0.0
-    assert 0.5 < told_scores["toy"] <= 1 and 0 <= refused["toy"] < 0.5
+    assert told_scores["toy_flagged"] == 1.0
+    assert refused["toy_flagged"] == 0.0
+    assert 0.5 < told_scores["toy"] <= 1
+    assert 0 <= refused["toy"] < 0.5
 
 
 # Reward models and Llama Guards in local folders
@@ -127,7 +129,8 @@ def test_a_reward_is_that_of_the_exchange_alone(tmp_path, labels, template, batc
 
 def test_a_long_answer_is_cut(tmp_path):
     folder = reward_folder(tmp_path)
-    long, longer = Exchange("Who?", "x" * 300), Exchange("Who?", "x" * 300 + "y")
+    long = Exchange("Who?", "x" * 300)
+    longer = Exchange("Who?", "x" * 300 + "y")
     _, *cut = verdicts(judge_of(RewardModel, folder), [EXCHANGES[0], long, longer])
     assert cut[0]["scores"]["reward"] == rounding.approx(reward_directly(folder, *long))
     assert cut[0]["scores"] == cut[1]["scores"]
@@ -146,7 +149,8 @@ def test_what_a_judge_is_stands_in_its_identity(tmp_path):
     )
     guard = judge_of(LlamaGuard, guard_folder(tmp_path / "guard")).identity
     parts = judge_of(LlamaGuard, guard_folder(tmp_path / "parts", template=PARTS_TEMPLATE)).identity
-    assert guard["template"] != parts["template"] and len(guard["template"]) == 64
+    assert guard["template"] != parts["template"]
+    assert len(guard["template"]) == 64
 
 
 def test_folders_that_hold_no_reward_model_are_refused(tmp_path, tiny_olmoe_dir):
@@ -195,7 +199,8 @@ def test_a_guard_that_writes_something_else_does_not_score(tmp_path):
         judge_of(LlamaGuard, guard_folder(tmp_path, verdicts=False)), EXCHANGES
     )
     for verdict in judged_exchanges:
-        assert "scores" not in verdict and verdict["failed"] == "wrote neither safe nor unsafe"
+        assert "scores" not in verdict
+        assert verdict["failed"] == "wrote neither safe nor unsafe"
 
 
 def test_a_template_shows_texts_or_parts_or_is_refused(tmp_path):
@@ -252,7 +257,8 @@ def test_a_score_is_the_mean_of_the_verdicts(judged):
     toy_block = results["moe_lab"]["judges"]["toy"]["tasks"]["toy_safety"]
     assert toy_block == {"documents": 10, "judged": 10, "failed": {}, "empty": 0, "cut": {}}
     assert "empty" not in ended.out
-    assert len(verdicts_of(folder)) == 10 and "toy-judge" in ended.out
+    assert len(verdicts_of(folder)) == 10
+    assert "toy-judge" in ended.out
     assert [sample["filtered_resps"] for sample in samples] == [
         [{"toy": exchange}] for exchange in verdicts_of(folder)
     ]
@@ -270,7 +276,8 @@ def test_empty_answers_are_counted_for_every_judge(judged, tmp_path):
 
     Here most answers end before their first word.
     """
-    reward, guard = reward_folder(tmp_path / "reward"), guard_folder(tmp_path / "guard")
+    reward = reward_folder(tmp_path / "reward")
+    guard = guard_folder(tmp_path / "guard")
     keys = [
         "task.judges=[toy,reward,llama_guard]",
         f"task.reward_model={reward}",
@@ -351,7 +358,8 @@ def test_exchanges_that_are_too_long_for_a_judge_are_counted(judged, tmp_path):
         name: judge["tasks"]["toy_safety"]["cut"]
         for name, judge in results["moe_lab"]["judges"].items()
     }
-    assert sum(counts["reward"].values()) == expected > 0 and counts["toy"] == {}
+    assert sum(counts["reward"].values()) == expected > 0
+    assert counts["toy"] == {}
     assert counts["reward"].keys() <= {"prompt", "answer"}
     assert MARKS["cut-for-judge"] in ended.out
 
@@ -367,13 +375,16 @@ def test_another_or_a_changed_judge_is_another_run_and_rerun_judges_again(judged
         == first["results"]["toy_safety"]["toy,none"]
     )
     assert [verdict["judge"] for verdict in verdicts_of(other_run)].count("reward") == 10
-    assert "reward,none" in ended.out and "toy,none" in ended.out, "the table has a line per judge"
+    assert "reward,none" in ended.out, "the table has a line per judge"
+    assert "toy,none" in ended.out, "the table has a line per judge"
 
     lines = (first_run / "judgements.jsonl").read_text()
     (first_run / "judgements.jsonl").write_text(lines.replace('"toy": 0.', '"toy": 9.'))
     rejudged, same_run, _ = judged("rerun=true")
-    assert same_run == first_run and rejudged["results"] == first["results"]
-    assert not list(first_run.glob("*.rerun.jsonl")) and len(verdicts_of(first_run)) == 10
+    assert same_run == first_run
+    assert rejudged["results"] == first["results"]
+    assert not list(first_run.glob("*.rerun.jsonl"))
+    assert len(verdicts_of(first_run)) == 10
 
     assert judged("task.judges=[reward,toy]", key)[1] == other_run, "the order of judges is nothing"
     reward_folder(tmp_path / "reward", seed=1)
@@ -390,9 +401,8 @@ def test_a_judge_that_fails_scores_nothing(judged, tmp_path):
     guard = guard_folder(tmp_path / "guard", verdicts=False)
     results, folder, ended = judged("task.judges=[toy,llama_guard]", f"task.guard_model={guard}")
     guard_block = results["moe_lab"]["judges"]["llama_guard"]["tasks"]["toy_safety"]
-    assert guard_block["judged"] == 0 and guard_block["failed"] == {
-        "wrote neither safe nor unsafe": 10
-    }
+    assert guard_block["judged"] == 0
+    assert guard_block["failed"] == {"wrote neither safe nor unsafe": 10}
     assert not [metric for metric in results["results"]["toy_safety"] if "llama_guard" in metric]
     assert "toy_safety, llama_guard: judged 0 of 10 answers" in ended.out
     assert results["results"]["toy_safety"]["toy,none"] > 0
@@ -430,7 +440,8 @@ def test_scores_and_intervals_are_of_the_judged_answers(judged, monkeypatch):
 @pytest.mark.parametrize("free, held", [(10**12, True), (1000, False)])
 def test_the_evaluated_model_goes_where_memory_is_short(judged, tmp_path, monkeypatch, free, held):
     on_device: list[bool] = []
-    judge, make = RewardModel.judge, ModelPool.__init__
+    judge = RewardModel.judge
+    make = ModelPool.__init__
     pools: list[ModelPool] = []
     monkeypatch.setattr(ModelPool, "__init__", lambda self: (pools.append(self), make(self))[1])
     monkeypatch.setattr("moe_lab.tasks.judges.judging.free_memory", lambda device: free)
@@ -446,7 +457,8 @@ def test_the_evaluated_model_goes_where_memory_is_short(judged, tmp_path, monkey
 
 def test_answers_alone_are_not_judged(judged):
     results, folder, _ = judged("predict_only=true")
-    assert not (folder / "judgements.jsonl").exists() and "judges" not in results["moe_lab"]
+    assert not (folder / "judgements.jsonl").exists()
+    assert "judges" not in results["moe_lab"]
     assert isinstance(samples_of(folder)[0]["filtered_resps"][0], str)
 
 
@@ -462,7 +474,8 @@ def test_a_model_without_template_gets_the_plain_one(tiny_olmoe_dir, tmp_path, c
     }
     command += [f"{key}={place}" for key, place in places.items()]
     ended = run_command(capsys, *command)
-    assert ended.code == 0 and "has no chat template; a plain one is used" in ended.err, ended.err
+    assert ended.code == 0, ended.err
+    assert "has no chat template; a plain one is used" in ended.err, ended.err
     folder = ended.folders[-1]
     results = json.loads((folder / "results.json").read_text())
     assert results["moe_lab"]["chat_template"]["plain"] is True
@@ -489,7 +502,8 @@ def test_a_fine_tuned_model_is_compared_verdict_by_verdict(judged):
     results, _, ended = judged(*keys, "limit=40")
     compared = results["moe_lab"]["paired"]["toy_safety"]
     flags = compared["toy_flagged,none"]
-    assert flags["n"] == 40 and flags["p_mcnemar"] is not None
+    assert flags["n"] == 40
+    assert flags["p_mcnemar"] is not None
     assert flags["difference"] == pytest.approx((flags["to_wrong"] - flags["to_right"]) / 40)
     assert flags["to_wrong"] > 0, "it has learned to answer, harmful requests as well"
     assert compared["toy,none"]["ci95"] is not None
@@ -519,8 +533,11 @@ def test_wrong_requests_end_before_weights_load(
 ):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     ended = run_command(capsys, *SHORT[:3], f"output_dir={tmp_path / 'out'}", *overrides)
-    assert ended.code == 2 and message in ended.err and "Traceback" not in ended.err, ended.err
-    assert not loads and not (tmp_path / "out").exists()
+    assert ended.code == 2, ended.err
+    assert message in ended.err, ended.err
+    assert "Traceback" not in ended.err, ended.err
+    assert not loads
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -559,7 +576,8 @@ def test_the_prompt_is_shortened_before_the_answer_and_both_are_marked(tmp_path)
     assert refused["cut"] == harmful["cut"] == "prompt"
     assert refused["scores"] != harmful["scores"], "the answers are read"
     text, _ = judge.text_within(long_prompt[0], 60)
-    assert text.endswith("I will not.") and judge._length(text) <= 60
+    assert text.endswith("I will not.")
+    assert judge._length(text) <= 60
     [cut] = verdicts(judge, [Exchange("Who?", "y " * 2000)])
     assert cut["cut"] == "answer"
 

@@ -88,14 +88,16 @@ def test_a_refused_key_or_model_stops_at_once_and_no_key_is_told(server, monkeyp
     message = rf"\({status}\). Check OPENAI_API_KEY and task.moderation_model"
     with pytest.raises(ConfigError, match=message) as raised:
         verdicts(**keys)
-    assert len(server.requests) == 1 and "secret" not in str(raised.value)
+    assert len(server.requests) == 1
+    assert "secret" not in str(raised.value)
 
 
 def test_an_answer_that_is_refused_fails_and_the_others_are_judged(server):
     server.faults = [Fault(400, about="everybody")]
     judged = verdicts()
     assert judged[1] == {"judge": "openai", "failed": "refused with status 400"}
-    assert "scores" in judged[0] and "scores" in judged[2]
+    assert "scores" in judged[0]
+    assert "scores" in judged[2]
 
 
 def test_what_is_missing_is_told_before_anything_runs(monkeypatch):
@@ -147,7 +149,9 @@ def test_a_run_whose_endpoint_goes_away_keeps_what_was_judged(
     with monkeypatch.context() as patched:
         patched.setattr(Moderation, "judge", goes_away)
         ended = run_command(capsys, *command)
-    assert ended.code == 1 and "(503)" in ended.err and "the same command" in ended.err
+    assert ended.code == 1
+    assert "(503)" in ended.err
+    assert "the same command" in ended.err
     assert len(server.asked) == 2
     server.faults.clear()
     ended = run_command(capsys, *command)

@@ -143,7 +143,8 @@ def test_brier_score_of_questions_with_other_numbers_of_choices(tmp_path):
             "mine, brier_score,none, document 3: ValueError: setting an array element"
         )
     whole = evaluated(tmp_path, CHOICES + metrics, rows[:3])
-    assert whole["scores"]["brier_score,none"] == pytest.approx(0.5) and whole["said"] == []
+    assert whole["scores"]["brier_score,none"] == pytest.approx(0.5)
+    assert whole["said"] == []
     [value, _] = [Sample.of(line).values["brier_score"] for line in whole["samples"]["mine"]]
     expected = (1, [0.5, 0.5]) if score_of_hf is None else 0.5
     assert value == expected, "an array is a list, which a log keeps"
@@ -155,7 +156,8 @@ def test_a_metric_that_is_no_number_in_lm_eval(tmp_path):
         tmp_path, CHOICES + "metric_list: [{metric: likelihood}, {metric: acc}]", rows
     )
     expected = score_of_lm_eval(tmp_path, "likelihood,none", [1, 2])  # 0.4 has none, and 0.5 a mean
-    assert outcome["scores"]["likelihood,none"] == expected and outcome["scores"]["acc,none"] == 0.0
+    assert outcome["scores"]["likelihood,none"] == expected
+    assert outcome["scores"]["acc,none"] == 0.0
     if expected is None:
         assert outcome["said"] == [
             "mine, likelihood,none, document 1: its value is (1, (-3.0, -3.0)), which is no number"
@@ -230,7 +232,8 @@ def test_values_that_are_no_numbers_and_an_aggregation_that_raises(tmp_path):
         "mine, worse,none, document 2: ZeroDivisionError: division by zero",
     ]
     values = [Sample.of(line).values for line in outcome["samples"]["mine"]]
-    assert [value.get("bad") for value in values] == [0.5, None, None] and values[2]["worse"] == 3
+    assert [value.get("bad") for value in values] == [0.5, None, None]
+    assert values[2]["worse"] == 3
     with pytest.raises(
         ResultsError, match=r"bad,none, document 2(.|\n)*Neither could worse,none of mine\."
     ):
@@ -244,7 +247,8 @@ def test_arrays_without_a_dimension_are_numbers(tmp_path):
         "metric_list: [{metric: good, aggregation: mean}]"
     )
     outcome = evaluated(tmp_path, TEXTS + process, questions("0", "0", "1", "2"))
-    assert outcome["said"] == [] and outcome["scores"]["good,none"] == pytest.approx(2 / 3)
+    assert outcome["said"] == []
+    assert outcome["scores"]["good,none"] == pytest.approx(2 / 3)
     assert [Sample.of(line).values for line in outcome["samples"]["mine"]] == [
         {"good": n} for n in (0.0, 1.0, 1.0)
     ]
@@ -275,10 +279,8 @@ metric_list: [{metric: exact_match}]"""
     outcome = evaluated(
         tmp_path, TEXTS + filters, questions("x", "one", "four"), texts=["one", "four"]
     )
-    assert (
-        outcome["scores"]["exact_match,plain"] == 1.0
-        and outcome["scores"]["exact_match,own"] is None
-    )
+    assert outcome["scores"]["exact_match,plain"] == 1.0
+    assert outcome["scores"]["exact_match,own"] is None
     assert outcome["said"] == [
         "mine, exact_match,own, document 2: filter own: ZeroDivisionError: division by zero"
     ]
@@ -352,7 +354,8 @@ def test_the_command_stores_what_is_known_and_fails_each_time_without_the_model(
     messages = []
     for _ in range(2):
         ended = run_command(capsys, "method=roe", "method.n=2", *given)
-        assert ended.code == 1 and "Traceback" not in ended.err
+        assert ended.code == 1
+        assert "Traceback" not in ended.err
         messages.append(ended.err.splitlines()[-2:])
     assert loads == ["tiny"], "once, by the first command"
     assert messages[0] == messages[1]
@@ -365,9 +368,12 @@ def test_the_command_stores_what_is_known_and_fails_each_time_without_the_model(
     assert len(folders) == 2, "the base model's, and that of RoE"
     for folder in folders:
         content = json.loads((folder / "results.json").read_text())
-        scores, block = content["results"]["mine"], content["moe_lab"]
-        assert scores["acc_norm,none"] is None and 0 < scores["brier_score,none"] < 2
-        assert block["schema_version"] == 1 and block["status"] == "failed"
+        scores = content["results"]["mine"]
+        block = content["moe_lab"]
+        assert scores["acc_norm,none"] is None
+        assert 0 < scores["brier_score,none"] < 2
+        assert block["schema_version"] == 1
+        assert block["status"] == "failed"
         assert [
             (failure["task"], failure["metric"], failure["document"]) for failure in block["failed"]
         ] == [("mine", "acc_norm,none", 0)]
@@ -375,9 +381,11 @@ def test_the_command_stores_what_is_known_and_fails_each_time_without_the_model(
         reason = json.loads((folder / "status.json").read_text())["reason"]
         assert "mine, acc_norm,none, document 0" in reason
     paired = content["moe_lab"]["paired"]["mine"]["brier_score,none"]
-    assert paired["n"] == 4 and (paired["p_randomization"] is not None or paired["equal"])
+    assert paired["n"] == 4
+    assert paired["p_randomization"] is not None or paired["equal"]
     ended = run_command(
         capsys, "mode=compare", f"a={folders[0]}", f"b={folders[1]}", f"output_dir={tmp_path}"
     )
-    assert ended.code == 0 and "brier_score,none" in ended.out
+    assert ended.code == 0
+    assert "brier_score,none" in ended.out
     assert "Not compared: acc_norm,none of mine" in ended.out

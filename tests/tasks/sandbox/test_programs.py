@@ -128,7 +128,8 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(
     data, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(programs, "why_no_bubblewrap", lambda: WITHOUT)
-    refused, confirmed = config(data), config(data, confirmed=True)
+    refused = config(data)
+    confirmed = config(data, confirmed=True)
     with pytest.raises(TaskError, match=r"not installed(.|\n)*task\.confirm_run_unsafe_code=true"):
         check_code_execution(refused, load_tasks(refused))
     check_code_execution(confirmed, load_tasks(confirmed))
@@ -139,7 +140,8 @@ def test_without_bubblewrap_nothing_is_executed_unless_that_is_confirmed(
     with unconfined(confirmed.task.confirm_run_unsafe_code):
         outcomes = run_programs([made, *LIMITED], FEW)
         assert run_programs([WAITING], SHORT) == ["timed out: waiting"]
-    assert (tmp_path / "made").exists() and outcomes == [PASSED, *LIMITED.values()]
+    assert (tmp_path / "made").exists()
+    assert outcomes == [PASSED, *LIMITED.values()]
 
 
 @pytest.mark.parametrize(
@@ -476,7 +478,8 @@ def test_replies_are_scored_in_the_sandbox_by_our_extraction_and_by_lm_evals(dat
 
     def answer(request: Any) -> str:
         prompt, options = request.args
-        assert "Here is the completed function:\n```python\n" in prompt and options["until"] == []
+        assert "Here is the completed function:\n```python\n" in prompt
+        assert options["until"] == []
         return replies[request.doc["task_id"]]
 
     tasks = load_tasks(config(data, apply_chat_template=True))

@@ -41,7 +41,8 @@ class Timed:
     (None on a CPU)."""
 
     def __init__(self, model: Any, passes: int):
-        self.device, self.passes = model.device, passes
+        self.device = model.device
+        self.passes = passes
         self.starts: list[float] = []
         model.register_forward_pre_hook(self._on_pass)
 

@@ -57,7 +57,8 @@ PAIRS = (
     ),
     *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div)),
 )
-SWAPPED: dict[type, type] = {one: other for pair in PAIRS for one, other in (pair, pair[::-1])}
+SWAPPED: dict[type, type] = dict(PAIRS)
+SWAPPED |= {second: first for first, second in PAIRS}
 SWAPPED |= {ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 OPPOSITE = {"min": "max", "max": "min", "any": "all", "all": "any"}
 UNLIKELY = {"isinstance", "issubclass", "getattr", "hasattr", "setattr", "cast"}

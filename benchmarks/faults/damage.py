@@ -58,7 +58,10 @@ class Damage:
     name = "damaged"
 
     def __init__(self, kinds: Sequence[Kind], work: Path, seed: int, count: int):
-        self.kinds, self.work, self.seed, self.attempts = kinds, work, seed, count
+        self.kinds = kinds
+        self.work = work
+        self.seed = seed
+        self.attempts = count
         self.endings: Counter[str] = Counter()
 
     def attempt(self, number: int) -> list[str]:

@@ -20,7 +20,9 @@ class Kills:
     name = "kills"
 
     def __init__(self, kinds: Sequence[Kind], work: Path, seed: int, count: int):
-        self.kinds, self.work, self.seed = kinds, work, seed
+        self.kinds = kinds
+        self.work = work
+        self.seed = seed
         self.attempts = -(-count // IN_A_ROW)
 
     def attempt(self, number: int) -> list[str]:

@@ -56,7 +56,9 @@ class Lines:
     name = "lines"
 
     def __init__(self, work: Path, seed: int, count: int):
-        self.work, self.seed, self.count = work, seed, count
+        self.work = work
+        self.seed = seed
+        self.count = count
         self.attempts = -(-count // IN_A_CHILD)
         self.endings: Counter[str] = Counter()
 

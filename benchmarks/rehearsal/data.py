@@ -87,7 +87,7 @@ MADE: dict[str, tuple[tuple[str, ...], Callable[[int], Row]]] = {
             "ctx_a": f"Eve has {i} cups.",
             "ctx_b": "she",
             "ctx": f"Eve has {i} cups. she",
-            "endings": [f"gets {one} more." for one in _four(i)],
+            "endings": [f"gets {number} more." for number in _four(i)],
             "source_id": "x",
             "split": "val",
             "split_type": "indomain",

@@ -86,13 +86,15 @@ def test_sequences_generate_together_as_far_as_memory_reaches(olmoe, monkeypatch
 def test_prompts_with_other_beginnings_generate_together(olmoe, monkeypatch, sequences, sizes):
     """Groups of 1, 2, 2 and 3 prompts, the longest in the second: each beginning is read once."""
     numbers = random.Random(8)
-    shared = [[numbers.randrange(3, 90) for _ in range(length)] for length in (0, 40, 26, 25)]
-    endings = [(1, [24]), (2, [3, 9]), (2, [2, 1]), (3, [4, 7, 6])]
-    prompts = [
-        [*beginning, *(numbers.randrange(3, 90) for _ in range(length))]
-        for beginning, (_, lengths) in zip(shared, endings, strict=True)
-        for length in lengths
-    ]
+
+    def random_tokens(length: int) -> list[int]:
+        return [numbers.randrange(3, 90) for _ in range(length)]
+
+    shared = [random_tokens(length) for length in (0, 40, 26, 25)]
+    prompts = []
+    for beginning, lengths in zip(shared, ([24], [3, 9], [2, 1], [4, 7, 6]), strict=True):
+        for length in lengths:
+            prompts.append(beginning + random_tokens(length))
     numbers.shuffle(prompts)
     batches = noted_batches(monkeypatch)
     engine = engine_of(olmoe, None, Budget(60, sequences))
@@ -100,7 +102,7 @@ def test_prompts_with_other_beginnings_generate_together(olmoe, monkeypatch, seq
     sampler = Sampler(olmoe, generation_config(olmoe, {}), 0)
     engine.generate(states, Decoding(sampler, lambda state: False, 5), lambda state: None)
     assert batches == sizes
-    expected = [greedy_by_transformers(olmoe, text_of_prompt, 5) for text_of_prompt in prompts]
+    expected = [greedy_by_transformers(olmoe, prompt, 5) for prompt in prompts]
     assert [state.generated for state in states] == expected
     assert engine.tokens_in == sum(map(len, prompts)) - 40 - 26 - 2 * 25 + 8 * 4
 

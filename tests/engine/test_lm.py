@@ -63,7 +63,7 @@ def pairs(rng):
 @pytest.mark.parametrize(
     ("family", "batch_size"),
     [("olmoe", 3)]
-    + [pytest.param("olmoe", other, marks=pytest.mark.slow) for other in ("auto", "auto:4", 1)]
+    + [pytest.param("olmoe", size, marks=pytest.mark.slow) for size in ("auto", "auto:4", 1)]
     + [pytest.param(family, "auto", marks=pytest.mark.slow) for family in ("mixtral", "qwen2_moe")],
 )
 def test_answers_are_those_of_hf(family, tokenizer, batch_size):

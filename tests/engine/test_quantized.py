@@ -21,7 +21,12 @@ from tests.support.ensembles import answered, greedy_by_transformers
 from tests.support.models import make_model, make_tokenizer, small_model
 
 PAIRS = [
-    (text, more) for text in ("x" * 20, "b", "abcdefgh" * 3) for more in (" no", " it is longer")
+    ("x" * 20, " no"),
+    ("x" * 20, " it is longer"),
+    ("b", " no"),
+    ("b", " it is longer"),
+    ("abcdefgh" * 3, " no"),
+    ("abcdefgh" * 3, " it is longer"),
 ]
 LEVELS = 7
 """Steps of a quantized number. Scales that differ then change scores clearly."""

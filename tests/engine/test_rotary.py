@@ -7,6 +7,7 @@ change and the engine keeps.
 """
 
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ TEXTS = [
     "abcdefgh" * 2 + "abcdefgij",
     "x" * 23,
 ]
-PAIRS = [(text, more) for text in TEXTS for more in (" no", " it is longer", "!")]
+PAIRS = list(product(TEXTS, (" no", " it is longer", "!")))
 PAIRS += [("x" * 20 + "y", " z"), ("x" * 19, " more of it and more")]
 
 

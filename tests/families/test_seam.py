@@ -55,13 +55,17 @@ class Fired:
 
 def left_behind(model):
     """Everything that a context could leave on a model."""
-    hooks = [
-        f"_forward{pre}_hooks{suffix}" for pre in ("", "_pre") for suffix in ("", "_with_kwargs")
-    ]
-    return [
-        (name, sorted(vars(module)), *(len(getattr(module, hook)) for hook in hooks))
-        for name, module in model.named_modules()
-    ]
+    hooks = (
+        "_forward_hooks",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+    )
+    parts = []
+    for name, module in model.named_modules():
+        hook_counts = [len(getattr(module, hook)) for hook in hooks]
+        parts.append((name, sorted(vars(module)), *hook_counts))
+    return parts
 
 
 def test_every_family_has_a_small_model():
@@ -173,10 +177,10 @@ def test_noise_is_what_the_slow_reference_makes_of_it(model_type):
             chosen, weights = slow_routing.route(
                 spec, model.config, module, block, *arguments, count
             )
-            found = dict(
+            actual = dict(
                 zip(noisy.index_TK[token].tolist(), noisy.weights_TK[token].tolist(), strict=True)
             )
-            assert found == rounding.approx(dict(zip(chosen, weights, strict=True)))
+            assert actual == rounding.approx(dict(zip(chosen, weights, strict=True)))
             changed.append(set(chosen) != set(routing.index_TK[token].tolist()))
 
     with routed(model, check):
@@ -195,11 +199,11 @@ def test_perturbed_weights_tend_to_the_clean_ones_with_the_temperature(model_typ
     def check(router, routing):
         noisy = policy(router, routing)
         for noisy_routing, plain_routing in ((noisy, routing), (routing, noisy)):
-            found = torch.zeros_like(noisy_routing.logits_TE).scatter(
+            weights_TE = torch.zeros_like(noisy_routing.logits_TE).scatter(
                 -1, noisy_routing.index_TK, noisy_routing.weights_TK
             )
             torch.testing.assert_close(
-                found.gather(-1, plain_routing.index_TK),
+                weights_TE.gather(-1, plain_routing.index_TK),
                 plain_routing.weights_TK,
                 rtol=1e-4,
                 atol=1e-5,
@@ -354,7 +358,7 @@ def test_bfloat16_is_left_to_grouped_mm(monkeypatch):
     experts = experts_of(model)
     calls = []
     monkeypatch.setattr(
-        weights_first, "grouped_mm_experts_forward", lambda *given: calls.append(given)
+        weights_first, "grouped_mm_experts_forward", lambda *arguments: calls.append(arguments)
     )
     with torch.inference_mode():
         weights_first_experts_forward(experts, *inputs(experts, 3, torch.bfloat16))

@@ -126,10 +126,12 @@ def test_tokens_take_the_fewest_experts_that_reach_p_or_k_of_them(
     model = small_model(family)
     double = in_float64(model)
     routed = top_k(k=k_max) if method == "top-k" else top_p(p=p, k_max=k_max)
+
+    def expected_log_probs(ids: list[int]) -> torch.Tensor:
+        return log_probs(double, ids, p, k_max or 8)[0]
+
     with opened(routed, model, tokenizer) as lm:
-        check_answers(
-            lm, lambda ids: log_probs(double, ids, p, k_max or 8)[0], model.config.eos_token_id
-        )
+        check_answers(lm, expected_log_probs, model.config.eos_token_id)
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])

@@ -25,7 +25,7 @@ def command(gemma: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     keys = [f"model.path={gemma}", f"output_dir={tmp_path}", "device=cpu"]
     if data := os.environ.get("DATA_DIR"):
         keys.append(f"data_dir={data}")
-    return lambda *own: run_command(capsys, *own, *keys)
+    return lambda *overrides: run_command(capsys, *overrides, *keys)
 
 
 @pytest.fixture(scope="module")

@@ -71,14 +71,17 @@ def test_views_are_the_golden_ones(name, tmp_path, monkeypatch, capsys):
         "experts": EXPERTS,
     }.items():
         (folder / f"{experiment_name}.yaml").write_text(text)
-    for experiment_name, right in (("mine", 3), ("theirs", 5), ("better", 14)):
-        write_log(
-            tmp_path / experiment_name,
-            {"t": samples_of(acc=[float(i * 7 % 15 < right) for i in range(15)])},
-        )
+    for log_name, right in (("mine", 3), ("theirs", 5), ("better", 14)):
+        accuracies = [float(i * 7 % 15 < right) for i in range(15)]
+        write_log(tmp_path / log_name, {"t": samples_of(acc=accuracies)})
     resources = catalog.resource_folder
-    own_resources = lambda kind: folder if kind == "experiments" else resources(kind)  # noqa: E731
-    monkeypatch.setattr(catalog, "resource_folder", own_resources)
+
+    def resources_of_test(kind: str) -> Path:
+        if kind == "experiments":
+            return folder
+        return resources(kind)
+
+    monkeypatch.setattr(catalog, "resource_folder", resources_of_test)
     monkeypatch.setattr(moe_lab.runs.attempts, "write_run_figures", lambda result, kinds: [])
     monkeypatch.chdir(tmp_path)
     runs = install(monkeypatch, GoldenRuns())

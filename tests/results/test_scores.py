@@ -59,7 +59,7 @@ def results_of(scores, tasks, **changes):
     """A results.json of two documents per task."""
     task_block = {"name": "t", "tasks": tasks, "metric": "acc,none"}
     return result_with(
-        scores, task=task_block, samples={task: [0, 3] for task in tasks}, more=changes
+        scores, task=task_block, samples={task: [0, 3] for task in tasks}, content=changes
     )
 
 
@@ -108,7 +108,7 @@ def test_the_parts_of_a_group_that_is_compared_have_no_test_of_their_own():
     def results(*requested):
         task = {"name": list(requested), "tasks": ["a", "b"], "metric": "acc,none"}
         return result_with(
-            scores, task=task, samples={"a": [0, 3], "b": [0, 3]}, paired=paired, more=changes
+            scores, task=task, samples={"a": [0, 3], "b": [0, 3]}, paired=paired, content=changes
         )
 
     def tested(*requested):
@@ -140,7 +140,7 @@ def test_a_group_is_a_sample_of_right_answers_only_where_its_metric_is_a_mean(
     }
     samples = {"a": [*range(10)], "b": [*range(20)]}
     task = {"name": "g", "tasks": ["a", "b"], "metric": key}
-    [whole, *_] = scores_of(result_with(scores, more=changes, samples=samples, task=task))
+    [whole, *_] = scores_of(result_with(scores, content=changes, samples=samples, task=task))
     assert (whole.task, whole.value) == ("g", value)
     assert (whole.interval == wilson(round(30 * value), 30)) is pooled
 

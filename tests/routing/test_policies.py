@@ -60,11 +60,11 @@ def test_every_token_takes_its_first_expert_and_the_best_partners_of_it(family):
         scores = router.scores(routing.logits_TE)
         after = changed or routing
         for t in range(len(scores)):
-            own = routing.index_TK[t].tolist()
-            first = max(own, key=lambda e: float(scores[t, e]))
+            own_experts = routing.index_TK[t].tolist()
+            first = max(own_experts, key=lambda e: float(scores[t, e]))
             allowed = slow_partners(pairs[router.layer], first, count)
-            if set(own) <= allowed:
-                assert after.index_TK[t].tolist() == own
+            if set(own_experts) <= allowed:
+                assert after.index_TK[t].tolist() == own_experts
                 assert torch.equal(after.weights_TK[t], routing.weights_TK[t])
                 continue
             best = sorted(allowed, key=lambda e: -float(scores[t, e]))[:K]
@@ -187,8 +187,8 @@ def test_every_token_takes_its_first_experts_that_reach_p(family):
             index = changed.index_TK[token]
             weights = changed.weights_TK[token]
             assert index[:count].tolist() == order[:count]
-            own = router.weights(logits_E[None], torch.tensor([order[:count]]))[0]
-            torch.testing.assert_close(weights[:count], own.to(weights.dtype))
+            expected = router.weights(logits_E[None], torch.tensor([order[:count]]))[0]
+            torch.testing.assert_close(weights[:count], expected.to(weights.dtype))
             assert not weights[count:].any()
             assert len(set(index.tolist())) == len(index)
             total = total + count

@@ -27,7 +27,7 @@ def port() -> int:
 
 
 @pytest.fixture
-def alone(monkeypatch, port):
+def rank_alone(monkeypatch, port):
     """The environment of process 0 of four, without the other three."""
     variables = {
         "WORLD_SIZE": "4",
@@ -58,7 +58,7 @@ def test_a_number_without_a_launch_is_one_message(monkeypatch, tmp_path, capsys,
 
 
 def test_processes_that_never_come_are_waited_for_aloud_and_not_for_ever(
-    alone, tmp_path, capsys, port
+    rank_alone, tmp_path, capsys, port
 ):
     ended = run_command(capsys, *PLAN, "distributed.timeout=1", f"output_dir={tmp_path}")
     assert ended.code == 2
@@ -68,7 +68,7 @@ def test_processes_that_never_come_are_waited_for_aloud_and_not_for_ever(
 
 
 @pytest.mark.slow
-def test_a_process_that_reaches_nobody_gives_up_too(alone, monkeypatch):
+def test_a_process_that_reaches_nobody_gives_up_too(rank_alone, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(ConfigError, match="Only 0 of 4 processes have joined"):
         distributed.joined_store(1, 4, timeout=1)
@@ -76,7 +76,7 @@ def test_a_process_that_reaches_nobody_gives_up_too(alone, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_waiting(alone, tmp_path, number, code):
+def test_a_signal_ends_the_waiting(rank_alone, tmp_path, number, code):
     command = [sys.executable, "-m", "moe_lab", *PLAN, f"output_dir={tmp_path}"]
     folder = Path(__file__).parents[2]
     process = subprocess.Popen(

@@ -37,7 +37,14 @@ def started(folder: Path) -> tuple[Forked, list[int], Path]:
     folder.mkdir()
     keys = ("launcher=local", "launcher.workers=2", f"output_dir={folder / 'outputs'}")
     command = Forked(folder, (*GRID, *keys))
-    workers = wait_until(lambda: len(workers_found := workers_of(command)) == 2 and workers_found)
+
+    def both_workers() -> list[int] | None:
+        workers = workers_of(command)
+        if len(workers) == 2:
+            return workers
+        return None
+
+    workers = wait_until(both_workers)
     [output] = (folder / "outputs" / "workers").iterdir()
     wait_until(lambda: list(folder.glob("outputs/runs/*/.holder")))
     return command, workers, output
@@ -117,13 +124,18 @@ def test_an_interruption_ends_the_workers(monkeypatch):
 
     workers = [FakeWorker(None), FakeWorker(0)]
     monkeypatch.setattr(FakeWorker, "wait", interrupted)
-    monkeypatch.setattr(
-        local_workers, "start", lambda *_: started.append(workers[len(started)]) or started[-1]
-    )
+
+    def start_next(*_: Any) -> FakeWorker:
+        worker = workers[len(started)]
+        started.append(worker)
+        return worker
+
+    monkeypatch.setattr(local_workers, "start", start_next)
     with pytest.raises(KeyboardInterrupt):
         local_workers.run_local(Path(), CONFIG, [])
     assert [worker.code for worker in workers] == [-signal.SIGTERM, 0]
-    workers, started[:] = [FakeWorker(0), FakeWorker(1)], []
+    workers = [FakeWorker(0), FakeWorker(1)]
+    started.clear()
     assert local_workers.run_local(Path(), CONFIG, []) == [0, 1]
 
 
@@ -188,13 +200,17 @@ def test_workers_make_what_one_process_makes(launcher, capsys, tmp_path):
     assert not list((shared / "workers").iterdir()), "no worker failed"
 
 
-NEEDS = {"ray": ["launcher=ray"], "submitit": ["launcher=submitit"], "wandb": ["logger=wandb"]}
-NEEDS |= {"peft": ["model.peft=adapter", "method=soft-prompt", "method=prefix-tuning"]}
+NEEDS = [
+    ("ray", "launcher=ray"),
+    ("submitit", "launcher=submitit"),
+    ("wandb", "logger=wandb"),
+    ("peft", "model.peft=adapter"),
+    ("peft", "method=soft-prompt"),
+    ("peft", "method=prefix-tuning"),
+]
 
 
-@pytest.mark.parametrize(
-    ("extra", "override"), [(key, one) for key, own in NEEDS.items() for one in own]
-)
+@pytest.mark.parametrize(("extra", "override"), NEEDS)
 def test_what_needs_a_package_is_refused_without_it(extra, override, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("moe_lab.errors.find_spec", lambda name: None)
     ended = run_command(capsys, override, f"output_dir={tmp_path}")
@@ -346,12 +362,16 @@ def test_what_a_run_waits_for_is_looked_at_before_it_is_tried_again(capsys, runs
         return execute(run, models)
 
     looks = iter([True] * 5 + [False])
+
+    def is_held(folder: RunFolder) -> bool:
+        if folder.path != training.path:
+            return False
+        return next(looks)
+
     runs.execute = busy  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:
         install(patch, runs)
-        patch.setattr(
-            RunFolder, "is_held", lambda folder: folder.path == training.path and next(looks)
-        )
+        patch.setattr(RunFolder, "is_held", is_held)
         ended = run_command(capsys, *SEEDS)
     assert ended.code == 0
     assert len(tries) == 2

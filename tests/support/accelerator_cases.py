@@ -306,9 +306,9 @@ def test_a_device_that_is_not_here_is_refused(device):
 @pytest.mark.parametrize(
     "mixed",
     [
-        lambda here, there: here + there,
-        lambda here, there: here.numpy(),
-        lambda here, there: there.copy_(here) @ here,
+        lambda on_device, on_cpu: on_device + on_cpu,
+        lambda on_device, on_cpu: on_device.numpy(),
+        lambda on_device, on_cpu: on_cpu.copy_(on_device) @ on_device,
     ],
 )
 def test_the_stand_in_refuses_what_a_gpu_refuses(mixed):

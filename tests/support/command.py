@@ -231,5 +231,5 @@ def install(monkeypatch: pytest.MonkeyPatch, runs: FakeRuns) -> FakeRuns:
     monkeypatch.setattr(moe_lab.runs.execute, "execute", runs.execute)
     monkeypatch.setattr(outcomes, "summarize", runs.summarize)
     monkeypatch.setattr(plan, "workload_of", lambda run: ASKED)
-    monkeypatch.setattr(plan, "run_state", lambda run, asked: fake_state(run))
+    monkeypatch.setattr(plan, "run_state", lambda run, config: fake_state(run))
     return runs

@@ -35,11 +35,11 @@ def block_of(
 def result_with(
     results: Mapping[str, Any] = {},
     folder: Path | None = None,
-    more: Mapping[str, Any] = {},
+    content: Mapping[str, Any] = {},
     **changes: Any,
 ) -> RunResult:
-    """A result with these scores, changes to `block_of`'s block, and more keys of lm-eval."""
-    return RunResult({"results": results, "moe_lab": block_of() | changes, **more}, folder)
+    """A result with these scores, changes to `block_of`'s block, and `content` of lm-eval."""
+    return RunResult({"results": results, "moe_lab": block_of() | changes, **content}, folder)
 
 
 def changed(result: RunResult, **changes: Any) -> RunResult:

@@ -101,8 +101,8 @@ def config(data: Path | None, task: str, **keys) -> Config:
     return Config(task=TaskConfig(name=task), data_dir=data and str(data), offline=True, **keys)
 
 
-def view(one: Config, holdout: Holdout = HOLDOUT):
-    return next(iter(load_tasks(one, holdout)["tasks"].values()))
+def view(config: Config, holdout: Holdout = HOLDOUT):
+    return next(iter(load_tasks(config, holdout)["tasks"].values()))
 
 
 def hashes(task) -> set[str]:
@@ -231,13 +231,13 @@ def test_a_profile_keeps_its_documents_out_of_other_tasks_of_the_data(tmp_path, 
     pots = [HELLASWAG | {"ctx_a": f"Pot {i} boils."} for i in range(6)]
     write_jsonl(tmp_path / "hellaswag" / "validation.jsonl", pots)
 
-    def one(name: str) -> Config:
+    def config_of(name: str) -> Config:
         base_config = config(tmp_path, name)
         base_config.task.data_folder = name.removesuffix("_answer_format")
         return base_config
 
-    task = view(one(tuned))
-    remaining = select_documents(one(tested), load_tasks(one(tested)), frozenset(hashes(task)))[
-        tested
-    ]
+    task = view(config_of(tuned))
+    remaining = select_documents(
+        config_of(tested), load_tasks(config_of(tested)), frozenset(hashes(task))
+    )[tested]
     assert sorted(remaining + task.config.custom_dataset.numbers) == list(range(6))

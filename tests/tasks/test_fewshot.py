@@ -220,7 +220,7 @@ def test_a_note_says_that_examples_come_from_the_evaluated_split(keys, shots, no
     task = colours(tmp_path, keys, num_fewshot=shots)
     evaluation = {"configs": {"colours": task.dump_config()}}
     result = result_with(
-        {"colours": {"acc,none": 0.5}}, more=evaluation, **block_of(task="colours")
+        {"colours": {"acc,none": 0.5}}, content=evaluation, **block_of(task="colours")
     )
     assert ("test-examples" in marks_of(result, "colours")) is noted
     evaluated = task.config.test_split or task.config.validation_split

@@ -1,7 +1,7 @@
 """Breaks if a documented task needs all of lm-eval to be read, or if a setting
 is not what the user gave."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,13 @@ def test_chosen_documents_are_lm_evals_and_no_others_are_read(data, monkeypatch)
         assert list(task.doc_iterator(samples=samples)) == list(enumerate(expected)), samples
     read: list[Any] = []
     iterate = Dataset.__iter__
-    monkeypatch.setattr(
-        Dataset, "__iter__", lambda self: (read.append(row) or row for row in iterate(self))
-    )
+
+    def note_rows(rows: Dataset) -> Iterator[Any]:
+        for row in iterate(rows):
+            read.append(row)
+            yield row
+
+    monkeypatch.setattr(Dataset, "__iter__", note_rows)
     task.build_all_requests(samples={1})
     assert len(read) == len(task.instances) == 1
 
@@ -93,9 +97,14 @@ def test_a_grid_has_both_forms_of_a_task(tmp_path):
 
 
 def test_data_that_are_missing_are_looked_up_once(tmp_path, monkeypatch):
-    lookups: list[str] = []
+    lookups: list[tuple] = []
     build = factory.build_tasks
-    monkeypatch.setattr(factory, "build_tasks", lambda *given: lookups.append("") or build(*given))
+
+    def counted(*arguments: Any) -> Any:
+        lookups.append(arguments)
+        return build(*arguments)
+
+    monkeypatch.setattr(factory, "build_tasks", counted)
     with task_cache():
         for _ in range(3):
             with pytest.raises(TaskError, match="svamp"):
@@ -163,7 +172,7 @@ ACCURACY = "metric_list: [{metric: acc}]\n"
 
 
 @pytest.fixture
-def own(data: Path, tmp_path: Path, small_index: None) -> Callable[..., Any]:
+def load_mine(data: Path, tmp_path: Path, small_index: None) -> Callable[..., Any]:
     """Loads the task `mine` from a user's folder, without the index of lm-eval's tasks."""
     write_jsonl(data / "mine" / "test.jsonl", [{"question": f"q{i}"} for i in range(8)])
     (tmp_path / "own").mkdir()
@@ -175,12 +184,12 @@ def own(data: Path, tmp_path: Path, small_index: None) -> Callable[..., Any]:
     return loaded
 
 
-def test_own_tasks_by_include_path(own, tmp_path):
-    assert len(own(OWN + ACCURACY).task_docs) == 8
+def test_own_tasks_by_include_path(load_mine, tmp_path):
+    assert len(load_mine(OWN + ACCURACY).task_docs) == 8
     (tmp_path / "own" / "group.yaml").write_text("group: gsm8k\ntask: [mine]\n")
-    assert own(OWN + ACCURACY, "gsm8k"), "the user's group, not lm-eval's task"
+    assert load_mine(OWN + ACCURACY, "gsm8k"), "the user's group, not lm-eval's task"
     with pytest.raises(TaskError, match=r"mine is no lm-eval task, group or tag"):
-        own((OWN + ACCURACY).replace("mine", "yours"))
+        load_mine((OWN + ACCURACY).replace("mine", "yours"))
     with pytest.raises(TaskError, match="is no folder"):
         load_task(None, "x", include_path=str(tmp_path / "absent"))
     with pytest.raises(TaskError, match="task.include_path=own task.name=any"):
@@ -213,12 +222,12 @@ def process_docs(split):
 """
 
 
-def test_documents_that_are_shuffled_are_the_same_everywhere(own, tmp_path):
+def test_documents_that_are_shuffled_are_the_same_everywhere(load_mine, tmp_path):
     """Prompts, scores and a restart see one order. process_docs draws from the global generator."""
     (tmp_path / "own" / "shuffling.py").write_text(SHUFFLING)
     choices_in_order = OWN.replace("[a, b]", '"{{order}}"')
     yaml = choices_in_order + ACCURACY + "process_docs: !function shuffling.process_docs\n"
-    task = own(yaml)
+    task = load_mine(yaml)
     orders = [document["order"] for document in task.task_docs]
     # equal by chance in all documents: 1 in 120 to the 7th
     assert len({tuple(order) for order in orders}) > 1, "not shuffled"
@@ -227,5 +236,5 @@ def test_documents_that_are_shuffled_are_the_same_everywhere(own, tmp_path):
     scored_choices = [instance.args[1].strip() for instance in task.instances]
     assert scored_choices == list(chain.from_iterable(orders))
     assert [document["order"] for document in task.eval_docs] == orders
-    loaded_again = own(yaml)
+    loaded_again = load_mine(yaml)
     assert [document["order"] for document in loaded_again.task_docs] == orders

@@ -2,6 +2,7 @@
 message lacks task, file or line."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,155 +50,162 @@ def mine(folder: Path, yaml: str) -> str:
     return str(folder)
 
 
-FAULTS: dict[str, tuple[str, str, int, str]] = {
-    "aggregation": (
+@dataclass(frozen=True)
+class Fault:
+    """The lines replace those of the same key in the YAML. The message names this line."""
+
+    yaml: str
+    lines: str
+    line: int
+    message: str
+
+
+FAULTS = {
+    "aggregation": Fault(
         CHOICES,
         "metric_list: [{metric: acc, aggregation: medan}]",
-        9,
-        "aggregation=medan of metric acc is unknown. Did you mean 'median'?",
+        line=9,
+        message="aggregation=medan of metric acc is unknown. Did you mean 'median'?",
     ),
-    "no aggregation": (
+    "no aggregation": Fault(
         CHOICES,
         "process_results: !function functions.right\nmetric_list:\n  - metric: own",
-        11,
-        "metric own needs an aggregation, for example mean.",
+        line=11,
+        message="metric own needs an aggregation, for example mean.",
     ),
-    "metric": (
+    "metric": Fault(
         CHOICES,
         "metric_list: [{metric: ac, aggregation: mean}]",
-        9,
-        "metric ac is unknown. Did you mean 'acc'?",
+        line=9,
+        message="metric ac is unknown. Did you mean 'acc'?",
     ),
-    "metric of texts": (
+    "metric of texts": Fault(
         CHOICES,
         "metric_list: [{metric: bleu}]",
-        9,
-        "lm-eval does not compute metric bleu for",
+        line=9,
+        message="lm-eval does not compute metric bleu for",
     ),
-    "metric of choices": (
+    "metric of choices": Fault(
         TEXTS,
         "metric_list: [{metric: acc}]",
-        8,
-        "lm-eval does not compute metric acc for",
+        line=8,
+        message="lm-eval does not compute metric acc for",
     ),
-    "key of a metric": (
+    "key of a metric": Fault(
         CHOICES,
         "metric_list:\n- metric: acc\n  agregation: mean",
-        11,
-        "no key agregation. Did you mean",
+        line=11,
+        message="no key agregation. Did you mean",
     ),
-    "argument of a metric": (
+    "argument of a metric": Fault(
         TEXTS,
         "metric_list: [{metric: exact_match, ignore_cas: 1}]",
-        8,
-        "no key ignore_cas. Did you",
+        line=8,
+        message="no key ignore_cas. Did you",
     ),
-    "metric without a name": (
-        CHOICES,
-        "metric_list: [acc]",
-        9,
-        "'acc' is no metric. Write {metric: acc",
+    "metric without a name": Fault(
+        CHOICES, "metric_list: [acc]", line=9, message="'acc' is no metric. Write {metric: acc"
     ),
-    "filter": (
+    "filter": Fault(
         TEXTS,
         "filter_list: [{name: f, filter: [{function: regx}]}]",
-        9,
-        "filter function=regx is unknown. Did you mean 'regex'?",
+        line=9,
+        message="filter function=regx is unknown. Did you mean 'regex'?",
     ),
-    "argument of a filter": (
+    "argument of a filter": Fault(
         TEXTS,
         (
             "filter_list:\n- name: f\n  filter:\n  - {function: regex, regex_patern: x}\n"
             "  - {function: take_first}"
         ),
-        12,
-        (
+        line=12,
+        message=(
             "filter f: RegexFilter does not take these arguments: RegexFilter.__init__() got "
             "an unexpected"
         ),
     ),
-    "pattern of a filter": (
+    "pattern of a filter": Fault(
         TEXTS,
         "filter_list: [{name: f, filter: [{function: regex, regex_pattern: '('}]}]",
-        9,
-        "filter f: RegexFilter does not take these arguments: missing )",
+        line=9,
+        message="filter f: RegexFilter does not take these arguments: missing )",
     ),
-    "filter without a function": (
+    "filter without a function": Fault(
         TEXTS,
         "filter_list: [{name: f, filter: [{take_first: 1}]}]",
-        9,
-        "has no function",
+        line=9,
+        message="has no function",
     ),
-    "function": (
+    "function": Fault(
         CHOICES,
         "doc_to_target: !function functions.left",
-        8,
-        "!function functions.left: AttributeError: Module",
+        line=8,
+        message="!function functions.left: AttributeError: Module",
     ),
-    "module": (
+    "module": Fault(
         CHOICES,
         "doc_to_target: !function absent.left",
-        8,
-        "!function absent.left: ImportError: Cannot import",
+        line=8,
+        message="!function absent.left: ImportError: Cannot import",
     ),
-    "syntax of a module": (
+    "syntax of a module": Fault(
         CHOICES,
         "doc_to_target: !function wrong.right",
-        8,
-        "SyntaxError: '(' was never closed",
+        line=8,
+        message="SyntaxError: '(' was never closed",
     ),
-    "function that is a text": (
+    "function that is a text": Fault(
         CHOICES,
         "process_docs: functions.right",
-        10,
-        "process_docs=functions.right is no function",
+        line=10,
+        message="process_docs=functions.right is no function",
     ),
-    "output type": (
+    "output type": Fault(
         CHOICES,
         "output_type: choice",
-        5,
-        "output_type=choice is unknown. Did you mean 'multiple_choice'?",
+        line=5,
+        message="output_type=choice is unknown. Did you mean 'multiple_choice'?",
     ),
-    "template": (
+    "template": Fault(
         CHOICES,
         'doc_to_text: "{{question"',
-        6,
-        "doc_to_text is no jinja template: unexpected end",
+        line=6,
+        message="doc_to_text is no jinja template: unexpected end",
     ),
-    "variable": (
+    "variable": Fault(
         CHOICES,
         'doc_to_text: "{{qestion}}"',
-        6,
-        "UndefinedError: 'qestion' is undefined",
+        line=6,
+        message="UndefinedError: 'qestion' is undefined",
     ),
-    "key": (
+    "key": Fault(
         CHOICES,
         "doc_to_txt: question",
-        10,
-        "lm-eval knows no key doc_to_txt. Did you mean 'doc_to_text'?",
+        line=10,
+        message="lm-eval knows no key doc_to_txt. Did you mean 'doc_to_text'?",
     ),
-    "key of examples": (
+    "key of examples": Fault(
         CHOICES,
         "fewshot_config: {smapler: first_n}",
-        10,
-        "no key smapler. Did you mean 'sampler'?",
+        line=10,
+        message="no key smapler. Did you mean 'sampler'?",
     ),
-    "sampler": (
+    "sampler": Fault(
         CHOICES,
         "fewshot_config: {sampler: first}",
-        10,
-        "sampler=first is unknown. Samplers: default, first_n.",
+        line=10,
+        message="sampler=first is unknown. Samplers: default, first_n.",
     ),
-    "repeats": (TEXTS, "repeats: 0", 9, "repeats=0: must be an integer of at least 1."),
-    "num_fewshot": (
+    "repeats": Fault(
+        TEXTS, "repeats: 0", line=9, message="repeats=0: must be an integer of at least 1."
+    ),
+    "num_fewshot": Fault(
         CHOICES,
         "num_fewshot: two",
-        10,
-        "num_fewshot=two: must be an integer of at least 0.",
+        line=10,
+        message="num_fewshot=two: must be an integer of at least 0.",
     ),
 }
-"""A fault: a YAML, the lines that replace those of the same key, the line
-of the fault, the message."""
 
 
 def with_lines(yaml: str, lines: str) -> str:
@@ -212,20 +220,19 @@ def with_lines(yaml: str, lines: str) -> str:
     return "\n".join([*kept_lines, *lines.splitlines()]) + "\n"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_found_by_task_file_and_line(fault, tmp_path, monkeypatch):
     # it takes seconds to import
     monkeypatch.setattr(yaml_checks, "_evaluate_has", lambda metric: False)
-    yaml, lines, line, message = FAULTS[fault]
-    text = with_lines(yaml, lines)
+    text = with_lines(fault.yaml, fault.lines)
     folder = mine(tmp_path, text)
     with pytest.raises(TaskError) as raised:
         load_task(None, "mine", include_path=folder)
-    text_of_error = str(raised.value)
-    assert message in text_of_error
-    assert "Task mine" in text_of_error
-    assert f"{tmp_path}/mine.yaml, line {line}" in text_of_error
-    assert len(text_of_error.splitlines()) <= 3
+    message = str(raised.value)
+    assert fault.message in message
+    assert "Task mine" in message
+    assert f"{tmp_path}/mine.yaml, line {fault.line}" in message
+    assert len(message.splitlines()) <= 3
     assert raised.value.exit_code == 2
 
 

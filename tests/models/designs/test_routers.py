@@ -50,12 +50,14 @@ CASES = [
 def seen_by(model, part, *args, **inputs):
     """(module, input, output) of one part of each MoE layer in one pass: "mlp" or "mlp.gate"."""
     seen = []
+
+    def note(module, inputs, output):
+        seen.append((module, inputs[0], output))
+
     for layer in model.model.layers:
         if hasattr(layer.mlp, "gate"):
             module = layer.get_submodule(part)
-            module.register_forward_hook(
-                lambda module, given, out: seen.append((module, given[0], out))
-            )
+            module.register_forward_hook(note)
     with torch.no_grad():
         model(*args, **inputs)
     return seen

@@ -110,9 +110,12 @@ EQUIVALENT |= {
     "size_ratio_high": 1.2,
 }
 EQUIVALENT |= {
-    f"{name}_{each}": 1.0
-    for name in ("base", "roe", "equivalent")
-    for each in ("milliseconds_per_token", "mebibytes")
+    "base_milliseconds_per_token": 1.0,
+    "base_mebibytes": 1.0,
+    "roe_milliseconds_per_token": 1.0,
+    "roe_mebibytes": 1.0,
+    "equivalent_milliseconds_per_token": 1.0,
+    "equivalent_mebibytes": 1.0,
 }
 
 

@@ -57,13 +57,15 @@ def opened(browser, request):
     tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     tab.set_default_timeout(5000)
     seen = []
+
+    def note_request(request):
+        if not request.url.startswith(("file:", "data:")):
+            seen.append(request.url)
+
     tab.on("console", lambda message: seen.append(message.text))
     tab.on("pageerror", lambda error: seen.append(str(error)))
     tab.on("dialog", lambda dialog: (seen.append("a dialog"), dialog.dismiss()))
-    tab.on(
-        "request",
-        lambda one: None if one.url.startswith(("file:", "data:")) else seen.append(one.url),
-    )
+    tab.on("request", note_request)
 
     def open_page(path):
         tab.goto(path.as_uri())

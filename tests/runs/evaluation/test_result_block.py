@@ -44,7 +44,7 @@ def stored(
     }
     config = Config(method=RoE.Config(), task=TaskConfig(name="t"))
     method = SimpleNamespace(
-        random=False, reports_changed_answers=True, report=lambda *told: {"roe": {}}
+        random=False, reports_changed_answers=True, report=lambda *arguments: {"roe": {}}
     )
     run: Any = SimpleNamespace(**of_run, facts=facts(), config=config, method=method)
     samples = {"t": list(map(Sample.of, samples_of(**results_b)))}

@@ -104,9 +104,13 @@ def test_equivalent_size_follows_the_loss_and_its_interval(monkeypatch):
     assert row["calibrated_size_ratio"] is None
     assert requests == [(8, [0.0, 0.2], 1, row["size_ratio"], True)]
     assert (row["roe_milliseconds_per_token"], row["roe_mebibytes"]) == (10.0, 2.0)
-    monkeypatch.setattr(
-        equivalent, "cost_measurement", lambda *_, compute: STORED if compute else None
-    )
+
+    def nothing_stored(*_: Any, compute: bool) -> Any:
+        if compute:
+            return STORED
+        return None
+
+    monkeypatch.setattr(equivalent, "cost_measurement", nothing_stored)
     assert equivalent.equivalent_rows([cell_of(**PERPLEXITY)], ModelPool(), compute=False) == []
     compared = {"calibration": {"run_id": "c", "results": {"t": {"acc,none": 9.5}}}}
     (row,) = equivalent.equivalent_rows([cell_of(**PERPLEXITY, compared=compared)], ModelPool())
@@ -206,11 +210,12 @@ def test_settings_take_turns_and_the_first_round_is_not_counted(olmoe, tokenizer
 
 def test_the_warm_up_counts_for_nothing(olmoe, tokenizer, monkeypatch):
     seconds = iter([100.0, 3.0, 1.0, 2.0])
-    monkeypatch.setattr(
-        timing,
-        "_generate_once",
-        lambda lm, count: TimedGeneration(second := next(seconds), int(second) + 5),
-    )
+
+    def generate_once(lm: Any, count: int) -> TimedGeneration:
+        duration = next(seconds)
+        return TimedGeneration(duration, int(duration) + 5)
+
+    monkeypatch.setattr(timing, "_generate_once", generate_once)
     measured = measure_in_turns({"a": opened(olmoe, tokenizer, [], "a")}, repetitions=3)["a"]
     assert measured == {"seconds": 2.0, "memory_bytes": 8}
 
@@ -276,8 +281,12 @@ def test_each_setting_measures_its_own_model(roe, monkeypatch):
 def test_a_measurement_is_made_once_and_anew_where_something_else_is_measured(roe, monkeypatch):
     monkeypatch.setattr(measurement, "NEW_TOKENS", 4)
     settings: list[int] = []
-    once = lambda each: settings.append(len(each)) or measure_in_turns(each, 4, 1)  # noqa: E731
-    monkeypatch.setattr(measurement, "measure_in_turns", once)
+
+    def measure_once(models_by_setting: Any) -> Any:
+        settings.append(len(models_by_setting))
+        return measure_in_turns(models_by_setting, 4, 1)
+
+    monkeypatch.setattr(measurement, "measure_in_turns", measure_once)
     models = ModelPool()
     assert measurement.cost_measurement(roe, models, 1.5, compute=False) is None
     first = measurement.cost_measurement(roe, models, 1.5)

@@ -83,9 +83,12 @@ def runs(monkeypatch, tmp_path, write):
 def seen(runs, monkeypatch):
     """The configurations that are prepared."""
     seen = []
-    monkeypatch.setattr(
-        moe_lab.runs.jobs, "prepare", lambda one: seen.append(one) or runs.prepare(one)
-    )
+
+    def prepare(config):
+        seen.append(config)
+        return runs.prepare(config)
+
+    monkeypatch.setattr(moe_lab.runs.jobs, "prepare", prepare)
     return seen
 
 
@@ -143,7 +146,11 @@ def test_cells_share_the_profile_of_one_study(runs, write, tables, monkeypatch, 
     studies = []
     after = []
     monkeypatch.setattr(cells, "job_of", lambda config: Job(config, runs=[runs.prepare(config)]))
-    prepare_study = lambda config: studies.append(config) or "study"  # noqa: E731
+
+    def prepare_study(config):
+        studies.append(config)
+        return "study"
+
     monkeypatch.setattr(cells, "prepare_study", prepare_study)
 
     def job_after(study, config):
@@ -351,7 +358,8 @@ def test_a_report_of_nothing_leaves_the_table_as_it_is(runs, write, tables, caps
     assert run_command(capsys, "experiment=table_t").code == 0
     files = [tables / "paper-table_t-tiny.md", tables / "paper-table_t-tiny.csv"]
     before = [file.read_bytes() for file in files]
-    stored, runs.done = runs.done, set()
+    stored = runs.done
+    runs.done = set()
     ended = run_command(capsys, "experiment=table_t", "mode=report", "limit=3")
     assert ended.code == 2
     assert "Nothing of this is stored yet. The same command with mode=run computes it." in ended.err
@@ -526,13 +534,13 @@ def test_several_seeds_are_one_cell_with_its_spread(runs, tables, capsys, monkey
 
 
 @pytest.fixture
-def other(runs, write):
+def table_u(runs, write):
     """A second experiment, whose methods are others."""
     write("table_u", ("method: [base, roe]", "method: [base, c3po]"), ("Table T", "Table U"))
 
 
 @pytest.mark.slow
-def test_settings_of_a_method_reach_the_cells_that_have_them(other, seen, capsys):
+def test_settings_of_a_method_reach_the_cells_that_have_them(table_u, seen, capsys):
     """Broken by base cells that lose their name, and by keys that are checked
     with the default method's."""
     overrides = ["method.weights=perturbed", "++method.k=5"]
@@ -553,17 +561,22 @@ def test_settings_of_a_method_reach_the_cells_that_have_them(other, seen, capsys
     assert {getattr(config.method, "k", None) for config in seen} == {None, 5}
 
 
-def test_prefetch_has_the_settings_too(runs, other, capsys, monkeypatch):
+def test_prefetch_has_the_settings_too(runs, table_u, capsys, monkeypatch):
     seen = []
     monkeypatch.setattr("moe_lab.models.hub.is_offline", lambda: False)
     of_methods = prefetch.STEPS[-1]
-    step = replace(of_methods, fetch=lambda config: seen.append(config) or [])
+
+    def fetch_nothing(config):
+        seen.append(config)
+        return []
+
+    step = replace(of_methods, fetch=fetch_nothing)
     monkeypatch.setattr(prefetch, "STEPS", (step,))
     assert run_command(capsys, "experiment=table_u", "method.k=5", "mode=prefetch").code == 0
     assert [getattr(config.method, "k", "none") for config in seen] == ["none", 5] * 2
 
 
-def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, other, capsys):
+def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, table_u, capsys):
     ended = run_command(capsys, "experiment=table_t,table_u", "method.step=2", "mode=plan")
     assert ended.code == 2
     assert "no cell of experiment=table_t,table_u has it. Did you mean 'steps'?" in ended.err
@@ -579,7 +592,7 @@ def test_a_setting_that_no_cell_or_not_every_cell_has_is_a_wrong_request(runs, o
 def test_another_method_takes_its_settings_in_every_cell_and_equal_cells_are_one(
     seen, capsys, monkeypatch
 ):
-    monkeypatch.setattr(C3PO, "references_left", lambda *asked: {})
+    monkeypatch.setattr(C3PO, "references_left", lambda *arguments: {})
     assert (
         run_command(capsys, "experiment=table_t", "method=c3po", "method.k=5", "mode=plan").code
         == 0

@@ -113,7 +113,7 @@ def test_a_plan_without_runs_is_an_empty_frame(tmp_path):
 # States
 
 
-ASKED = generating(2, prompt=25, new=5, each=2)
+ASKED = generating(2, prompt=25, new=5, prompts_each=2)
 READ = 4 * (25 + 5 - 1)
 """Tokens of the base model: the last new token of an answer is not read."""
 
@@ -196,7 +196,13 @@ def test_a_reference_set_is_counted_until_it_is_there(tmp_path, monkeypatch):
     documents = reference_documents(run.config, run.config.method)
     expected = references_of(run.config, run.config.method, documents, run.facts)
     assert expected.folder == tmp_path / "references" / name
-    monkeypatch.setattr(Artifact, "stored", lambda self: {} if self == expected else None)
+
+    def stored(artifact: Artifact) -> dict[str, Any] | None:
+        if artifact == expected:
+            return {}
+        return None
+
+    monkeypatch.setattr(Artifact, "stored", stored)
     assert run.method.references_left(run.config, run.facts) == {}
 
 

@@ -212,7 +212,7 @@ WORKED = ["1 + 1 = <<1+1=2>>2\n#### 2", "#### 2"] * 3
     "task, rows, expected",
     [
         ("addsub", sums(6), True),
-        ("gsm8k", [{"question": "1+1?", "answer": each} for each in WORKED], False),
+        ("gsm8k", [{"question": "1+1?", "answer": answer} for answer in WORKED], False),
         ("gsm8k", [{"question": "1+1?", "answer": "#### 2"}] * 6, True),
         ("nq_open", [{"question": "Who?", "answer": ["Ann"]}] * 6, False),
         ("arc_easy", choices(6), False),

@@ -117,7 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         url = urlsplit(self.path)
-        self.route, self.query = unquote(url.path).lstrip("/"), parse_qs(url.query)
+        self.route = unquote(url.path).lstrip("/")
+        self.query = parse_qs(url.query)
         self.failing = self.hub.fault(f"{self.command} {self.route}")
         if self.failing and self.failing.stall is not None:
             time.sleep(self.failing.stall)

@@ -339,7 +339,7 @@ metric_list:
 
 
 @pytest.fixture
-def given(tmp_path) -> list[str]:
+def overrides(tmp_path) -> list[str]:
     rows = [{"question": f"q{i}?", "choices": ["a", "b"], "answer": i % 2} for i in range(4)]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     (tmp_path / "mine.yaml").write_text(TASK.replace("FILE", str(tmp_path / "rows.jsonl")))
@@ -349,11 +349,11 @@ def given(tmp_path) -> list[str]:
 
 
 def test_the_command_stores_what_is_known_and_fails_each_time_without_the_model(
-    given, tmp_path, capsys, loads
+    overrides, tmp_path, capsys, loads
 ):
     messages = []
     for _ in range(2):
-        ended = run_command(capsys, "method=roe", "method.n=2", *given)
+        ended = run_command(capsys, "method=roe", "method.n=2", *overrides)
         assert ended.code == 1
         assert "Traceback" not in ended.err
         messages.append(ended.err.splitlines()[-2:])

@@ -150,7 +150,9 @@ def test_the_loaded_model_has_the_numbers_of_the_command(folder, capsys):
     ended = run_command(capsys, *keys, "device=cpu", f"output_dir={folder}/outputs")
     assert ended.code == 0, ended.err
     files = folder.glob("outputs/runs/*/samples_*.jsonl")
-    samples = [json.loads(line) for file in files for line in file.open()]
+    samples = []
+    for file in files:
+        samples += [json.loads(line) for line in file.open()]
     assert samples
     for page in PAGES:
         names: dict[str, Any] = {}
@@ -158,10 +160,11 @@ def test_the_loaded_model_has_the_numbers_of_the_command(folder, capsys):
         roe = moe_lab.RoE(names["model"], names["tokenizer"], n=4)
         for sample in samples:
             pairs = [list(arguments.values()) for arguments in sample["arguments"].values()]
-            scores = roe.loglikelihood([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-            assert scores == pytest.approx(
-                [float(answer[0][0]) for answer in sample["resps"]], abs=1e-4
-            ), page
+            contexts = [context for context, _ in pairs]
+            continuations = [continuation for _, continuation in pairs]
+            scores = roe.loglikelihood(contexts, continuations)
+            stored_scores = [float(answer[0][0]) for answer in sample["resps"]]
+            assert scores == pytest.approx(stored_scores, abs=1e-4), page
 
 
 def test_an_example_has_at_most_twenty_lines():

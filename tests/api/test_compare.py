@@ -118,6 +118,11 @@ def evaluate(folder: Path, model: Path, tasks: list[str], **options: Any) -> Non
         tracker.save_results_samples(task_name=task, samples=samples[task])
 
 
+def choice_samples(folder: Path) -> list[dict[str, Any]]:
+    [file] = folder.glob("*/samples_toy_choice_*")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 @pytest.mark.slow
 def test_lm_evals_own_logs(tiny_olmoe_dir, tmp_path, capsys):
     """The embedded model next to a random one; a plain loop over the logs counts."""
@@ -135,9 +140,9 @@ def test_lm_evals_own_logs(tiny_olmoe_dir, tmp_path, capsys):
     assert {metric for task, metric in rows if task == "toy_text"} == metrics
 
     right = wrong = 0
-    files = [next((tmp_path / folder_name).glob("*/samples_toy_choice_*")) for folder_name in "ab"]
-    logs = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-    for sample_a, sample_b in zip(*logs, strict=True):
+    samples_a = choice_samples(tmp_path / "a")
+    samples_b = choice_samples(tmp_path / "b")
+    for sample_a, sample_b in zip(samples_a, samples_b, strict=True):
         assert sample_a["doc_id"] == sample_b["doc_id"]
         right += sample_a["acc"] < sample_b["acc"]
         wrong += sample_a["acc"] > sample_b["acc"]

@@ -73,19 +73,20 @@ def test_answers_are_those_of_hf(family, tokenizer, batch_size):
     ours = EngineLM(moe_model, tokenizer, batch_size=batch_size)
     scored = requests_of("loglikelihood", pairs(rng))
     expected = hf.loglikelihood(scored, disable_tqdm=True)
-    for answer_of_hf, (value, greedy) in zip(ours.loglikelihood(scored), expected, strict=True):
-        assert answer_of_hf == (pytest.approx(value, abs=1e-4), greedy)
+    for our_answer, (value, greedy) in zip(ours.loglikelihood(scored), expected, strict=True):
+        assert our_answer == (pytest.approx(value, abs=1e-4), greedy)
     rolled = requests_of("loglikelihood_rolling", [(text(rng, n),) for n in (1, 30, 300)])
-    expected, answer_of_hf = (
-        answers_of_lm_eval("loglikelihood_rolling", lm.loglikelihood_rolling(rolled))
-        for lm in (hf, ours)
-    )
-    assert answer_of_hf == pytest.approx(expected, rel=1e-6, abs=1e-4)
-    options = [{"until": ["e", " a"], "max_gen_toks": 12}, {"until": ["zz"], "max_gen_toks": 9}]
-    requests = [
-        (("say " * 8 if i % 2 else "") + text(rng, rng.randrange(1, 30)), options[i % 3 == 0])
-        for i in range(8)
-    ]
+    kind = "loglikelihood_rolling"
+    rolling_of_hf = answers_of_lm_eval(kind, hf.loglikelihood_rolling(rolled))
+    our_rolling = answers_of_lm_eval(kind, ours.loglikelihood_rolling(rolled))
+    assert our_rolling == pytest.approx(rolling_of_hf, rel=1e-6, abs=1e-4)
+    requests = []
+    for i in range(8):
+        beginning = "say " * 8 if i % 2 else ""
+        options = {"until": ["e", " a"], "max_gen_toks": 12}
+        if i % 3 == 0:
+            options = {"until": ["zz"], "max_gen_toks": 9}
+        requests.append((beginning + text(rng, rng.randrange(1, 30)), options))
     generated = requests_of("generate_until", requests)
     assert ours.generate_until(generated) == hf.generate_until(generated, disable_tqdm=True)
 

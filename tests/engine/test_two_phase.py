@@ -67,9 +67,11 @@ def requests_of(kind):
     rng = random.Random(0)
     if kind == "loglikelihood":
         contexts = ["one and the same beginning " * (i % 2) + text(rng, i + 1) for i in range(5)]
-        return [Request((c, " " + text(rng, k))) for c in contexts for k in (1, 2, 4)] + [
-            Request(("", "a"))
-        ]
+        requests = []
+        for context in contexts:
+            for words in (1, 2, 4):
+                requests.append(Request((context, " " + text(rng, words))))
+        return [*requests, Request(("", "a"))]
     if kind == "loglikelihood_rolling":
         return [Request((text(rng, words),)) for words in (1, 12, 25)]
     options = {"max_gen_toks": 6, "until": []}

@@ -13,6 +13,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -68,11 +69,10 @@ def test_a_folder_is_all_its_files_in_order(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        *(
-            (f"broken{suffix}", content, "cannot be read")
-            for suffix in (".jsonl", ".parquet")
-            for content in (None, b"\xff\xfe\x00nonsense")
-        ),
+        ("broken.jsonl", None, "cannot be read"),
+        ("broken.jsonl", b"\xff\xfe\x00nonsense", "cannot be read"),
+        ("broken.parquet", None, "cannot be read"),
+        ("broken.parquet", b"\xff\xfe\x00nonsense", "cannot be read"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text":\n', ", line 3 is not JSON"),
     ],
 )
@@ -105,25 +105,23 @@ def test_data_dir_stands_for_the_hub_where_it_has_the_file(dataset, folder, tmp_
     assert files(dataset, data_dir=str(tmp_path)) == [path]
 
 
+def questions_of(conversations: list[Any]) -> set[str]:
+    return {messages[0]["content"] for messages in conversations}
+
+
 def test_generated_data_are_trained_on_and_held_out_by_their_splits():
-    tested = {
-        "toy": {row["messages"][0]["content"] for row in instructions("validation", 20)},
-        "toy_subtract": {
-            row["question"]
-            for split in ("test", "validation")
-            for row in differences(split, 10_000)
-        },
+    held_out_instructions = instructions("validation", 20)
+    held_out_differences = [*differences("test", 10_000), *differences("validation", 10_000)]
+    held_out_questions = {
+        "toy": {row["messages"][0]["content"] for row in held_out_instructions},
+        "toy_subtract": {row["question"] for row in held_out_differences},
     }
-    for name, questions in tested.items():
+    for name, questions in held_out_questions.items():
         data = read_data(Config(), name, held_out=20)
         assert len(data.train) == TOY_SIZES[name]
         assert len(data.validation) == 20
-        assert {
-            conversation_turns[0]["content"] for conversation_turns in data.validation
-        } <= questions
-        assert (
-            not {conversation_turns[0]["content"] for conversation_turns in data.train} & questions
-        )
+        assert questions_of(data.validation) <= questions
+        assert questions_of(data.train).isdisjoint(questions)
     assert read(Config(), "toy", 20) == [row["messages"] for row in instructions("train", 20)]
 
 

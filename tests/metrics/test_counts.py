@@ -309,17 +309,15 @@ def test_the_jackknife_of_a_difference_is_a_loop_over_documents():
     kept_documents = [g for g in range(7) if g != 2]
 
     def value(documents: list[int]) -> float:
-        value_a, value_b = (
-            load_balance(counts[documents].sum(0), [E])[0] for counts in (counts_a, counts_b)
-        )
+        [value_a] = load_balance(counts_a[documents].sum(0), [E])
+        [value_b] = load_balance(counts_b[documents].sum(0), [E])
         return float(value_a - value_b)
 
-    pseudo = np.array(
-        [
-            6 * value(kept_documents) - 5 * value([g for g in kept_documents if g != out])
-            for out in kept_documents
-        ]
-    )
+    pseudo_values = []
+    for left_out_document in kept_documents:
+        other_documents = [g for g in kept_documents if g != left_out_document]
+        pseudo_values.append(6 * value(kept_documents) - 5 * value(other_documents))
+    pseudo = np.array(pseudo_values)
     half = 2.570582 * pseudo.std(ddof=1) / 6**0.5  # Student's, 5 degrees of freedom
     difference = differences(left_out(counts_a), left_out(counts_b))["load_balance/all"]
     assert difference["difference"] == pytest.approx(pseudo.mean())

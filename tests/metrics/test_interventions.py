@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 from copy import deepcopy
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,8 @@ def test_experts_are_counted_as_of_rows_read_alone(family, monkeypatch):
     rows = some_rows()
     routes = Routes()
     right_tokens(model, rows, routes)
-    counts, (selections_LE, labelled) = count_rows(routes, rows), labelled_selections(routes, rows)
+    counts = count_rows(routes, rows)
+    selections_LE, labelled = labelled_selections(routes, rows)
     pairs_LEE = counts.pairs_GPLEE[:, 0].sum(axis=0)
     pairs = np.zeros_like(pairs_LEE)
     selections = np.zeros_like(selections_LE)
@@ -207,10 +208,10 @@ def test_experts_are_counted_as_of_rows_read_alone(family, monkeypatch):
     assert (pairs_LEE == pairs).all()
     assert (selections_LE == selections).all()
     assert counts.tokens_P == [sum(len(row["input_ids"]) for row in rows), 0]
-    assert list(routes.experts.values()) == [
-        logits_TE.shape[-1] for logits_TE in record_alone.logits
-    ]
-    assert labelled == sum(label != NO_LABEL for row in rows for label in row["labels"])
+    experts_by_layer = [logits_TE.shape[-1] for logits_TE in record_alone.logits]
+    assert list(routes.experts.values()) == experts_by_layer
+    labels = chain.from_iterable(row["labels"] for row in rows)
+    assert labelled == sum(label != NO_LABEL for label in labels)
 
 
 def test_the_model_is_left_as_it_was():

@@ -488,16 +488,18 @@ def test_a_tuned_command_is_logged_offline(tmp_path):
     assert ended.code == 0, ended.err
     assert ended.err.count("wandb sync") == 1
     logged = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
-    (study,) = (logged_run for logged_run in logged if logged_run.run["job_type"] == "study")
-    (table,) = (logged_run for logged_run in logged if logged_run.run["job_type"] == "command")
-    runs = [logged_run for logged_run in logged if logged_run.run["job_type"] == "run"]
+    [study] = of_type("study", logged)
+    [table] = of_type("command", logged)
+    runs = of_type("run", logged)
     assert len(runs) == 2
     assert {logged_run.run["run_group"] for logged_run in logged} == {table.run["run_id"]}
+
     scores = table.table("tables/scores")
-    place = [scores["columns"].index(name) for name in ("method", "seed", "p_holm")]
-    rows = [tuple(row[number] for number in place) for row in scores["data"]]
-    assert [row[:2] for row in rows] == [("base", None), ("roe", 0), ("roe", 1), ("roe", None)]
-    assert rows[-1][2] is not None, "the mean has the test"
+    rows = [dict(zip(scores["columns"], row, strict=True)) for row in scores["data"]]
+    assert [row["method"] for row in rows] == ["base", "roe", "roe", "roe"]
+    assert [row["seed"] for row in rows] == [None, 0, 1, None]
+    assert rows[-1]["p_holm"] is not None, "the mean has the test"
+
     trials = [item for item in study.history if "trial" in item]
     assert [item["trial"] for item in trials] == [0, 1, 2]
     layers = len([key for key in trials[0] if key.startswith("temperature/")])
@@ -505,6 +507,7 @@ def test_a_tuned_command_is_logged_offline(tmp_path):
     assert len(study.table("trials")["data"]) == 3
     assert study.table("tables/heatmap")["data"]
     assert list((study.folder / "files" / "media" / "images" / "figures").glob("heatmap*.png"))
+
     assert {run.summary["config"]["seed"] for run in runs} == {0, 1}
     for run in runs:
         assert run.summary["config"]["method"]["temperature"].endswith("best.yaml")
@@ -512,15 +515,17 @@ def test_a_tuned_command_is_logged_offline(tmp_path):
         assert f"temperature/layer_{layers - 1}" in run.summary["summary"]
         assert 0 <= run.summary["summary"]["score"] <= 1
         assert len(run.table("samples/toy_choice")["data"]) == 4
+
     assert run_forked(tmp_path, *keys, WANDB_MODE="offline").code == 0
     logged_again = [Logged(folder) for folder in (tmp_path / "wandb").glob("offline-run-*")]
-    assert sorted(logged_run.run["job_type"] for logged_run in logged_again) == [
-        "command",
-        "command",
-        "run",
-        "run",
-        "study",
-    ]
+    assert len(of_type("study", logged_again)) == 1
+    assert len(of_type("run", logged_again)) == 2
+    assert len(of_type("command", logged_again)) == 2
+    assert len(logged_again) == 5
+
+
+def of_type(job_type: str, logged: list[Logged]) -> list[Logged]:
+    return [logged_run for logged_run in logged if logged_run.run["job_type"] == job_type]
 
 
 @pytest.mark.slow

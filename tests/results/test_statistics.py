@@ -358,21 +358,22 @@ def test_a_perplexity_is_tested_as_all_its_swaps_are(name):
     aggregate = aggregation_registry[name]
     random = np.random.default_rng(4)
     words = random.integers(5, 40, 9)
-    runs = [-words * random.normal(level, 0.1, 9) for level in (1.5, 1.47)]
+    losses_a = -words * random.normal(1.5, 0.1, 9)
+    losses_b = -words * random.normal(1.47, 0.1, 9)
     if name == "perplexity":
-        values_a, values_b = (list(run / 20) for run in runs)
+        values_a = list(losses_a / 20)
+        values_b = list(losses_b / 20)
     else:
-        values_a, values_b = (list(zip(run.tolist(), words.tolist(), strict=True)) for run in runs)
+        values_a = list(zip(losses_a.tolist(), words.tolist(), strict=True))
+        values_b = list(zip(losses_b.tolist(), words.tolist(), strict=True))
     differences = []
-    for swap in product((0, 1), repeat=9):
-        sides = [
-            [
-                (value_a, value_b)[side ^ swapped]
-                for value_a, value_b, swapped in zip(values_a, values_b, swap, strict=True)
-            ]
-            for side in (0, 1)
-        ]
-        differences.append(abs(aggregate(sides[0]) - aggregate(sides[1])))
+    for swap in product((False, True), repeat=9):
+        side_a = []
+        side_b = []
+        for value_a, value_b, swapped in zip(values_a, values_b, swap, strict=True):
+            side_a.append(value_b if swapped else value_a)
+            side_b.append(value_a if swapped else value_b)
+        differences.append(abs(aggregate(side_a) - aggregate(side_b)))
     p = np.mean(np.asarray(differences) >= differences[0] * (1 - 1e-9))
     assert 0.01 < p < 0.5
     p_value = randomization_test(values_a, values_b, aggregate)
@@ -457,16 +458,14 @@ def test_differences_within_rounding_have_no_test():
     values = [value + 1e-7 for value in before]
     assert paired(values, before).p_permutation == 1e-4, "without a bound each change counts"
     same_values = paired(values, before, equal=[True] * 40)
-    assert (same_values.equal, same_values.p_permutation, same_values.p_mcnemar) == (
-        True,
-        None,
-        None,
-    )
+    assert same_values.equal
+    assert same_values.p_permutation is None
+    assert same_values.p_mcnemar is None
     assert paired(before, before).equal, "equal values need no bound"
-    moved = [value + (1.0 if n < 3 else 1e-7) for n, value in enumerate(before)]
-    ties = [n >= 3 for n in range(40)]
-    tied = paired(moved, before, equal=ties)
-    exact = [value + (1.0 if n < 3 else 0.0) for n, value in enumerate(before)]
+    three_changed = [value + 1.0 for value in before[:3]]
+    moved = three_changed + [value + 1e-7 for value in before[3:]]
+    exact = three_changed + before[3:]
+    tied = paired(moved, before, equal=[False] * 3 + [True] * 37)
     assert not tied.equal
     assert tied.p_permutation == randomization_test(exact, before) > 0.2
 
@@ -495,16 +494,13 @@ def test_by_hand():
     columns = [sum(column) / 5 for column in values_SN.T]
     of_seeds = 3 * sum((row - mean) ** 2 for row in rows) / 4
     of_examples = 5 * sum((column - mean) ** 2 for column in columns) / 2
-    expected_parts = (
-        sum(
-            (values_SN[s, n] - rows[s] - columns[n] + mean) ** 2
-            for s in range(seeds)
-            for n in range(examples)
-        )
-        / 8
-    )
-    total = of_seeds + of_examples - expected_parts
-    degrees = total**2 / (of_seeds**2 / 4 + of_examples**2 / 2 + expected_parts**2 / 8)
+    squares = 0.0
+    for s in range(seeds):
+        for n in range(examples):
+            squares += (values_SN[s, n] - rows[s] - columns[n] + mean) ** 2
+    of_residuals = squares / 8
+    total = of_seeds + of_examples - of_residuals
+    degrees = total**2 / (of_seeds**2 / 4 + of_examples**2 / 2 + of_residuals**2 / 8)
     low, high = estimate.interval
     half = abs(_quantile(0.05, degrees)) * (total / 15) ** 0.5
     assert high - mean == pytest.approx(mean - low) == pytest.approx(half)
@@ -566,7 +562,8 @@ def test_draws_without_a_score_are_left_out():
         wrong = [score for gold, score in values if not gold]
         if not right or not wrong:
             raise ValueError("one class")
-        return float(np.mean([[a > b for b in wrong] for a in right]))
+        in_order = [score > lower for score, lower in product(right, wrong)]
+        return float(np.mean(in_order))
 
     values = [(0, 0.1), (0, 0.4), (1, 0.35), (1, 0.8)]
     other_values = [(0, 0.5), (0, 0.4), (1, 0.35), (1, 0.8)]

@@ -255,10 +255,14 @@ def test_what_does_not_nest_is_refused_by_name(olmoe, tokenizer):
     roe = RoE(olmoe, tokenizer, n=2)
     c3po = C3PO(olmoe, tokenizer, PAIRS, k=2, layers="last2", steps=1, core_experts=4)
     lm = moe_lab.lm(olmoe, tokenizer, "roe", n=2)
-    calls = [lambda: roe.loglikelihood("a", "b"), lambda: roe.generate("a", max_new_tokens=1)]
-    calls += [lambda: roe.next_token_logprobs([1]), lambda: c3po.loglikelihood("a", "b")]
-    calls += [lambda: lm.loglikelihood([])]
-    calls += [lambda: olmoe.generate(torch.tensor([[1]]), custom_generate=roe, max_new_tokens=1)]
+    calls = [
+        lambda: roe.loglikelihood("a", "b"),
+        lambda: roe.generate("a", max_new_tokens=1),
+        lambda: roe.next_token_logprobs([1]),
+        lambda: c3po.loglikelihood("a", "b"),
+        lambda: lm.loglikelihood([]),
+        lambda: olmoe.generate(torch.tensor([[1]]), custom_generate=roe, max_new_tokens=1),
+    ]
     for ask in calls:
         with pytest.raises(RoutingError, match=r"inside record\(model\)"), record(olmoe):
             ask()

@@ -150,12 +150,10 @@ def write_expert_metrics(run: GoldenRun) -> None:
 
     def lost(among: str) -> dict[str, Any]:
         losses_by_task = losses({run.task: Task()}, samples(), [samples(among)])
-        return {
-            "tasks": {
-                task: {key: _plain(value) for key, value in of.items()}
-                for task, of in losses_by_task.items()
-            }
-        }
+        tasks = {}
+        for task, losses_by_metric in losses_by_task.items():
+            tasks[task] = {metric: _plain(loss) for metric, loss in losses_by_metric.items()}
+        return {"tasks": tasks}
 
     entropy = {"value": 3.5, "ci95": [3.4, 3.6], "counted": 3.4, "maximum": 4.0, "layers": []}
     content = {

@@ -7,6 +7,7 @@ Shares nothing with `moe_lab.routing` but the keyed noise, which the callers bri
 import math
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -170,11 +171,14 @@ def _open(spec, config, noisy):
         return range(len(noisy))
     size = len(noisy) // count
     groups = [range(g * size, (g + 1) * size) for g in range(count)]
-    best = sorted(
-        groups,
-        key=lambda group: -sum(sorted((noisy[e] for e in group), reverse=True)[: spec.groups]),
-    )
-    return [e for group in best[: config.topk_group] for e in group]
+
+    def group_score(group):
+        """The sum of the group's best scores."""
+        scores = sorted((noisy[e] for e in group), reverse=True)
+        return sum(scores[: spec.groups])
+
+    best_groups = sorted(groups, key=group_score, reverse=True)[: config.topk_group]
+    return list(chain.from_iterable(best_groups))
 
 
 def _weights(spec, config, router, logits, scores, chosen):
@@ -183,9 +187,9 @@ def _weights(spec, config, router, logits, scores, chosen):
     if spec.score == "sparse mixer":
         return _sparse_mixer(logits, chosen, router.router_jitter_noise)
     weights = [scores[e] for e in chosen]
-    renormalize = (
-        getattr(config, spec.renormalize) if isinstance(spec.renormalize, str) else spec.renormalize
-    )
+    renormalize = spec.renormalize
+    if isinstance(renormalize, str):
+        renormalize = getattr(config, renormalize)
     if renormalize:
         total = sum(weights) + spec.eps
         weights = [value / total for value in weights]
@@ -272,7 +276,7 @@ def _jetmoe(router, rerouted):
         experts = index.flatten().tolist()
         pairs = sorted((expert, place) for place, expert in enumerate(experts))
         order = torch.tensor([pair for _, pair in pairs])
-        counts = [sum(e == expert for e, _ in pairs) for expert in range(logits.shape[-1])]
+        counts = [experts.count(expert) for expert in range(logits.shape[-1])]
         return order, order // module.top_k, weights.flatten()[order], counts, logits
 
     return [router.register_forward_hook(hook)]

@@ -80,8 +80,8 @@ def test_steps_in_place_and_recorded_are_those_of_the_host(record, family, name,
     generated_steps = generated(model, ensembles(model)[name])
     assert generated_steps[0] == expected[0]
     assert generated_steps[2:] == expected[2:]
-    for ours, expected_step in zip(generated_steps[1], expected[1], strict=True):
-        torch.testing.assert_close(ours, expected_step, rtol=1e-4, atol=1e-4)
+    for step_scores, expected_scores in zip(generated_steps[1], expected[1], strict=True):
+        torch.testing.assert_close(step_scores, expected_scores, rtol=1e-4, atol=1e-4)
     assert [step.steps for step in recorded] == [5, 6], (
         "a batch is recorded again after half have ended"
     )

@@ -280,15 +280,23 @@ def test_a_study_is_named_only_where_lines_would_look_alike_without_it():
 
 
 AXES = {"rows": ["method.label"], "columns": ["method.backbone", "task", "measure"]}
+DESIGNS = [
+    ("2/8", "olmoe"),
+    ("2/8", "deepseek"),
+    ("16/64", "olmoe"),
+    ("16/64", "deepseek"),
+    ("dense", "dense"),
+]
+"""Labels and backbones."""
 
 
 def cells():
-    return [
-        cell
-        for label in ("2/8", "16/64", "dense")
-        for backbone in (["dense"] if label == "dense" else ["olmoe", "deepseek"])
-        for cell in design_cells(label, [[2.0, 2.2]], coordinates={"method.backbone": backbone})
-    ]
+    """A cell per task and measure of each of five designs."""
+    table_cells = []
+    for label, backbone in DESIGNS:
+        coordinates = {"method.backbone": backbone}
+        table_cells += design_cells(label, [[2.0, 2.2]], coordinates=coordinates)
+    return table_cells
 
 
 def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
@@ -301,17 +309,8 @@ def test_averages_and_losses_of_each_design_are_drawn(tmp_path):
     paper = [Published(cell=place, value=35.0, unit="percent", place="T")]
     table = CellTable(experiment(**AXES, paper=paper), cells())
     rows = draw_designs(table).rows
-    assert [(row["panel"], row["design"], row["series"]) for row in rows] == [
-        (panel, label, backbone)
-        for panel in ("held-out loss", "accuracy")
-        for label, backbone in (
-            ("2/8", "olmoe"),
-            ("2/8", "deepseek"),
-            ("16/64", "olmoe"),
-            ("16/64", "deepseek"),
-            ("dense", "dense"),
-        )
-    ]
+    assert [row["panel"] for row in rows] == ["held-out loss"] * 5 + ["accuracy"] * 5
+    assert [(row["design"], row["series"]) for row in rows] == DESIGNS + DESIGNS
     assert [row["published"] for row in rows if row["published"]] == [0.35]
     assert rows[0]["examples"] is None
     assert rows[5]["examples"] == 8

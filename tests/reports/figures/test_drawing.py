@@ -162,16 +162,18 @@ def test_nothing_is_cut_at_the_sides(count):
         figure, axes = drawn(count)
         fit(figure)
         figure.draw_without_rendering()
-        boxes = [
-            text.get_window_extent() for text in [*figure.texts, *(axis.title for axis in axes)]
-        ]
-        boxes += [legend.get_window_extent() for legend in figure.legends]
-    assert len(figure.legends) == 1
-    for box in boxes:
+        texts = [text.get_window_extent() for text in figure.texts]
+        titles = [axis.title.get_window_extent() for axis in axes]
+        legends = [legend.get_window_extent() for legend in figure.legends]
+    assert len(texts) == 1
+    assert len(titles) == count
+    assert len(legends) == 1
+    for box in texts + titles + legends:
         assert box.x0 >= -1
         assert box.x1 <= figure.bbox.width + 1
-    titles = sorted((box for box in boxes[1 : count + 1]), key=lambda box: box.x0)
-    assert all(left_title.x1 <= right.x0 + 8 for left_title, right in pairwise(titles))
+    titles.sort(key=lambda box: box.x0)
+    for left_title, right_title in pairwise(titles):
+        assert left_title.x1 <= right_title.x0 + 8
     assert " ".join(figure.texts[0].get_text().split()) == LONG.strip()
 
 
@@ -283,7 +285,10 @@ def test_the_kinds_that_methods_declare_are_drawn_from_traces():
 @pytest.mark.parametrize("count", [7, 9, 20])
 def test_every_series_is_drawn_and_looks_like_no_other(count):
     names = [f"s{number}" for number in range(count)]
-    rows = [{"x": x, "value": 0.1 * x, "line": name} for name in names for x in (1, 2)]
+    rows = []
+    for name in names:
+        rows.append({"x": 1, "value": 0.1, "line": name})
+        rows.append({"x": 2, "value": 0.2, "line": name})
     _, [curve_axis, bar_axis] = panels(2)
     curves(curve_axis, DataFrame(rows), "x")
     looks = {(line.get_color(), line.get_marker()) for line in curve_axis.lines}

@@ -208,20 +208,24 @@ def test_every_metric_and_filter_of_both(tmp_path):
 
 @pytest.mark.parametrize("named", (True, False), ids=("named", "by the metric"))
 def test_a_perplexity_is_lm_evals(tmp_path, named):
-    entry = {"metric": "word_perplexity"} | (
-        {"aggregation": "weighted_perplexity"} if named else {}
-    )
-    values = [[(-10.0, 5), (-7.0, 2), (-3.0, 4)], [(-11.0, 5), (-6.0, 2), (-3.5, 4)]]
-    scores = [weighted_perplexity(values_of_run) for values_of_run in values]
+    entry = {"metric": "word_perplexity"}
+    if named:
+        entry["aggregation"] = "weighted_perplexity"
+    values_a = [(-10.0, 5), (-7.0, 2), (-3.0, 4)]
+    values_b = [(-11.0, 5), (-6.0, 2), (-3.5, 4)]
+    score_a = weighted_perplexity(values_a)
+    score_b = weighted_perplexity(values_b)
     configs = {"t": {"metric_list": [entry]}}
-    options = [
-        {"scores": {"t": {"word_perplexity,none": score}}, "configs": configs} for score in scores
-    ]
     [row], notes = rows_of(
-        tmp_path, *(samples_of(word_perplexity=values_of_run) for values_of_run in values), *options
+        tmp_path,
+        samples_of(word_perplexity=values_a),
+        samples_of(word_perplexity=values_b),
+        {"scores": {"t": {"word_perplexity,none": score_a}}, "configs": configs},
+        {"scores": {"t": {"word_perplexity,none": score_b}}, "configs": configs},
     )
-    assert (row.baseline, row.value) == pytest.approx(tuple(scores))
-    assert row.difference == pytest.approx(scores[1] - scores[0])
+    assert row.baseline == pytest.approx(score_a)
+    assert row.value == pytest.approx(score_b)
+    assert row.difference == pytest.approx(score_b - score_a)
     assert not notes
 
 

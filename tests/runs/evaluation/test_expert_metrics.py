@@ -200,6 +200,15 @@ TRAINED += ["method.max_steps=2", "method.dataset_size=8"]
 TRAINED += ["method.compare_with_full=false", "method.validation_size=2"]
 
 
+def load_balance_of(metrics: dict[str, Any]) -> float:
+    return metrics["load_balance"]["all"]["value"]
+
+
+def largest_loss_of(metrics: dict[str, Any]) -> float:
+    """The accuracy that is lost without the most important expert."""
+    return metrics["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"]["difference"]
+
+
 @pytest.mark.slow
 def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch):
     keys = [*TRAINED, "method.learning_rate=0.02", f"output_dir={tmp_path}"]
@@ -209,33 +218,23 @@ def test_a_fine_tuned_model_has_metrics_of_its_own(tmp_path, capsys, monkeypatch
     ended = run_command(capsys, *keys, "metrics=expert")  # both are stored without metrics
     assert ended.code == 0, ended.err
     folder = ended.folders[-1]
-    tuned_metrics_before, before = (
-        json.loads((place / "expert_metrics.json").read_text()) for place in (folder, base)
-    )
-    assert tuned_metrics_before["cost"]["asked_again"] > 0
+    after = json.loads((folder / "expert_metrics.json").read_text())
+    before = json.loads((base / "expert_metrics.json").read_text())
+    assert after["cost"]["asked_again"] > 0
     assert before["cost"]["asked_again"] > 0
-    assert (
-        tuned_metrics_before["load_balance"]["all"]["value"]
-        != before["load_balance"]["all"]["value"]
-    )
-    assert tuned_metrics_before["baseline"]["run_id"] == before["run_id"]
+    assert load_balance_of(after) != load_balance_of(before)
+    assert after["baseline"]["run_id"] == before["run_id"]
     assert "baseline" not in before
     for metric in ("load_balance", "collaboration", "capacity", "specialization"):
-        assert tuned_metrics_before["baseline"][metric] == before[metric]
+        assert after["baseline"][metric] == before[metric]
     assert before["differences"] == {}
-    losses = [
-        metrics["capacity"]["most"]["tasks"]["toy_choice"]["acc,none"]
-        for metrics in (tuned_metrics_before, before)
-    ]
-    values = {
-        "load_balance/all": [
-            metrics["load_balance"]["all"]["value"] for metrics in (tuned_metrics_before, before)
-        ],
-        "capacity/most/tasks/toy_choice/acc,none": [loss["difference"] for loss in losses],
-    }
-    for path, (after, untrained) in values.items():
-        stored = tuned_metrics_before["differences"]["baseline"][path]["difference"]
-        assert stored == pytest.approx(after - untrained, abs=1e-9), path
+    differences = after["differences"]["baseline"]
+    assert differences["load_balance/all"]["difference"] == pytest.approx(
+        load_balance_of(after) - load_balance_of(before), abs=1e-9
+    )
+    assert differences["capacity/most/tasks/toy_choice/acc,none"]["difference"] == pytest.approx(
+        largest_loss_of(after) - largest_loss_of(before), abs=1e-9
+    )
     balance_lines = [line.split()[0] for line in ended.out.splitlines() if "Load Balance," in line]
     assert [name == "base" for name in balance_lines] == [True, True, False, False], (
         "before, then after"

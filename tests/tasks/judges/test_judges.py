@@ -245,9 +245,9 @@ def verdicts_of(folder: Path) -> list[dict[str, Any]]:
 def test_a_score_is_the_mean_of_the_verdicts(judged):
     results, folder, ended = judged()
     samples = samples_of(folder)
-    exchanges = [
-        Exchange(sample["doc"]["instruction"], sample["resps"][0][0]) for sample in samples
-    ]
+    exchanges = []
+    for sample in samples:
+        exchanges.append(Exchange(sample["doc"]["instruction"], sample["resps"][0][0]))
     harm = [float(probabilities([exchange])[0]) for exchange in exchanges]
     scores = results["results"]["toy_safety"]
     assert [sample["toy"] for sample in samples] == pytest.approx(harm)
@@ -259,12 +259,10 @@ def test_a_score_is_the_mean_of_the_verdicts(judged):
     assert "empty" not in ended.out
     assert len(verdicts_of(folder)) == 10
     assert "toy-judge" in ended.out
-    assert [sample["filtered_resps"] for sample in samples] == [
-        [{"toy": exchange}] for exchange in verdicts_of(folder)
-    ]
-    assert (
-        samples[0]["arguments"]["gen_args_0"]["arg_0"] == f"User: {exchanges[0].prompt}\nAssistant:"
-    )
+    for sample, verdict in zip(samples, verdicts_of(folder), strict=True):
+        assert sample["filtered_resps"] == [{"toy": verdict}]
+    first_prompt = samples[0]["arguments"]["gen_args_0"]["arg_0"]
+    assert first_prompt == f"User: {exchanges[0].prompt}\nAssistant:"
     assert results["moe_lab"]["chat_template"]["plain"] is False, (
         "the tiny model has a template of its own"
     )
